@@ -141,6 +141,10 @@ nova-filters: .venv  ## our filters and weighers and Nova's own on the same host
 nova-numa: .venv  ## random instances fitted onto random hosts, NUMA nodes and PCI devices, by Nova's own code and by ours: make nova-numa CASES=1000 SEED=7
 	$(BIN)/python -m tests.nova_numa $(if $(NOVA),--nova $(NOVA)) $(if $(CASES),--cases $(CASES)) --seed $(SEED)
 
+.PHONY: placement-gabbi
+placement-gabbi: .venv  ## Placement's own functional API tests, unmodified, against our Placement API: make placement-gabbi ONLY=granular
+	$(BIN)/python -m tests.placement_gabbi $(if $(PLACEMENT),--placement $(PLACEMENT)) $(if $(ONLY),--only '$(ONLY)')
+
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
 	$(BIN)/python -m tests.perf.bench

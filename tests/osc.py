@@ -9,6 +9,7 @@ from typing import Any
 from tests.peers import peer
 
 REQUIREMENT = "python-openstackclient==10.5.0"
+PLACEMENT = "osc-placement==4.9.1"
 
 
 class Refused(Exception):
@@ -19,9 +20,9 @@ class OpenStackClient:
     """Calls `openstack` with the clouds of a clouds.yaml, and remembers which commands it was given."""
 
     def __init__(self, clouds: Path) -> None:
-        self._bin = peer("osc", REQUIREMENT) / "bin"
+        self._bin = peer("osc", REQUIREMENT, PLACEMENT) / "bin"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
-        self._environment = {**kept, "OS_CLIENT_CONFIG_FILE": str(clouds)}
+        self._environment = {**kept, "OS_CLIENT_CONFIG_FILE": str(clouds), "OS_PLACEMENT_API_VERSION": "1.39"}
         self.commands: set[str] = set()
         self._driver = subprocess.Popen(
             [self._bin / "python", Path(__file__).with_name("osc_driver.py")],

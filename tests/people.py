@@ -10,6 +10,7 @@ import msgspec
 from micronova.http.client import Answer, Transport
 
 NEWEST = 104
+NEWEST_PLACEMENT = 39
 
 
 class Reachable(Protocol):
@@ -36,7 +37,10 @@ class Person:
         minor: int = NEWEST,
     ) -> Answer:
         """Send a request to /SERVICE/…; a body that is bytes is sent as it is."""
-        sent = {"openstack-api-version": f"compute 2.{minor}", **(headers or {})}
+        version = (
+            f"placement 1.{min(minor, NEWEST_PLACEMENT)}" if path.startswith("/placement") else f"compute 2.{minor}"
+        )
+        sent = {"openstack-api-version": version, **(headers or {})}
         if self.token is not None:
             sent["x-auth-token"] = self.token
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)

@@ -1,12 +1,14 @@
 """Images of a real guest in a whole cloud: its files are in them, and a guest that boots from one has them."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.certificates import Signer
+from tests.e2e.boot_files import boot_files
 from tests.e2e.cloud import RealCloud
 from tests.e2e.guests import Guest, until
 
@@ -131,6 +133,31 @@ async def test_a_host_verifies_a_signed_image(guest: Guest, cloud: RealCloud) ->
     assert _cached(cloud) <= cached
     await wrong.delete()
     await right.delete()
+    await cloud.wait_clean()
+
+
+async def test_a_guest_is_booted_by_a_kernel_of_its_own(
+    guest: Guest, cloud: RealCloud, test_image: Path, tmp_path: Path
+) -> None:
+    """From three images: the kernel and the initial file system of the test image, and a disk without a boot sector."""
+    person, files = guest.tenant.person, boot_files(test_image, tmp_path)
+
+    async def upload(name: str, format: str, data: bytes, **properties: str) -> str:
+        wanted = {"name": name, "disk_format": format, "container_format": format, **properties}
+        made = (await person.do("POST", "/image/v2/images", wanted))["id"]
+        await person.do("PUT", f"/image/v2/images/{made}/file", data, OCTETS)
+        return str(made)
+
+    kernel = await upload("kernel", "aki", files["vmlinuz"])
+    ramdisk = await upload("ramdisk", "ari", files["initrd"])
+    disk = await upload("disk", "ami", bytes(1 << 20), kernel_id=kernel, ramdisk_id=ramdisk)
+    direct = await guest.tenant.boot("dora-direct", imageRef=disk)
+    await direct.ready()
+    assert "root=/dev/vda console=tty0 console=ttyS0" in await direct.ssh("cat /proc/cmdline")
+    await direct.act("reboot", {"type": "HARD"}, "ACTIVE")
+    await direct.ready(2)
+    await direct.release_floating_ip()
+    await direct.delete()
     await cloud.wait_clean()
 
 

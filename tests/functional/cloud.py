@@ -286,6 +286,17 @@ class Cloud:
         finally:
             await self._set_rules([])
 
+    @contextlib.asynccontextmanager
+    async def forced_down(self, host: str) -> AsyncIterator[None]:
+        """Let the compute service of a host count as down while the context is open."""
+        admin = Caller(self, "an-admin", uuid.uuid4().hex).admin
+        [found] = (await admin.get(f"/os-services?binary=nova-compute&host={host}"))["services"]
+        await admin.put(f"/os-services/{found['id']}", {"forced_down": True})
+        try:
+            yield
+        finally:
+            await admin.put(f"/os-services/{found['id']}", {"forced_down": False})
+
     async def fault_struck(self) -> None:
         """Wait until a fault rule has been applied on a host."""
 

@@ -19,6 +19,8 @@ SECRET = "kept-from-strangers"  # in the name of everything that has one
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEgrr4VKlvI4YyeFL5Ej/0tBUaKhIqk5M2u6YCEXeQbD x"
 
 C, K, G, N = "/compute/v2.1", "/identity/v3", "/image/v2", "/network/v2.0"  # as in keystone, glance
+P = "/placement"
+TRAIT, CLASS = "CUSTOM_KEPT", "CUSTOM_KEPT"
 Things = dict[str, str]
 _CONSOLE = {"remote_console": {"protocol": "serial", "type": "serial"}}
 
@@ -38,7 +40,24 @@ async def make_things(cloud: FullCloud, owner: Person) -> Things:
     made |= await _image(owner)
     made |= await _metadefs(cloud.admin, owner.project_id)
     made |= await _compute(cloud, owner, made)
+    made |= await _placement(cloud.admin, owner)
     return made
+
+
+async def _placement(admin: Person, owner: Person) -> Things:
+    """A provider with a trait and an inventory, and a consumer that holds some of it."""
+    await admin.do("PUT", f"{P}/traits/{TRAIT}")
+    await admin.do("PUT", f"{P}/resource_classes/{CLASS}")
+    provider = (await admin.do("POST", f"{P}/resource_providers", {"name": SECRET}))["uuid"]
+    at = f"{P}/resource_providers/{provider}"
+    await admin.do("POST", f"{at}/inventories", {"resource_class": CLASS, "total": 4})
+    await admin.do("PUT", f"{at}/traits", {"traits": [TRAIT], "resource_provider_generation": 1})
+    consumer = str(uuid.uuid4())
+    body = {"allocations": {provider: {"resources": {CLASS: 1}}}, "consumer_generation": None, "consumer_type": "X"}
+    await admin.do(
+        "PUT", f"{P}/allocations/{consumer}", {**body, "project_id": owner.project_id, "user_id": owner.user_id}
+    )
+    return {"resource provider": provider, "consumer": consumer, "resource class": CLASS, "trait": TRAIT}
 
 
 async def _identity(admin: Person, owner: Person) -> Things:
@@ -249,7 +268,14 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "port_id": "server port", "project": "project", "volume": "os-volumes", "migration_id": "migration",
         "share_id": "os-volumes",
     },
+    "placement": {
+        "uuid": "resource provider", "consumer_uuid": "consumer", "resource_class": "resource class", "name": "trait",
+    },
 }  # fmt: skip
+QUERIES: dict[str, Callable[[Things], str]] = {
+    "GET /usages": lambda t: f"?project_id={t['project']}",
+    "GET /allocation_candidates": lambda t: "?resources=VCPU:1",
+}
 WORDS = {
     "GET /v2/schemas/{name}": "image",
     "GET /v2/schemas/metadefs/{name}": "namespace",
@@ -290,7 +316,8 @@ def path(service: Service, route: Route, things: Things) -> str:
             return old_id(noun, newest(route)) or things[noun]
         raise Unknown(f"What does {{{name}}} mean in {service.name}'s {route.label}? Say so in {__name__}.")
 
-    return service.mount + service.prefix + re.sub(r"\{(\w+)(?::\w+)?\}", fill, route.path)
+    asked = QUERIES[route.label](things) if route.label in QUERIES else ""
+    return service.mount + service.prefix + re.sub(r"\{(\w+)(?::\w+)?\}", fill, route.path) + asked
 
 
 def old_id(noun: str, minor: int) -> str | None:
@@ -325,7 +352,30 @@ def _new(**fields: Any) -> dict[str, Any]:
     return {"name": f"x-{uuid.uuid4().hex}", **fields}
 
 
+def _allocations(things: Things) -> dict[str, Any]:
+    return {
+        "allocations": {things["resource provider"]: {"resources": {CLASS: 1}}}, "consumer_generation": None,
+        "project_id": things["project"], "user_id": things["user"], "consumer_type": "X",
+    }  # fmt: skip
+
+
+_GENERATION = {"resource_provider_generation": 0}
 BODIES: dict[str, Body] = {
+    # placement
+    "POST /resource_providers": lambda t: _new(),
+    "PUT /resource_providers/{uuid}": lambda t: _new(),
+    "POST /resource_providers/{uuid}/inventories": lambda t: {"resource_class": "VCPU", "total": 1},
+    "PUT /resource_providers/{uuid}/inventories": lambda t: {"inventories": {}, **_GENERATION},
+    "PUT /resource_providers/{uuid}/inventories/{resource_class}": lambda t: {"total": 1, **_GENERATION},
+    "PUT /resource_providers/{uuid}/aggregates": lambda t: {"aggregates": [], **_GENERATION},
+    "PUT /resource_providers/{uuid}/traits": lambda t: {"traits": [], **_GENERATION},
+    "POST /resource_classes": lambda t: {"name": f"CUSTOM_{uuid.uuid4().hex.upper()}"},
+    "PUT /resource_classes/{name} to 2.6": lambda t: {"name": f"CUSTOM_{uuid.uuid4().hex.upper()}"},
+    "PUT /allocations/{consumer_uuid}": _allocations,
+    "POST /allocations": lambda t: {t["consumer"]: _allocations(t)},
+    "POST /reshaper": lambda t: {
+        "inventories": {t["resource provider"]: {"inventories": {}, **_GENERATION}}, "allocations": {},
+    },
     # identity
     "POST /v3/auth/tokens": lambda t: {"auth": {"identity": {"methods": ["token"], "token": {"id": t["token"]}}}},
     "POST /v3/domains": lambda t: {"domain": _new()},

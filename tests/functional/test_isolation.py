@@ -62,6 +62,8 @@ class World:
             "os-quota-class-sets",
             "default-security-group-rules",
             "registered limit",
+            "resource class",
+            "trait",
         }
         return {SECRET, *(id for kind, id in self.things.items() if kind not in shared and len(id) > 8)}
 
@@ -102,7 +104,7 @@ WITHOUT_TOKEN = {
     "image versions", "image GET /versions", "image GET /versions/", "image GET /v2", "image GET /v2/", "network GET /",
     "compute GET ", "compute-versions GET ",
     *(f"compute-versions {method} /{{path:path}}" for method in ("GET", "POST", "PUT", "PATCH", "DELETE")),
-    "metadata GET ", "metadata HEAD ",
+    "metadata GET ", "metadata HEAD ", "placement GET ",
 }  # fmt: skip
 # Routes that take no token at all: who asks is proved by a signature, which `test_metadata.py` tries to forge.
 SIGNED = {f"metadata {method} /{{path:path}}" for method in ("GET", "HEAD", "POST")}
@@ -263,6 +265,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
         "GET /os-quota-sets/{id}", "GET /os-quota-sets/{id}/detail", "GET /os-simple-tenant-usage/{project}",
     )},
+    "placement GET /usages": (403, "as for quotas"),
     **{f"network {method} /v2.0/auto-allocated-topology/{{project}}": (403, "as for quotas")
        for method in ("GET", "DELETE")},
     **{f"network {route}": (404, "admins' business, but a policy that one cannot see is not there") for route in (
@@ -687,6 +690,7 @@ async def test_filters_find_nothing_of_others(world: World, known: Things, path:
 
 # What even an admin cannot do here, for a reason that is not who it is.
 BY_NATURE = {
+    "placement POST /reshaper": 403,  # for services alone
     "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
     "network PUT /v2.0/agents/{id}": 404,  # there are no agents
     "image POST /v2/tasks": 400,  # clients cannot create tasks

@@ -16,8 +16,10 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_a_moving_instance_holds_both_places,
     test_affinity_is_kept_by_the_claim,
     test_all_or_nothing,
+    test_amounts_groups_and_topologies_are_claimed_together,
     test_anti_affinity_is_counted_in_the_claim,
     test_audit_finds_and_mends_drift,
+    test_topologies_outlast_allocations_that_placement_gave_back,
     test_what_is_held_is_kept_when_asked,
     test_wrong_topologies_are_mended,
 )
@@ -41,6 +43,11 @@ def database(databases: list[Database]) -> Database:
 async def test_race(databases: list[Database], seed: int) -> None:
     await claim_cases.race(databases, seed)
     # Rows are locked in one order by all, so that nobody ever has to be sacrificed to a deadlock.
+    assert sum(each.statistics.retries for each in databases) == 0
+
+
+async def test_race_with_placement(databases: list[Database]) -> None:
+    await claim_cases.race_with_placement(databases)
     assert sum(each.statistics.retries for each in databases) == 0
 
 

@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("tests.tour")
 
 from tests.command import UpCloud  # noqa: E402
 from tests.osc import OpenStackClient  # noqa: E402
-from tests.tour import hosts, identity, images, moves, networks, servers, soft_delete  # noqa: E402
+from tests.tour import hosts, identity, images, moves, networks, placement, servers, soft_delete  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -87,6 +87,13 @@ def test_hosts(osc: OpenStackClient, cloud: UpCloud) -> None:
     hosts.hosts(osc)
     hosts.aggregates(osc, cloud)
     hosts.maintenance(osc)
+
+
+def test_placement(osc: OpenStackClient, cloud: UpCloud) -> None:
+    placement.names(osc)
+    placement.providers(osc)
+    placement.allocations(osc)
+    assert cloud.audit() == []
 
 
 def test_life_of_a_server(osc: OpenStackClient) -> None:

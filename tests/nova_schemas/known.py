@@ -30,6 +30,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"auto_disk_config|soft_deleted|deleted) ",
         NOTHING,
     ),
+    (r"GET /os-migrations query hidden .*neither true nor false", NOTHING),
     (r"GET /servers\S* query \S+ .*a pattern has at most 255 characters", LIMIT),
     (r"query user_id .*length <= 64", LIMIT),
     (r"body keypair.user_id .*length <= 64", LIMIT),

@@ -35,6 +35,7 @@ ENDPOINTS = {
     "compute": "/compute/v2.1",
     "image": "/image",
     "network": "/network",
+    "placement": "/placement",
 }
 
 

@@ -206,6 +206,17 @@ class HostAgent:
         finally:
             self._registry.release(uuid)
 
+    async def stop_guest(self, uuid: str, epoch: int) -> None:
+        """Switch a guest off that has at most this epoch; it stays where it is."""
+        instance_work = self._registry.acquire(uuid)
+        try:
+            async with instance_work.lock:
+                guest = await self.host.driver.info(uuid)
+                if guest is not None and guest.epoch <= epoch:
+                    await self.host.driver.power_off(uuid, 0)
+        finally:
+            self._registry.release(uuid)
+
     # --- heartbeats ---
 
     async def start_guests_after_host_boot(self) -> None:

@@ -27,6 +27,7 @@ from micronova.compute.rpcapi import (
     InstanceEvent,
     LiveMigrationRequest,
     Nothing,
+    StopGuestRequest,
 )
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.waiting import wait_for_all
@@ -124,6 +125,11 @@ class HostManager:
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
         """List the guests of the hypervisor."""
         return GuestList(tuple(await self._host.driver.list_guests()))
+
+    async def stop_guest(self, context: Context, request: StopGuestRequest) -> Nothing:
+        """Switch off the guest of a server that is deleted."""
+        await self._agent.stop_guest(request.instance_uuid, request.epoch)
+        return Nothing()
 
     async def get_host_uptime(self, context: Context, request: Nothing) -> HostUptimeText:
         """Return the uptime of the host."""

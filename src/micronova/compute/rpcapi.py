@@ -66,6 +66,13 @@ class Nothing(msgspec.Struct, frozen=True):
     """For messages that need no parameters."""
 
 
+class StopGuestRequest(msgspec.Struct, frozen=True):
+    """A guest to switch off, and the newest epoch that it may have."""
+
+    instance_uuid: str
+    epoch: int
+
+
 class GuestList(msgspec.Struct, frozen=True):
     """The guests that a hypervisor has."""
 
@@ -102,7 +109,7 @@ class CacheImageReply(msgspec.Struct, frozen=True):
     status: CacheStatus
 
 
-COMPUTE_INTERFACE = Interface("compute", version="2.2")
+COMPUTE_INTERFACE = Interface("compute", version="2.3")
 
 EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0")
 EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
@@ -115,6 +122,7 @@ FORCE_COMPLETE_LIVE_MIGRATION = COMPUTE_INTERFACE.method(
     "force_complete_live_migration", LiveMigrationRequest, Nothing, since="2.1"
 )
 CACHE_IMAGE = COMPUTE_INTERFACE.method("cache_image", CacheImageRequest, CacheImageReply, since="2.2")
+STOP_GUEST = COMPUTE_INTERFACE.method("stop_guest", StopGuestRequest, Nothing, since="2.3")
 FAULT_RULES = COMPUTE_INTERFACE.method("fault_rules", FaultRules, FaultRules, since="2.0")
 
 
@@ -174,6 +182,11 @@ class ComputeAPI:
             COMPUTE_INTERFACE.target(host), LIST_GUESTS, Nothing(), context=context, timeout=CALL_TIMEOUT
         )
         return answer.guests
+
+    async def stop_guest(self, context: Context, host: str, uuid: str, epoch: int) -> None:
+        """Let a host switch off the guest of a server that is deleted, unless the guest is newer than this epoch."""
+        request = StopGuestRequest(uuid, epoch)
+        await self._bus.call(COMPUTE_INTERFACE.target(host), STOP_GUEST, request, context=context, timeout=CALL_TIMEOUT)
 
     async def get_host_uptime(self, context: Context, host: str) -> str:
         """Return the uptime of a host."""

@@ -24,6 +24,7 @@ from micronova.db.engine import Database
 from micronova.db.tables import (
     allocations,
     compute_nodes,
+    consumers,
     deleted_instances,
     departures,
     instances,
@@ -308,9 +309,10 @@ def _wrong_topologies(conn: sa.Connection) -> list[str]:
 
 
 def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[allocation_audit.Drift]:
-    """Release what a consumer holds that is no instance and no open migration; return what it held."""
-    if conn.execute(sa.select(instances.c.uuid).where(instances.c.uuid == consumer_uuid)).first() is not None:
-        return []
+    """Release what a consumer holds that is no instance, no open migration and no consumer of another service."""
+    for table in (instances, consumers):
+        if conn.execute(sa.select(table.c.uuid).where(table.c.uuid == consumer_uuid)).first() is not None:
+            return []
     migration = server_migrations.get(conn, consumer_uuid)
     if migration is not None and migration["status"] in migration_states.OPEN:
         return []
@@ -348,7 +350,10 @@ def _topologies(conn: sa.Connection, busy: set[str]) -> list[Finding]:
             for uuid in node.consumers
             if (uuid, node.node_uuid) not in holding and uuid not in busy
         ]
-    dedicated = sa.select(allocations.c.consumer_uuid).where(allocations.c.resource_class == "PCPU")
+    # What other services take through the Placement API are amounts only.
+    dedicated = sa.select(allocations.c.consumer_uuid).where(
+        allocations.c.resource_class == "PCPU", allocations.c.consumer_uuid.not_in(sa.select(consumers.c.uuid))
+    )
     findings += [
         Finding(kind="topology", subject=uuid, message="The server holds dedicated CPUs, and none is named.")
         for uuid in conn.execute(dedicated).scalars()
@@ -360,7 +365,9 @@ def _topologies(conn: sa.Connection, busy: set[str]) -> list[Finding]:
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     """Return servers whose allocations are not on the node that they run on."""
     held: dict[str, set[str]] = {}
-    for consumer, node in conn.execute(sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()):
+    # What a server holds of other providers of its node's tree is not where it runs.
+    of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
+    for consumer, node in conn.execute(of_nodes.join(compute_nodes, compute_nodes.c.uuid == allocations.c.node_uuid)):
         held.setdefault(consumer, set()).add(node)
     findings = []
     for uuid, node in conn.execute(sa.select(instances.c.uuid, instances.c.node_uuid)):
@@ -381,8 +388,9 @@ def _unfinished_moves(conn: sa.Connection, servers: _Servers) -> list[Finding]:
     """Return open migrations that nobody continues; note the guests that sources keep until the confirmation."""
     findings = []
     held: dict[str, set[str]] = {}
-    consumers = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
-    for consumer, node in conn.execute(consumers.join(migrations, migrations.c.uuid == allocations.c.consumer_uuid)):
+    of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
+    of_nodes = of_nodes.join(compute_nodes, compute_nodes.c.uuid == allocations.c.node_uuid)
+    for consumer, node in conn.execute(of_nodes.join(migrations, migrations.c.uuid == allocations.c.consumer_uuid)):
         held.setdefault(consumer, set()).add(node)
     for migration in server_migrations.list_open(conn):
         uuid = migration["instance_uuid"]

@@ -238,8 +238,8 @@ class ConductorManager:
             self.engine.run([result.operation])
             return ReportReply(accepted=True)
         if result.built:
-            for _, row, _ in result.notifications:
-                self._dependencies.hooks.post("build_instance", row, operation.context, row)
+            for each in result.notifications:
+                self._dependencies.hooks.post("build_instance", each.row, operation.context, each.row)
         return ReportReply(accepted=result.accepted, destroy=result.destroy)
 
     async def progress(self, context: Context, params: Progress) -> ProgressReply:

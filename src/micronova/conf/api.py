@@ -77,8 +77,8 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     enable_instance_password: Annotated[
         bool,
         Meta(
-            description="Whether the answers to create and rescue have the password of the server's administrator, "
-            "which guests read from their config drive. Switch it off if images ignore it."
+            description="Whether the answers to create, rebuild, rescue and, up to 2.13, evacuate have the password of "
+            "the server's administrator, which guests read from their config drive. Switch it off if images ignore it."
         ),
     ] = True
     policy_file: Annotated[

@@ -79,6 +79,27 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     refresh_interval: Annotated[
         float, Meta(gt=0, description="Seconds between updates of the scheduler's table of hosts.")
     ] = 0.5
+    query_placement_for_image_type_support: Annotated[
+        bool,
+        Meta(
+            description="Whether servers go only to hosts with the trait COMPUTE_IMAGE_TYPE_… of the format of their "
+            "image. Turn it on if not all hosts take all formats, and all report these traits."
+        ),
+    ] = False
+    limit_tenants_to_placement_aggregate: Annotated[
+        bool,
+        Meta(
+            description="Whether servers of a project that an aggregate names (a metadata key that begins with "
+            "filter_tenant_id) go only to hosts of such aggregates."
+        ),
+    ] = False
+    placement_aggregate_required_for_tenants: Annotated[
+        bool,
+        Meta(
+            description="With limit_tenants_to_placement_aggregate, whether servers of projects that no aggregate "
+            "names go nowhere. Else they go to any host."
+        ),
+    ] = False
 
 
 Ratios = tuple[Annotated[str, Meta(pattern=r"^[^=]+=\s*[-+]?(\d+(\.\d*)?|\.\d+)\s*$")], ...]

@@ -253,9 +253,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     running_deleted_instance_action: Annotated[
         str,
         Meta(
-            pattern="^(reap|log|noop)$",
-            description="What conductors do with guests of servers that are deleted: reap (they are removed), log, or "
-            "noop.",
+            pattern="^(reap|shutdown|log|noop)$",
+            description="What conductors do with guests of servers that are deleted: reap (they are removed), shutdown "
+            "(they are switched off and stay), log, or noop.",
         ),
     ] = "reap"
     running_deleted_instance_poll_interval: Annotated[

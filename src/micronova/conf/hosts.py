@@ -52,6 +52,10 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "product_id, dev_type, numa_node and parent (the address of a virtual function's physical function)."
         ),
     ] = ()
+    traits: Annotated[
+        tuple[str, ...],
+        Meta(description="Traits of each simulated host: names of os-traits, or beginning with CUSTOM_."),
+    ] = ()
     rules: Annotated[
         tuple[dict[str, Any], ...], Meta(description="Fault and latency rules; see docs/fake-driver.md.")
     ] = ()

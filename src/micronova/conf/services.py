@@ -198,6 +198,14 @@ class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ""
 
 
+class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Placement API, which the api role serves."""
+
+    policy_file: Annotated[
+        str | None, Meta(description="Path of a policy.yaml with the rules that differ from the defaults.")
+    ] = None
+
+
 class NovaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compute service, as an embedded network service reaches it."""
 

@@ -47,6 +47,7 @@ from micronova.conf.services import (
     ImageSettings,
     NeutronSettings,
     NovaSettings,
+    PlacementSettings,
 )
 from micronova.objects.errors import MicronovaError
 
@@ -77,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     neutron: NeutronSettings = NeutronSettings()
     network_agent: NetworkAgentSettings = NetworkAgentSettings()
     nova: NovaSettings = NovaSettings()
+    placement: PlacementSettings = PlacementSettings()
     compute: ComputeSettings = ComputeSettings()
     fake: FakeSettings = FakeSettings()
     libvirt: LibvirtSettings = LibvirtSettings()

@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
+from micronova.db import providers
 from micronova.db.host_states import touch_hosts
 from micronova.db.listed import one_of
 from micronova.db.tables import aggregate_hosts, aggregates, instances, services
@@ -189,6 +190,7 @@ def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Aggregate
             raise Conflict(f"Cannot add host to aggregate {number}: the zone of its servers would change.")
     if not insert_if_absent(conn, aggregate_hosts, {"aggregate_id": number, "host": host}):
         raise Conflict(f"Aggregate {number} already has host {host}.")
+    providers.follow_host(conn, host, found.uuid, joined=True)
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
     touch_hosts(conn, [host], now)
     return get(conn, number)
@@ -203,6 +205,7 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Aggreg
     leave = sa.delete(aggregate_hosts).where(_h.aggregate_id == number, _h.host == host)
     if conn.execute(leave).rowcount != 1:
         raise NotFound(f"Cannot remove host {host} in aggregate {number}")
+    providers.follow_host(conn, host, found.uuid, joined=False)
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
     touch_hosts(conn, [host], now)
     return get(conn, number)

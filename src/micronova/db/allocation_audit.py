@@ -5,7 +5,15 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db.tables import allocations, compute_nodes, instances, inventories, migrations, server_group_hosts
+from micronova.db.tables import (
+    allocations,
+    compute_nodes,
+    consumers,
+    instances,
+    inventories,
+    migrations,
+    server_group_hosts,
+)
 from micronova.objects import migration_states
 
 _a, _i, _g, _n, _m = allocations.c, inventories.c, server_group_hosts.c, compute_nodes.c, migrations.c
@@ -22,7 +30,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(conn: sa.Connection) -> list[Drift]:
-    """List every counter that is wrong and every allocation whose consumer is no instance and no open migration."""
+    """List every counter that is wrong, and every allocation of no server, open migration or other consumer."""
     return [*_usage(conn), *_groups(conn), *_orphans(conn)]
 
 
@@ -104,7 +112,8 @@ def _orphans(conn: sa.Connection) -> list[Drift]:
         sa.select(_a.consumer_uuid, _a.node_uuid, sa.func.count())
         .outerjoin(instances, instances.c.uuid == _a.consumer_uuid)
         .outerjoin(migrations, sa.and_(_m.uuid == _a.consumer_uuid, _m.status.in_(migration_states.OPEN)))
-        .where(instances.c.uuid.is_(None), _m.uuid.is_(None))
+        .outerjoin(consumers, consumers.c.uuid == _a.consumer_uuid)
+        .where(instances.c.uuid.is_(None), _m.uuid.is_(None), consumers.c.uuid.is_(None))
         .group_by(_a.consumer_uuid, _a.node_uuid)
     )
     return [

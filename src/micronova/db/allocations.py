@@ -1,9 +1,13 @@
 """Claims: who holds how much of what on which node, taken so that nothing is ever oversold.
 
+A claim with groups of resources takes them of other providers of the node's tree, which it finds in its transaction.
+
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
 comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
+
+A claim of NUMA cells or devices finds its place under the lock of its node's topology (`db/topologies.py`).
 
 The order in which a claim locks: instances, then the server group, then topologies, then inventories.
 """
@@ -18,7 +22,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import topologies
+from micronova.db import provider_trees, topologies
 from micronova.db.listed import one_of
 from micronova.db.tables import (
     allocations,
@@ -34,6 +38,8 @@ from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
 from micronova.objects.topology import TopologyRequest
 from micronova.objects.topology_request import topology_request
+from micronova.placement import candidates, extra_specs
+from micronova.placement.model import Candidate, ResourceRequest
 
 Resources = dict[str, int]
 MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
@@ -51,6 +57,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
+    groups: ResourceRequest | None = None  # what providers of the node's tree serve besides
     moving: str | None = None  # the migration that holds what the instance leaves: its place in the group is the same
     forced: bool = False  # an admin named the host: it may be disabled
 
@@ -71,7 +78,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             consumer_uuid=instance_uuid,
             node_uuid=selected.node_uuid,
             host=selected.host,
-            resources=spec.resources(),
+            resources=extra_specs.claimed(spec.flavor, spec.image),
+            groups=extra_specs.groups(spec.flavor),
             topology=topology_request(spec.flavor, spec.image, aliases),
             group=spec.group,
             epoch=epoch,
@@ -194,7 +202,14 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         return ClaimResult(
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="disabled") for node, host in nodes)
         )
-    amounts, members = _changes(changed, before, fence)
+    served, refused_nodes = _serve(conn, changed, before)
+    if refused_nodes:
+        return ClaimResult(
+            failures=tuple(
+                ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity") for node in sorted(refused_nodes)
+            )
+        )
+    amounts, members = _changes(changed, before, fence, served)
     groups = {each.group.id: each.group for each in changed if each.group is not None}
     refused = _refused_by_groups(conn, members, groups, _places_left(conn, changed))
     if refused:
@@ -203,7 +218,8 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="group") for node, host in nodes)
         )
     gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
-    places = topologies.plan(conn, changed, gone)
+    asking = {each.consumer_uuid for each in changed if each.topology is not None}
+    places = topologies.plan(conn, changed, asking.union(gone))
     if places.refused:
         return ClaimResult(
             failures=tuple(
@@ -216,7 +232,8 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         return ClaimResult(
             failures=tuple(
                 ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity", resource_class=name)
-                for node, name in short
+                for provider, name in short
+                for node in _nodes_of(provider, changed, served)
             )
         )
     topologies.record(conn, places, now)
@@ -225,17 +242,18 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     rows = [
         {
             "consumer_uuid": each.consumer_uuid,
-            "node_uuid": each.node_uuid,
+            "node_uuid": provider,
             "resource_class": name,
             "used": amount,
         }
         for each in changed
-        for name, amount in each.resources.items()
+        for provider, resources in _wanted(each, served).items()
+        for name, amount in resources.items()
     ]
     if rows:
         conn.execute(_INSERT, rows)
     for group, counts in members.items():
-        _count(conn, group, counts)
+        count_members(conn, group, counts)
     return ClaimResult()
 
 
@@ -244,15 +262,59 @@ def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
     return set(conn.execute(_CLOSED, {"hosts": sorted(hosts)}).scalars()) if hosts else set()
 
 
+def _serve(
+    conn: sa.Connection, claims: Sequence[Claim], before: Mapping[str, list[Allocation]]
+) -> tuple[dict[str, Candidate], set[str]]:
+    """Find the providers that serve the groups of claims, each with what the ones before it take.
+
+    Return them by consumer, and the nodes whose trees cannot serve all of them.
+    """
+    served: dict[str, Candidate] = {}
+    refused: set[str] = set()
+    taken: Counter[tuple[str, str]] = Counter()
+    for each in (each for each in claims if each.groups is not None):
+        assert each.groups is not None
+        for old in before.get(each.consumer_uuid, ()):
+            taken.subtract({(old.node_uuid, name): amount for name, amount in old.resources.items()})
+        taken.update({(each.node_uuid, name): amount for name, amount in each.resources.items()})
+        found = provider_trees.serve(conn, each.node_uuid, each.groups, taken)
+        if found is None:
+            refused.add(each.node_uuid)
+        else:
+            served[each.consumer_uuid] = found
+            taken.update(candidates.amounts_of(found))
+    return served, refused
+
+
+def _wanted(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
+    """Return what a consumer takes, by provider."""
+    wanted = {each.node_uuid: dict(each.resources)} if each.resources else {}
+    if each.consumer_uuid in served:
+        for provider, resources in served[each.consumer_uuid].allocations.items():
+            own = wanted.setdefault(provider, {})
+            for name, amount in resources.items():
+                own[name] = own.get(name, 0) + amount
+    return wanted
+
+
+def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candidate]) -> list[str]:
+    """Return the nodes whose claims take of a provider."""
+    return sorted({each.node_uuid for each in claims if provider in _wanted(each, served)})
+
+
 def _changes(
-    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], fence: Mapping[str, Any]
+    claims: Sequence[Claim],
+    before: Mapping[str, list[Allocation]],
+    fence: Mapping[str, Any],
+    served: Mapping[str, Candidate],
 ) -> tuple[Counter[tuple[str, str]], dict[str, Counter[str]]]:
     """Return what changes: the use of each node by resource class, and the members of each group by host."""
     amounts: Counter[tuple[str, str]] = Counter()
     members: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in claims:
-        for name, amount in each.resources.items():
-            amounts[each.node_uuid, name] += amount
+        for provider, resources in _wanted(each, served).items():
+            for name, amount in resources.items():
+                amounts[provider, name] += amount
         if each.group is not None:
             members[each.group.id][each.host] += 1
         known = fence.get(each.consumer_uuid)
@@ -280,13 +342,15 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
     for row in conn.execute(_DELETE_RETURNING, {"uuid": consumer_uuid}):
         amounts[row.node_uuid, row.resource_class] -= row.used
     if not amounts:
+        # Its amounts may have been given back through the Placement API, which knows no topologies.
+        topologies.release(conn, consumer_uuid, now)
         return
     if not known:  # a deleted server is moved to `deleted_instances` before its claim is released
         group = conn.execute(_GROUP_OF_DELETED, {"uuid": consumer_uuid}).scalar()
     if group is not None:
         conn.execute(_LOCK_GROUP, {"uuid": group})
         hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
-        _count(conn, group, Counter(dict.fromkeys(hosts, -1)))
+        count_members(conn, group, Counter(dict.fromkeys(hosts, -1)))
     topologies.release(conn, consumer_uuid, now)
     _apply(conn, amounts, now)
 
@@ -339,16 +403,30 @@ def _places_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
 
 def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
     """Return the other node on which the consumer already holds the same amounts and may keep them, or None."""
-    held = before.get(each.consumer_uuid, [])
-    if not each.keep_held or len(held) != 1 or held[0].resources != each.resources:
+    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
+    if not each.keep_held or place is None:
         return None
-    same = held[0].node_uuid == each.node_uuid
-    return None if same or held[0].host is None or held[0].host in each.avoid_hosts else held[0].node_uuid
+    same = place.node_uuid == each.node_uuid
+    return None if same or place.host in each.avoid_hosts else place.node_uuid
 
 
 def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
-    held = before.get(each.consumer_uuid, [])
-    return len(held) == 1 and held[0].node_uuid == each.node_uuid and held[0].resources == each.resources
+    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
+    return place is not None and place.node_uuid == each.node_uuid
+
+
+def place_of(
+    held: Sequence[Allocation], resources: Mapping[str, int], groups: ResourceRequest | None
+) -> Allocation | None:
+    """Return what a consumer holds of its compute node, if it holds just these amounts in all; else None."""
+    total: Counter[str] = Counter()
+    for each in held:
+        total.update(each.resources)
+    wanted = Counter(resources)
+    for group in groups.groups if groups is not None else ():
+        wanted.update(group.resources)
+    places = [each for each in held if each.host is not None]
+    return places[0] if len(places) == 1 and total == wanted else None
 
 
 def _refused_by_groups(
@@ -378,7 +456,7 @@ def _refused_by_groups(
     return refused
 
 
-def _count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
+def count_members(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
     """Count members in and out; the group is locked."""
     for statement, sign in ((_LEAVE_GROUP, -1), (_JOIN_GROUP, 1)):
         rows = [
@@ -388,6 +466,17 @@ def _count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> 
         ]
         if rows:
             conn.execute(statement, rows)
+
+
+def lock_groups(conn: sa.Connection, uuids: Collection[str]) -> None:
+    """Lock server groups, in the order of their uuids."""
+    for uuid in sorted(uuids):
+        conn.execute(_LOCK_GROUP, {"uuid": uuid})
+
+
+def change_used(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> None:
+    """Add amounts to what is used of inventories that the caller has locked and found large enough."""
+    _add(conn, sorted((key, amount) for key, amount in amounts.items() if amount), now, unchecked=True)
 
 
 def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> list[tuple[str, str]]:

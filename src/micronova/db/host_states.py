@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db import providers
 from micronova.db.listed import one_of
 from micronova.db.tables import (
     aggregate_hosts,
@@ -117,7 +118,7 @@ _AGGREGATES_OF = _AGGREGATES.where(one_of(aggregate_hosts.c.host, "hosts"))
 
 
 def load_hosts(conn: sa.Connection, uuids: Collection[str], *, default_zone: str = DEFAULT_ZONE) -> list[HostState]:
-    """Return these nodes: three statements however many there are."""
+    """Return these nodes: four statements however many there are."""
     wanted = sorted(uuids)
     return _complete(conn, conn.execute(_STATES_OF, {"uuids": wanted}).all(), default_zone) if wanted else []
 
@@ -177,13 +178,14 @@ def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostSta
         return []
     amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
     groups = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
-    return _states(rows, amounts, groups, default_zone)
+    traits = providers.traits_of(conn, [row.uuid for row in rows])
+    return _states(rows, amounts, groups, traits, default_zone)
 
 
 _Stock = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]  # total, reserved, capacity, used
 
 
-def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[HostState]:
+def _states(rows: Any, amounts: Any, groups: Any, traits: Mapping[str, set[str]], default_zone: str) -> list[HostState]:
     stock: dict[str, _Stock] = {}
     for node, name, total, reserved, capacity, used, _ in amounts:
         totals, reserves, capacities, uses = stock.setdefault(node, ({}, {}, {}, {}))
@@ -215,6 +217,7 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 cpu_info=row.cpu_info,
                 supported=tuple((arch, kind, mode) for arch, kind, mode in row.supported),
                 capabilities=row.capabilities,
+                traits=tuple(sorted(traits.get(row.uuid, ()))),
                 disk_available_gb=row.disk_available_gb,
                 num_instances=row.running_vms,
                 num_io_ops=row.current_workload,

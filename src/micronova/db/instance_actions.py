@@ -13,6 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from micronova.db.listed import as_pairs, pairs
 from micronova.db.tables import instance_action_events, instance_actions, instances
 from micronova.db.upsert import PerDialect, insert_if_absent
+from micronova.objects.context import Context, RequestContext
+from micronova.objects.instance import InstanceRow
 
 _a, _e = instance_actions.c, instance_action_events.c
 
@@ -160,6 +162,23 @@ def start(
     conn.execute(_START.on(conn), [{**shared, "instance_uuid": uuid} for uuid in uuids])
 
 
+def record_done(
+    conn: sa.Connection,
+    row: InstanceRow,
+    context: Context | RequestContext,
+    action: str,
+    now: int,
+    *,
+    event: str = "",
+    host: str | None = None,
+) -> None:
+    """Record an action that the API has done, with its event if it has one, in the transaction that does it."""
+    id, request = row["uuid"], context.request_id
+    start(conn, id, request, action, context.user_id, context.project_id, now, finished=True)
+    if event:
+        event_finish(conn, id, request, row["epoch"], event, now, host=host)
+
+
 def event_start(
     conn: sa.Connection,
     instance_uuid: str,
@@ -288,4 +307,6 @@ def get(conn: sa.Connection, instance_uuid: str, request_id: str) -> InstanceAct
 def events(conn: sa.Connection, instance_uuid: str, request_id: str) -> Sequence[InstanceActionEventRow]:
     """Return the events of an action, the newest first."""
     query = sa.select(instance_action_events).where(_e.request_id == request_id, _e.instance_uuid == instance_uuid)
-    return cast(Sequence[InstanceActionEventRow], conn.execute(query.order_by(_e.sequence.desc())).all())
+    return cast(
+        Sequence[InstanceActionEventRow], conn.execute(query.order_by(_e.start_time.desc(), _e.sequence.desc())).all()
+    )

@@ -7,18 +7,20 @@ from typing import Any, Protocol, cast
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import topologies
+from micronova.db import placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
-from micronova.db.tables import allocations, compute_nodes, instances, inventories, node_topologies, services
+from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.host_limits import MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
+from micronova.placement.standard import CUSTOM_NAME, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
+_DEDICATED = "PCPU"  # shown together with the CPUs that instances share
 RATIOS = {"VCPU": 4.0, "PCPU": 1.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
 
 
@@ -35,6 +37,7 @@ class NodeRow(Protocol):
     cpu_info: dict[str, Any]  # as the driver describes it
     supported: list[list[str]]
     capabilities: dict[str, str]
+    traits: list[str]
     vcpus_used: int
     memory_mb_used: int
     local_gb_used: int
@@ -65,7 +68,17 @@ _UPDATE = (
 )
 
 
-_KNOWN = sa.select(_n.uuid, _n.host).where(one_of(_n.uuid, "uuids"))
+_KNOWN = (
+    sa.select(
+        _n.uuid,
+        _n.host,
+        _n.traits,
+        resource_providers.c.uuid.label("provider"),
+        sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == _DEDICATED).label("has_dedicated"),
+    )
+    .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
+    .where(one_of(_n.uuid, "uuids"))
+)
 
 
 def _upsert_inventory(insert: Any) -> sa.Executable:
@@ -107,7 +120,8 @@ def upsert_all(
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
         return
-    known = {row.uuid: row.host for row in conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]})}
+    found = conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]}).all()
+    known = {row.uuid: row.host for row in found}
     for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
@@ -123,9 +137,42 @@ def upsert_all(
     ]
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
-    topologies.report(conn, {node.node_uuid: found for _, node in pairs if (found := _topology(node, ratios))}, now)
-    stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]
+    reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
+    topologies.report(conn, reported, now)
+    # A version that knows no providers may have made a node: it gets its provider here.
+    provided = {row.uuid for row in found if row.provider is not None}
+    lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
+    providers.ensure_nodes(conn, lacking, now)
+    _report_traits(conn, {row.uuid: set(row.traits) for row in found}, [node for _, node in pairs], now)
+    had_dedicated = {row.uuid for row in found if row.has_dedicated}
+    stock = [
+        each
+        for _, node in pairs
+        for each in _inventory_rows(node, now, ratios)
+        # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
+        if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
+    ]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+
+
+def _report_traits(
+    conn: sa.Connection, before: Mapping[str, set[str]], nodes: Sequence[NodeResources], now: int
+) -> None:
+    """Give nodes the traits that their hosts report, and take those that they reported before; others keep theirs."""
+    added: list[tuple[str, str]] = []
+    removed: list[tuple[str, str]] = []
+    for node in nodes:
+        reported, known = before.get(node.node_uuid, set()), set(_traits(node))
+        added += [(node.node_uuid, name) for name in known - reported]
+        removed += [(node.node_uuid, name) for name in reported - known]
+    for name in sorted({name for _, name in added} - standard_traits()):
+        placement_names.create_trait(conn, name, now)
+    providers.change_traits(conn, added=added, removed=removed)
+
+
+def _traits(node: NodeResources) -> list[str]:
+    """Return the traits of a report that this version knows, and custom ones."""
+    return sorted(each for each in set(node.traits) if each in standard_traits() or CUSTOM_NAME.fullmatch(each))
 
 
 def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -161,6 +208,7 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
         "cpu_info": node.cpu_info,
         "supported": [list(each) for each in node.supported],
         "capabilities": node.capabilities,
+        "traits": _traits(node),
         "vcpus_used": node.vcpus_used,
         "memory_mb_used": node.memory_mb_used,
         "local_gb_used": node.local_gb_used,
@@ -173,12 +221,10 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
     }
 
 
-def _topology(node: NodeResources, ratios: Mapping[str, float]) -> NodeTopology | None:
-    """Return a node's topology with the ratios of its inventories; None if its host reports none."""
-    if node.topology is None:
-        return None
+def _topology(node: NodeResources, topology: NodeTopology, ratios: Mapping[str, float]) -> NodeTopology:
+    """Return a node's topology with the ratios of its inventories."""
     return msgspec.structs.replace(
-        node.topology,
+        topology,
         cpu_allocation_ratio=_ratio(node, "VCPU", ratios),
         ram_allocation_ratio=_ratio(node, "MEMORY_MB", ratios),
     )
@@ -213,7 +259,6 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
 
 _NAMES = {"VCPU": "vcpus", "MEMORY_MB": "memory_mb", "DISK_GB": "local_gb"}
 _NUMBERS = {"total": _i.total, "reserved": _i.reserved, "claimed": _i.used}
-_DEDICATED = "PCPU"  # shown together with the CPUs that instances share
 
 
 def _stock(resource: str, number: str) -> sa.Label[int]:
@@ -308,16 +353,16 @@ def get(conn: sa.Connection, key: str | int) -> NodeRow:
 
 
 def delete_of_host(conn: sa.Connection, host: str) -> None:
-    """Delete a host's nodes and inventories; raise Conflict while something is allocated on them."""
+    """Delete a host's nodes with all that they provide; raise Conflict while something is allocated on them."""
     uuids = list(conn.execute(sa.select(_n.uuid).where(_n.host == host)).scalars())
     if not uuids:
         return
-    held = sa.select(allocations.c.consumer_uuid).where(allocations.c.node_uuid.in_(uuids)).limit(1)
-    if conn.execute(held).first():
-        raise Conflict(f"Host {host} still has instances or resources allocated to them.")
-    conn.execute(sa.delete(node_topologies).where(node_topologies.c.node_uuid.in_(uuids)))
-    conn.execute(sa.delete(inventories).where(_i.node_uuid.in_(uuids)))
     conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))
+    conn.execute(sa.delete(node_topologies).where(node_topologies.c.node_uuid.in_(uuids)))
+    try:
+        providers.delete_trees(conn, uuids)
+    except Conflict:
+        raise Conflict(f"Host {host} still has instances or resources allocated to them.") from None
 
 
 _HOSTS_OF_NAME = sa.select(_n.host).where(_n.hypervisor_hostname == sa.bindparam("name"))

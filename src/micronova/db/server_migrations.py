@@ -110,6 +110,7 @@ def list_page(
     conditions: Mapping[str, str],
     *,
     host: str | None = None,
+    node: str | None = None,
     changes_since: int | None = None,
     changes_before: int | None = None,
     marker: str | None = None,
@@ -117,13 +118,16 @@ def list_page(
 ) -> tuple[list[Any], bool] | None:
     """Return migrations whose columns have these values, the newest first, and whether there are more.
 
-    `host` is the source or the destination. Return None if there is no migration with the marker's uuid.
+    `host` is the host of the source or the destination, `node` its node. Return None if there is no migration with the
+    marker's uuid.
     """
     query = sa.select(migrations)
     for name, value in conditions.items():
         query = query.where(_m[name] == value)
     if host is not None:
         query = query.where(sa.or_(_m.source_compute == host, _m.dest_compute == host))
+    if node is not None:
+        query = query.where(sa.or_(_m.source_node == node, _m.dest_node == node))
     changed = sa.func.coalesce(_m.updated_at, _m.created_at)
     if changes_since is not None:
         query = query.where(changed >= changes_since)

@@ -414,6 +414,7 @@ compute_nodes = sa.Table(
     Column("cpu_info", sa.JSON, nullable=False, default=dict),
     Column("supported", sa.JSON, nullable=False, default=list),
     Column("capabilities", sa.JSON, nullable=False, default=dict),
+    Column("traits", sa.JSON, nullable=False, default=list, server_default="[]"),  # as its host reported them
     Column("vcpus_used", Integer, nullable=False, default=0),
     Column("memory_mb_used", Integer, nullable=False, default=0),
     Column("local_gb_used", Integer, nullable=False, default=0),
@@ -429,13 +430,78 @@ compute_nodes = sa.Table(
     Index("compute_nodes_by_name", "hypervisor_hostname"),
 )
 
+# A compute node is a resource provider with the same uuid; the others are made through the Placement API.
+resource_providers = sa.Table(
+    "resource_providers",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("name", String(300), nullable=False, unique=True),
+    Column("parent_uuid", String(36)),
+    Column("root_uuid", String(36), nullable=False),  # its own uuid, if it has no parent
+    Column("generation", Integer, nullable=False, default=0),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Index("resource_providers_by_root", "root_uuid"),
+    Index("resource_providers_by_parent", "parent_uuid"),
+)
+
+provider_traits = sa.Table(
+    "provider_traits",
+    metadata,
+    Column("provider_uuid", String(36), primary_key=True),
+    Column("trait", String(255), primary_key=True),
+    Index("provider_traits_by_trait", "trait"),
+)
+
+provider_aggregates = sa.Table(
+    "provider_aggregates",
+    metadata,
+    Column("provider_uuid", String(36), primary_key=True),
+    Column("aggregate_uuid", String(36), primary_key=True),
+    Index("provider_aggregates_by_aggregate", "aggregate_uuid"),
+)
+
+# Custom ones; those of OpenStack are data of the program (placement/standard.json).
+traits = sa.Table(
+    "traits",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("created_at", Time, nullable=False),
+)
+
+resource_classes = sa.Table(
+    "resource_classes",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("created_at", Time, nullable=False),
+)
+
+# Those that others made through the Placement API. Servers and migrations have rows of their own.
+consumers = sa.Table(
+    "consumers",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("project_id", String(255), nullable=False),
+    Column("user_id", String(255), nullable=False),
+    Column("consumer_type", String(255)),
+    Column("generation", Integer, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Index("consumers_by_project", "project_id"),
+)
+
+MOST_UNITS = 2_147_483_647  # the largest Integer
+
 inventories = sa.Table(
     "inventories",
     metadata,
-    Column("node_uuid", String(36), primary_key=True),
-    Column("resource_class", String(64), primary_key=True),
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("resource_class", String(255), primary_key=True),
     Column("total", Integer, nullable=False),
     Column("reserved", Integer, nullable=False, default=0),
+    Column("min_unit", Integer, nullable=False, default=1, server_default="1"),
+    Column("max_unit", Integer, nullable=False, default=MOST_UNITS, server_default=str(MOST_UNITS)),
+    Column("step_size", Integer, nullable=False, default=1, server_default="1"),
     Column("allocation_ratio", Float, nullable=False, default=1.0),
     Column("capacity", Integer, nullable=False),  # (total - reserved) * allocation_ratio
     Column("used", Integer, nullable=False, default=0),
@@ -447,8 +513,8 @@ allocations = sa.Table(
     "allocations",
     metadata,
     Column("consumer_uuid", String(36), primary_key=True),
-    Column("node_uuid", String(36), primary_key=True),
-    Column("resource_class", String(64), primary_key=True),
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("resource_class", String(255), primary_key=True),
     Column("used", Integer, nullable=False),
     Index("allocations_by_node", "node_uuid"),
 )

@@ -128,6 +128,8 @@ class Service:
         request_id_headers: Sequence[str] = ("x-openstack-request-id",),
         vendor_type: str | None = None,  # another name of application/json, in requests and answers
         ignores_slash: bool = True,  # a path with a slash at its end means the same as without
+        knows_methods: bool = False,  # a known path answers 405 to other methods, OPTIONS too
+        checks_policy_first: bool = False,  # before the input, where the handler does not check it
     ) -> None:
         self.name = name
         self.routes = list(routes)
@@ -143,6 +145,8 @@ class Service:
         self.observer = observer
         self.request_id_headers = request_id_headers
         self.vendor_type = vendor_type
+        self.knows_methods = knows_methods
+        self.checks_policy_first = checks_policy_first
         self.app = falcon.asgi.App(media_type="application/json")
         # To Nova a path with a slash at its end is another path, which it does not have.
         self.app.req_options.strip_url_path_trailing_slash = ignores_slash and versions is None
@@ -235,6 +239,9 @@ class Service:
     async def _run(
         self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
     ) -> None:
+        if not routes and (allowed := getattr(http.context, "methods", None)):
+            answer.set_header("allow", ", ".join(allowed))
+            raise MethodNotAllowed(f"The method {http.method[:16]} is not allowed for this resource.")
         candidates = [r for r in routes if r.versions.since <= request.minor <= r.versions.until]
         if not candidates or any(not value or "\x00" in value for value in request.params.values()):
             raise NotFound("The resource could not be found.")
@@ -246,23 +253,40 @@ class Service:
             route = self._choose_action(routes, candidates, raw)
         request.route = route
         request.raw_query = parse_query(http)
+        if self.checks_policy_first:
+            self._check_policy(request)
         if route.query is not None:
-            strict = route.strict_query is not None and request.minor in route.strict_query
-            request.query = validation.query(request.raw_query, route.query, strict, request.minor)
+            request.query = self.decode_query(request)
         if route.body is not None:
-            if raw:
-                self._check_media_type(http)
-            request.body = validation.body(raw, route.body, request.minor, request.is_v2)
-        if route.policy is None or route.policy == AUTHENTICATED:
-            request.authorized = True
-        else:
-            self.policy.check_scope(route.policy, request.context)
-            if not route.checks_policy:
-                request.authorize()
+            request.body = self.decode_body(request, raw)
+        if not self.checks_policy_first:
+            self._check_policy(request)
         result = await route.handler(request, **request.params)
         if not request.authorized:
             raise AssertionError(f"The handler of {route.label} did not check policy")
         self._answer(route, http, answer, result)
+
+    def _check_policy(self, request: Request) -> None:
+        """Raise Forbidden unless the caller may; a handler that checks policy itself does it later."""
+        route = request.route
+        if route.policy is None or route.policy == AUTHENTICATED:
+            request.authorized = True
+            return
+        self.policy.check_scope(route.policy, request.context)
+        if not route.checks_policy:
+            request.authorize()
+
+    def decode_query(self, request: Request) -> Any:
+        """Return the query string as its route declares it; raise Invalid."""
+        route = request.route
+        strict = route.strict_query is not None and request.minor in route.strict_query
+        return validation.query(request.raw_query, route.query, strict, request.minor)
+
+    def decode_body(self, request: Request, raw: bytes) -> Any:
+        """Return the body as its route declares it; raise Invalid."""
+        if raw:
+            self._check_media_type(request.falcon)
+        return validation.body(raw, request.route.body, request.minor, request.is_v2)
 
     def _choose_action(self, all_versions: "Sequence[Route]", routes: "Sequence[Route]", raw: bytes) -> "Route":
         try:
@@ -341,12 +365,17 @@ class Service:
         if isinstance(error, TooLarge) and "retry_after" in error.details:
             answer.set_header("retry-after", str(error.details["retry_after"]))
         self._write_fault(answer, status, error)
+        answer.data = _encode(self.fault_of(request, status, error))
 
     def _write_fault(self, answer: falcon.asgi.Response, status: int, error: BaseException) -> None:
         answer.status = status
         answer.stream = None
         answer.content_type = "application/json"
         answer.data = _encode(self.fault_body(status, message_of(error), error))
+
+    def fault_of(self, request: Request, status: int, error: BaseException) -> dict[str, Any]:
+        """Return the body of an error."""
+        return self.fault_body(status, message_of(error), error)
 
     async def _no_route(
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response | None, **_: Any
@@ -359,9 +388,11 @@ class Service:
         """Answer a request that reached no route: unknown path, wrong method, broken encoding.
 
         A service with microversions answers an unknown path as Nova does: only to callers with a token, 404 for an
-        unknown method as well.
+        unknown method as well, unless it `knows_methods`.
         """
         if self.versions is not None and isinstance(error, _NO_ROUTE):
+            if self.knows_methods and isinstance(error, falcon.HTTPMethodNotAllowed):
+                http.context.methods = self._methods_of(http.uri_template)
             await self.handle((), http, answer, {})
             return
         if "x-openstack-request-id" not in answer.headers:
@@ -377,6 +408,9 @@ class Service:
         elif not isinstance(error, MicronovaError):
             log.error("%s %s failed", http.method, http.path, exc_info=error)
         self._write_fault(answer, status_of(error), error)
+
+    def _methods_of(self, template: str | None) -> list[str]:
+        return list(dict.fromkeys(each.method for each in self.routes if (self.prefix + each.path or "/") == template))
 
     def base_url(self, http: falcon.asgi.Request) -> str:
         """Return the URL of this service as the caller sees it, version prefix included."""
@@ -443,6 +477,12 @@ class _Resource:
         for method in dict.fromkeys(route.method for route in routes):
             chosen = [route for route in routes if route.method == method]
             setattr(self, f"on_{method.lower()}", self._responder(service, chosen))
+        if service.knows_methods:
+            self.on_options = self._refuse
+
+    @staticmethod
+    async def _refuse(http: falcon.asgi.Request, answer: falcon.asgi.Response, **params: str) -> None:
+        raise falcon.HTTPMethodNotAllowed([])
 
     @staticmethod
     def _responder(service: Service, routes: "list[Route]") -> Handler:

@@ -20,6 +20,7 @@ _SERVICES = {
     "/compute": ("Compute", "servers, flavors, key pairs, quotas, hosts"),
     "/image": ("Image", "the disks that servers boot from"),
     "/network": ("Network", "networks, subnets, ports, routers, floating IPs, security groups"),
+    "/placement": ("Placement", "what resource providers have, and who holds it"),
     "/metadata": ("Metadata", "what a server reads about itself while it boots"),
     "/console": ("Consoles", "screens and serial ports of servers, by a link from the compute API"),
 }

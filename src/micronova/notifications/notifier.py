@@ -7,7 +7,7 @@ encoded later, and only if its exchange exists at the broker, which means that t
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from micronova.conf.settings import Settings
 from micronova.db.instance_changes import InstanceChange
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from micronova.objects.scheduling import SelectDestinations
 
 
-_OF_CONDUCTOR = frozenset({"rebuild.scheduled"})
-"""Notifications that the conductor sends in its own name about a server that has a host."""
+API: Final = "nova-api:"
+CONDUCTOR: Final = "nova-conductor:"
+"""Senders that are services of this process; no host has such a name."""
 _VERSIONED_NAMES = {"rebuild.scheduled": "rebuild_scheduled"}
 """Notifications that have another name in the versioned format."""
 
@@ -54,8 +55,13 @@ class Notifier(Announcer, Protocol):
         context: Context,
         fault: Fault | None = None,
         details: Mapping[str, Any] | None = None,
+        sender: str | None = None,
     ) -> None:
-        """Send `instance.EVENT` about an instance, without waiting; `details` are fields that only this event has."""
+        """Send `instance.EVENT` about an instance, without waiting; `details` are fields that only this event has.
+
+        It is sent in the name of the compute service on the instance's host; else `sender` is another host, or API or
+        CONDUCTOR for that service of this process.
+        """
 
 
 class NoNotifications:
@@ -77,6 +83,7 @@ class NoNotifications:
         context: Context,
         fault: Fault | None = None,
         details: Mapping[str, Any] | None = None,
+        sender: str | None = None,
     ) -> None:
         """Drop it."""
 
@@ -132,10 +139,11 @@ class BusNotifier(NoNotifications):
         context: Context,
         fault: Fault | None = None,
         details: Mapping[str, Any] | None = None,
+        sender: str | None = None,
     ) -> None:
         """Send `instance.EVENT` about an instance (`create.start`, for example), without waiting."""
         now = micros(self._clock.now())
-        self.publisher.put(partial(self._instance, event, row, context, fault, now, details or {}))
+        self.publisher.put(partial(self._instance, event, row, context, fault, now, details or {}, sender))
 
     async def wait_for_room(self) -> None:
         """Wait until the queue has room."""
@@ -162,6 +170,7 @@ class BusNotifier(NoNotifications):
         fault: Fault | None,
         now: int,
         details: Mapping[str, Any],
+        sender: str | None,
     ) -> list[Message]:
         if event == "delete.end":
             row = {
@@ -174,14 +183,15 @@ class BusNotifier(NoNotifications):
                 "deleted_at": now,
             }
         # The conductor sends it in the name of the compute service: a host's broker user may not publish notifications.
-        of_host = row["host"] is not None and event not in _OF_CONDUCTOR
-        source, host = ("compute", row["host"]) if of_host else ("conductor", self._host)
+        sender = sender or row["host"] or CONDUCTOR
+        source, host = (sender[5:-1], self._host) if sender in (API, CONDUCTOR) else ("compute", sender)
+        old_event = unversioned.event_name(event)
         failed = event.endswith(".error")
         found: list[Message] = []
-        if self._unversioned:
+        if self._unversioned and old_event is not None:
             found += messages(
                 self._unversioned,
-                f"compute.instance.{unversioned.event_name(event)}",
+                f"compute.instance.{old_event}",
                 unversioned.instance_payload(event, row, fault, details),
                 publisher=f"{source}.{host}",
                 context=context,

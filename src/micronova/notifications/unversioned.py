@@ -15,7 +15,6 @@ _NAMES = {
     "resize_confirm": "resize.confirm",
     "resize_revert": "resize.revert",
     "resize_finish": "finish_resize",
-    "rebuild_scheduled": "rebuild.scheduled",
     "live_migration_pre": "live_migration.pre",
     "live_migration_post": "live_migration._post",
     "live_migration_post_dest": "live_migration.post.dest",
@@ -24,11 +23,14 @@ _NAMES = {
     "live_migration_force_complete": "live.migration.force.complete",
 }
 """Actions whose names differ from those of versioned notifications."""
+_ONLY_VERSIONED = frozenset({"lock", "unlock", "interface_attach", "interface_detach"})
 
 
-def event_name(event: str) -> str:
-    """Return the name of an event, such as `finish_resize.end` for `resize_finish.end`."""
+def event_name(event: str) -> str | None:
+    """Return the name of an event, such as `finish_resize.end` for `resize_finish.end`; None if it has none."""
     action, dot, phase = event.partition(".")
+    if action in _ONLY_VERSIONED:
+        return None
     return f"{_NAMES.get(action, action)}{dot}{phase}"
 
 

@@ -20,6 +20,7 @@ MOST_NODES: Final = 1000  # of one host
 MOST_REPORTED: Final = 5000  # entries of each list of one host's part of a heartbeat; the next one has the others
 MOST_QUESTIONS: Final = 1000  # ports or guests that one question is about
 MOST_PROPERTIES: Final = 1000  # of a node
+MOST_TRAITS: Final = 1000  # of a node
 MOST_DEVICES: Final = 10_000  # of a guest, of each kind
 
 Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]

@@ -15,6 +15,10 @@ CANNOT_UPLOAD: Final = (
     "Images of servers cannot be made: hosts upload only to the embedded image service, with glance.ticket_key set."
 )
 """Why `createImage` and `createBackup` are refused."""
+KERNEL_FORMATS: Final = ("aki", "raw")
+RAMDISK_FORMATS: Final = ("ari", "raw")
+NO_DISKS: Final = frozenset({"aki", "ari"})
+"""Formats of images that have no disk."""
 
 
 class ImageSignature(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     properties: dict[str, Any] = {}
     signature: ImageSignature | None = None  # if the data has to be verified before it is used
+    kernel: "ImageMeta | None" = None  # that boots the disk, with a ramdisk or without; None: firmware boots it
+    ramdisk: "ImageMeta | None" = None
 
     @property
     def property_bytes(self) -> int:

@@ -43,6 +43,8 @@ class ImageData(TypedDict):
     owner: str | None
     properties: dict[str, Any]
     signature: NotRequired[dict[str, Any] | None]  # rows of older versions have none
+    kernel: NotRequired[dict[str, Any] | None]
+    ramdisk: NotRequired[dict[str, Any] | None]
 
 
 class FixedIPData(TypedDict):

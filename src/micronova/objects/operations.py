@@ -244,6 +244,7 @@ class MovePayload(MigrationPayload, kw_only=True):
     disk_config: str | None = None  # AUTO or MANUAL, if the request says so
     migrate_data: bytes = b""  # what the source has sent for the destination
     arrived: bool = False  # the destination may have made the guest, which is being undone
+    answers_after_checks: bool = False  # the request, an old live migration, is answered when hosts have been checked
 
 
 class ResizedPayload(Payload, kw_only=True):

@@ -21,6 +21,7 @@ from micronova.objects.host_limits import (
     MOST_PROPERTIES,
     MOST_QUESTIONS,
     MOST_REPORTED,
+    MOST_TRAITS,
     Name,
     check_size,
     cut_texts,
@@ -101,6 +102,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     # From which the image, or the rescue image, can be downloaded for a short time. On the bus it is `image_ticket`,
     # which older versions read.
     image_url: str | None = msgspec.field(default=None, name="image_ticket")
+    kernel_url: str | None = None  # likewise of the kernel and the ramdisk of that image
+    ramdisk_url: str | None = None
     rescue_image: ImageMeta | None = None  # of the kind rescue
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
@@ -203,6 +206,9 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: Annotated[tuple[tuple[Name, Name, Name], ...], _PROPERTIES] = ()
     capabilities: Annotated[dict[Name, Name], _PROPERTIES] = {}
+    traits: Annotated[
+        tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)
+    ] = ()  # by the names of os-traits, or custom ones
     reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
     allocation_ratios: Annotated[dict[Name, float], _PROPERTIES] = {}

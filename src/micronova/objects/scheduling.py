@@ -5,7 +5,6 @@ import msgspec
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.topology_request import resources_of
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +34,6 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}
     ignore_hosts: tuple[str, ...] = ()
-
-    def resources(self) -> dict[str, int]:
-        """Return the amounts that one instance claims, by resource class."""
-        return resources_of(self.flavor, self.image)
 
     @property
     def forced(self) -> bool:
@@ -107,6 +102,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()  # (architecture, hypervisor type, vm mode)
     capabilities: dict[str, str] = {}
+    traits: tuple[str, ...] = ()  # of the node itself, as a resource provider
     disk_available_gb: int | None = None
     num_instances: int = 0
     num_io_ops: int = 0

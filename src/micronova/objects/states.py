@@ -86,7 +86,7 @@ _MAKES_IMAGE = (IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT, IMAGE_BACKUP, IMAGE_PEND
 KEEPS_POWER_STATE = CHANGES_INTERFACES.union(_MAKES_IMAGE) | {UPDATING_PASSWORD, TRIGGERING_CRASH_DUMP}
 """Task states of operations that do not change the power state: power changes of the guest still count meanwhile."""
 
-CHANGEABLE = frozenset(VM_STATES) - {SOFT_DELETED, DELETED}
+CHANGEABLE = frozenset({ACTIVE, PAUSED, SUSPENDED, STOPPED})
 """VM states in which a server's metadata and tags can be changed."""
 
 NEEDS_GUEST = frozenset({ACTIVE, STOPPED, PAUSED, SUSPENDED, RESCUED, RESIZED, SHELVED})
@@ -122,6 +122,12 @@ class Action:
     interrupts_all: bool = False  # it may replace every operation but a delete
     capability: str | None = None  # that the host's driver must have, by its name in virt.driver
     then: tuple[str, ...] = ()  # further task states that its host reaches, in their order: see `is_further`
+    label: str = ""  # its name in messages, which is Nova's, if it is not `name`
+
+    @property
+    def shown_name(self) -> str:
+        """Return its name in messages to users."""
+        return self.label or self.name
 
 
 ACTIONS = {
@@ -139,6 +145,7 @@ ACTIONS = {
             interrupts=frozenset(
                 {REBOOTING, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING, RESUMING, TRIGGERING_CRASH_DUMP}
             ),
+            label="reboot",
         ),
         Action("pause", frozenset({ACTIVE}), PAUSING, PAUSED, None, capability="pause"),
         Action("unpause", frozenset({PAUSED}), UNPAUSING, ACTIVE, None, capability="pause"),
@@ -148,7 +155,15 @@ ACTIONS = {
         # A failure leaves a guest that is off, or on its own disk. A hard reboot or another rescue leads out of ERROR.
         Action("rescue", frozenset({ACTIVE, STOPPED, ERROR}), RESCUING, RESCUED, ERROR, capability="rescue"),
         Action("unrescue", frozenset({RESCUED}), UNRESCUING, ACTIVE, ERROR, capability="rescue"),
-        Action("change_password", frozenset({ACTIVE}), UPDATING_PASSWORD, None, None, capability="admin_password"),
+        Action(
+            "change_password",
+            frozenset({ACTIVE}),
+            UPDATING_PASSWORD,
+            None,
+            None,
+            capability="admin_password",
+            label="changePassword",
+        ),
         Action(
             "trigger_crash_dump",
             frozenset({ACTIVE, PAUSED, RESCUED, RESIZED, ERROR}),
@@ -178,13 +193,23 @@ ACTIONS = {
             None,
             capability="snapshot",
             then=(IMAGE_SNAPSHOT, *_UPLOAD),
+            label="createImage",
         ),
-        Action("create_backup", _COPYABLE, IMAGE_BACKUP, None, None, capability="snapshot", then=_UPLOAD),
+        Action(
+            "create_backup",
+            _COPYABLE,
+            IMAGE_BACKUP,
+            None,
+            None,
+            capability="snapshot",
+            then=_UPLOAD,
+            label="createBackup",
+        ),
         # Where a move leads decides what its hosts must be able to do (`servers/moves.py`). One that cannot be undone
         # leaves the server in ERROR (`conductor/operations/move_outcomes.py`).
         Action("resize", _MOVABLE, RESIZE_PREP, RESIZED, None),
         Action("migrate", _MOVABLE, RESIZE_PREP, RESIZED, None),
-        Action("live_migrate", frozenset({ACTIVE, PAUSED}), MIGRATING, None, None),
+        Action("live_migrate", frozenset({ACTIVE, PAUSED}), MIGRATING, None, None, label="os-migrateLive"),
         # What an operation wants of a host that is lost does not happen. It ends in STOPPED if the server must be off
         # (`conductor/operations/evacuate.py`).
         Action("evacuate", frozenset({ACTIVE, STOPPED, ERROR}), REBUILDING, ACTIVE, ERROR, interrupts_all=True),
@@ -199,13 +224,20 @@ ACTIONS = {
             capability="snapshot",
             then=(SHELVING_IMAGE_PENDING_UPLOAD, SHELVING_IMAGE_UPLOADING),
         ),
-        Action("shelve_offload", frozenset({SHELVED}), SHELVING_OFFLOADING, SHELVED_OFFLOADED, None),
+        Action(
+            "shelve_offload",
+            frozenset({SHELVED}),
+            SHELVING_OFFLOADING,
+            SHELVED_OFFLOADED,
+            None,
+            label="shelveOffload",
+        ),
         # If the image of a server that has left its host is gone, it fails in ERROR
         # (`conductor/operations/unshelve_offloaded.py`).
         Action("unshelve", frozenset({SHELVED, SHELVED_OFFLOADED}), UNSHELVING, ACTIVE, None),
         # They end in ACTIVE or STOPPED, as the server was before it was resized (`after_resize`).
-        Action("confirm_resize", frozenset({RESIZED}), RESIZE_CONFIRMING, ACTIVE, ERROR),
-        Action("revert_resize", frozenset({RESIZED}), RESIZE_REVERTING, ACTIVE, ERROR),
+        Action("confirm_resize", frozenset({RESIZED}), RESIZE_CONFIRMING, ACTIVE, ERROR, label="confirmResize"),
+        Action("revert_resize", frozenset({RESIZED}), RESIZE_REVERTING, ACTIVE, ERROR, label="revertResize"),
     )
 }
 

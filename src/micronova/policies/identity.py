@@ -177,8 +177,8 @@ SECRETS = [
     _Rule("identity:delete_credential", f"{_ADMIN} or rule:owner", "Delete a credential."),
     _Rule("identity:ec2_get_credential", f"{_READER} or rule:owner", "Show an EC2 credential."),
     _Rule("identity:ec2_list_credentials", f"{_READER} or rule:owner", "List EC2 credentials."),
-    _Rule("identity:ec2_create_credential", f"{_ADMIN} or rule:owner", "Create an EC2 credential."),
-    _Rule("identity:ec2_delete_credential", f"{_ADMIN} or rule:owner", "Delete an EC2 credential."),
+    _Rule("identity:ec2_create_credential", f"{_ADMIN} or (role:member and rule:owner)", "Create an EC2 credential."),
+    _Rule("identity:ec2_delete_credential", f"{_ADMIN} or (role:member and rule:owner)", "Delete an EC2 credential."),
     _Rule("identity:ec2tokens_validate", f"{_ADMIN} or rule:service_role", "Get a token for an EC2 signature."),
 ]
 

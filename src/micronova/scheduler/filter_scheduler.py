@@ -17,9 +17,11 @@ from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Placement, RequestSpec, Selected
 from micronova.objects.topology_request import topology_request
+from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import free_amount, has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.prefilters import ASKED_BEFORE, ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
 
@@ -40,6 +42,7 @@ class FilterScheduler:
         max_attempts: int = 3,
         host_subset_size: int = 1,
         shuffle_best_same_weighed_hosts: bool = False,
+        prefilters: Prefilters = ONLY_TRAITS,
         aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self.filters = list(filters)
@@ -47,6 +50,7 @@ class FilterScheduler:
         self._random = random
         self._alternates = max(0, max_attempts - 1)
         self._subset = max(1, host_subset_size)
+        self._prefilters = prefilters
         self._shuffle = shuffle_best_same_weighed_hosts
         self._aliases = aliases or {}
 
@@ -59,25 +63,28 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         spread: int = 1,
+        room: Mapping[str, int] | None = None,
     ) -> Selected:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
+        `room` says how many instances the providers of each node can serve, if the request has groups of resources.
         """
         table.now = now
         table.begin_consuming()
         filters = [each for each in self.filters if each.always or not spec.forced]
-        resources = spec.resources()
+        resources = extra_specs.claimed(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
-        mask, steps, concerned = self._filter(hosts, spec, resources, filters)
+        mask, steps, concerned = self._filter(hosts, spec, resources, filters, room)
         left = hosts if mask is None else hosts.only(mask)
         explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=spec.forced)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, left, self.weighers, spec, lasting=bulk)
         rows: list[int] = []
+        left_of = dict(room) if room is not None else None
         winners: list[Winner] = []
         alternates: list[int] = []
         for uuid in instance_uuids:
@@ -91,15 +98,17 @@ class FilterScheduler:
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
                 wanted = _Wanted(len(rows), len(instance_uuids))
-                raise self._undone(table, spec, hosts, filters, resources, counted, explanation, wanted)
+                raise self._undone(table, spec, hosts, filters, resources, counted, explanation, wanted, left_of)
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
                 table.consume(row, resources, topology)
+                if left_of is not None:
+                    left_of[table.selections[row].node_uuid] -= 1
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
-                    self._ask_again(table, ranking, concerned, row, spec, resources)
+                    self._ask_again(table, ranking, concerned, row, spec, resources, left_of)
         placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
         return Selected(
             placements=placements,
@@ -114,13 +123,14 @@ class FilterScheduler:
         *,
         now: float,
         held: Mapping[str, str] | None = None,
+        room: Mapping[str, int] | None = None,
     ) -> bool:
         """Return whether `select` would place all instances at this time; the table stays as it was."""
         try:
-            decision = self.select(table, spec, instance_uuids, now=now, held=held)
+            decision = self.select(table, spec, instance_uuids, now=now, held=held, room=room)
         except NoValidHost:
             return False
-        resources = spec.resources()
+        resources = extra_specs.claimed(spec.flavor, spec.image)
         table.undo_topologies()
         for placement in decision.placements:
             row = table.index(placement.selected.node_uuid)
@@ -144,7 +154,12 @@ class FilterScheduler:
         return explanation
 
     def _filter(
-        self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
+        self,
+        hosts: HostView,
+        spec: RequestSpec,
+        resources: Mapping[str, int],
+        filters: Sequence[HostFilter],
+        room: Mapping[str, int] | None = None,
     ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
         """Return the mask of the hosts that pass (None if all do), the steps, and the filters to ask again.
 
@@ -159,6 +174,10 @@ class FilterScheduler:
                 passing, remaining = _narrow(
                     steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
                 )
+        for name, mask in self._prefilters.verdicts(hosts, spec):
+            passing, remaining = _narrow(steps, name, passing, remaining, mask)
+        if room is not None:
+            passing, remaining = _narrow(steps, "ResourceGroups", passing, remaining, hosts.with_room(room))
         for each in filters:
             if not remaining:
                 break
@@ -177,12 +196,16 @@ class FilterScheduler:
         row: int,
         spec: RequestSpec,
         resources: Mapping[str, int],
+        room: Mapping[str, int] | None,
     ) -> None:
         """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
         rows = [ranking.row(position) for position in touched]
-        passes = [table.fits(each, resources) for each in rows]
+        passes = [
+            table.fits(each, resources) and (room is None or room.get(table.selections[each].node_uuid, 0) > 0)
+            for each in rows
+        ]
         few = table.view(np.array(rows, np.intp))
         mask: Bools | None = None
         for each in filters:
@@ -251,10 +274,11 @@ class FilterScheduler:
         rows: list[int],
         explanation: Explanation,
         wanted: "_Wanted",
+        room: Mapping[str, int] | None,
     ) -> NoValidHost:
         """Undo what was counted, and return the error that explains why there is no host for the next instance."""
         if rows:
-            _, steps, _ = self._filter(hosts, spec, resources, filters)
+            _, steps, _ = self._filter(hosts, spec, resources, filters, room)
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             table.undo_topologies()
             for row in rows:
@@ -288,6 +312,8 @@ def _refusal(
             continue
         if step.name in by_name:
             lacking.append(by_name[step.name].describe(spec))
+        elif step.name in ASKED_BEFORE:
+            lacking.append(ASKED_BEFORE[step.name])
         else:  # a resource class that no filter covers
             name = step.name.removeprefix("Capacity(").removesuffix(")")
             lacking.append(free_amount(name, resources[name]))

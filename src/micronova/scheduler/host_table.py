@@ -42,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()
     capabilities: dict[str, str] = {}
+    traits: frozenset[str] = frozenset()
 
 
 class HostTable:
@@ -247,6 +248,7 @@ class HostTable:
             cpu_info=facts.cpu_info,
             supported=facts.supported,
             capabilities=facts.capabilities,
+            traits=tuple(sorted(facts.traits)),
             topology=(texts := self._topologies.texts(int(columns["topology"][row])))[0],
             held=texts[1],
         )
@@ -313,6 +315,7 @@ class HostTable:
             cpu_info=state.cpu_info,
             supported=state.supported,
             capabilities=state.capabilities,
+            traits=frozenset(state.traits),
         )
         self._fill_address(row, state.host_ip)
         self._fill_metrics(row, state.metrics)
@@ -465,6 +468,15 @@ class HostView:
             for row in table.rows_of_host(host):
                 spread[row] = value
         return spread[rows]
+
+    def with_room(self, room: Mapping[str, int]) -> Bools:
+        """Return which rows are nodes that this mapping has room on, by node uuid."""
+        able = np.zeros(len(self._table), np.bool_)
+        for uuid, count in room.items():
+            row = self._table.index(uuid)
+            if row is not None and count > 0:
+                able[row] = True
+        return able[self._rows]
 
     def on_hosts(self, names: Iterable[str]) -> Bools:
         """Return which rows belong to one of these hosts."""

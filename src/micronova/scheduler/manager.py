@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import allocations, host_states, services
+from micronova.db import allocations, host_states, provider_trees, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
@@ -26,6 +26,7 @@ from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
+from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.feed import HostFeed
@@ -34,6 +35,7 @@ from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
@@ -82,6 +84,7 @@ class SchedulerManager:
         refresh_interval: float,
         max_attempts: int,
         default_zone: str,
+        prefilters: Prefilters = ONLY_TRAITS,
         pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self._pci_aliases = dict(pci_aliases or {})
@@ -115,6 +118,7 @@ class SchedulerManager:
             max_attempts=max_attempts,
             host_subset_size=settings.host_subset_size,
             shuffle_best_same_weighed_hosts=settings.shuffle_best_same_weighed_hosts,
+            prefilters=prefilters,
             aliases=self._pci_aliases,
         )
         self._image_counts: ImageCounts | None = None
@@ -177,12 +181,13 @@ class SchedulerManager:
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
             try:
-                decision = self._decide(spec, request, held, spread=min(2**race, WIDEST_SPREAD))
+                room = await self._room(spec, request)
+                decision = self._decide(spec, request, held, room, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._with_places(request)
                 held |= await self._held_already(spec, request)
-                decision = self._decide_finally(spec, request, held)
+                decision = self._decide_finally(spec, request, held, await self._room(spec, request))
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
@@ -201,11 +206,33 @@ class SchedulerManager:
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Selected:
+    async def _room(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
+        """Return how many of the instances the providers of each node can serve; None if they need no groups."""
+        groups = extra_specs.groups(spec.flavor)
+        if groups is None:
+            return None
+        own, count = extra_specs.claimed(spec.flavor, spec.image), len(request.instance_uuids)
+        return await self._database.read(provider_trees.room, groups, own, count)
+
+    def _decide(
+        self,
+        spec: RequestSpec,
+        request: SelectDestinations,
+        held: dict[str, str],
+        room: dict[str, int] | None,
+        *,
+        spread: int,
+    ) -> Selected:
         begun = self._clock.monotonic()
         try:
             return self._scheduler.select(
-                self._feed.table, spec, request.instance_uuids, now=self._clock.now(), held=held, spread=spread
+                self._feed.table,
+                spec,
+                request.instance_uuids,
+                now=self._clock.now(),
+                held=held,
+                spread=spread,
+                room=room,
             )
         finally:
             self._timed(self._clock.monotonic() - begun)
@@ -215,9 +242,11 @@ class SchedulerManager:
         found = await self._database.read(allocations.get_many, request.instance_uuids)
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
-        for uuid, [first, *others] in found.items():
-            row = self._feed.table.index(first.node_uuid)
-            if row is None or others or first.resources != spec.resources():
+        own = extra_specs.claimed(spec.flavor, spec.image)
+        for uuid, all_held in found.items():
+            place = allocations.place_of(all_held, own, extra_specs.groups(spec.flavor))
+            row = None if place is None else self._feed.table.index(place.node_uuid)
+            if row is None:
                 continue
             selection = self._feed.table.selections[row]
             if (
@@ -225,22 +254,24 @@ class SchedulerManager:
                 and node in (None, selection.node)
                 and selection.host not in spec.ignore_hosts
             ):
-                held[uuid] = first.node_uuid
+                held[uuid] = selection.node_uuid
         return held
 
-    def _decide_finally(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str]) -> Selected:
+    def _decide_finally(
+        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], room: dict[str, int] | None
+    ) -> Selected:
         """Decide; if there is no valid host, say whether one may return.
 
         The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
         host that announced its stop is down at once.
         """
         try:
-            return self._decide(spec, request, held, spread=1)
+            return self._decide(spec, request, held, room, spread=1)
         except NoValidHost as error:
             earlier = self._clock.now() - self._service_down_time
-            if self._scheduler.would_fit(self._feed.table, spec, request.instance_uuids, now=earlier, held=held):
-                error.details["hosts_may_return"] = True
             uuids = request.instance_uuids
+            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, room=room):
+                error.details["hosts_may_return"] = True
             log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
 

@@ -4,21 +4,23 @@ A request is accepted when its transaction is committed. Only then a message tel
 lost.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
 from micronova.db.secrets import Secrets
+from micronova.notifications.notifier import API
 from micronova.objects import migration_states, states
-from micronova.objects.clock import micros
+from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context, RequestContext
 from micronova.objects.errors import Conflict, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import OperationRow, PowerPayload, instance_action
+from micronova.objects.operations import OperationRow, PowerPayload
 from micronova.servers.accept import AcceptedActions
 from micronova.servers.dependencies import RequestDependencies
 
@@ -112,15 +114,7 @@ class ServerActions:
 
         Raise Unavailable with the text `late` if it has not ended long after its deadline.
         """
-        pause = FIRST_POLL
-        while True:
-            found = await self._database.read(operation_rows.get, operation)
-            if found is None or found["finished_at"] is not None:
-                return found
-            if self._clock.now() > found["deadline"] / 1e6 + GRACE:
-                raise Unavailable(late)
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
+        return await passed(self._database, self._clock, operation, late)
 
     def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, force: bool) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
@@ -159,7 +153,7 @@ class ServerActions:
     def _begin_restore(self, conn: sa.Connection, context: RequestContext, id: str) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS["restore"]
-        check_state("restore", action, row)
+        check_state(action, row)
         changes: InstanceChanges = {"task_state": action.task_state, "deleted_at": None}
         operations = self._accepted.record(conn, context, row, "restore", changes, PowerPayload(action="restore"))
         if row["deleted_at"] is not None:  # else it is charged
@@ -187,9 +181,8 @@ class ServerActions:
         `check` is as in `begin`, and `AcceptedActions.record` explains the others and what is returned.
         """
         row = instances.lock_existing(conn, id)
-        name = instance_action(kind)
-        check_state(name, action, row)
-        check_capability(conn, name, action, row)
+        check_state(action, row)
+        check_capability(conn, action, row)
         if check is not None:
             check(row)
         return self._accepted.record(
@@ -211,13 +204,13 @@ class ServerActions:
         """Lock a server: only admins may change it."""
         if await self._database.write(self._lock, context, row["uuid"], reason):
             locked = changed(row, {"locked_by": lock_holder(context, row), "locked_reason": reason})
-            self._notifier.instance("lock", locked, context=context.for_bus())
+            self._notifier.instance("lock", locked, context=context.for_bus(), sender=API)
 
     async def unlock(self, context: RequestContext, row: InstanceRow) -> None:
         """Unlock a server."""
         await self._database.write(self._unlock, context, row["uuid"])
         unlocked = changed(row, {"locked_by": None, "locked_reason": None})
-        self._notifier.instance("unlock", unlocked, context=context.for_bus())
+        self._notifier.instance("unlock", unlocked, context=context.for_bus(), sender=API)
 
     async def reset_state(self, context: RequestContext, row: InstanceRow, vm_state: str) -> None:
         """Set the state of a server and cancel its operations; one that moves stays where it belongs to."""
@@ -230,20 +223,20 @@ class ServerActions:
         holder = lock_holder(context, row)
         if row["locked_by"] is not None and holder == "owner":
             return False  # an admin's lock, and its reason, stay as they are
-        self._note(conn, context, id, "lock", {"locked_by": holder, "locked_reason": reason})
+        self._note(conn, context, row, "lock", {"locked_by": holder, "locked_reason": reason})
         return True
 
     def _unlock(self, conn: sa.Connection, context: RequestContext, id: str) -> None:
-        instances.lock_existing(conn, id)
-        self._note(conn, context, id, "unlock", {"locked_by": None, "locked_reason": None})
+        row = instances.lock_existing(conn, id)
+        self._note(conn, context, row, "unlock", {"locked_by": None, "locked_reason": None})
 
-    def _note(self, conn: sa.Connection, context: RequestContext, id: str, name: str, values: InstanceChanges) -> None:
+    def _note(
+        self, conn: sa.Connection, context: RequestContext, row: InstanceRow, name: str, values: InstanceChanges
+    ) -> None:
         """Change a server and record an instance action of this name that has ended."""
         now = micros(self._clock.now())
-        instances.update(conn, id, now, values)
-        instance_actions.start(
-            conn, id, context.request_id, name, context.user_id, context.project_id, now, finished=True
-        )
+        instances.update(conn, row["uuid"], now, values)
+        instance_actions.record_done(conn, row, context, name, now, event=f"api_{name}")
 
     def _reset_state(self, conn: sa.Connection, context: Context, id: str, vm_state: str) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
@@ -255,6 +248,7 @@ class ServerActions:
         changes: InstanceChanges = {"vm_state": vm_state, "task_state": None, "epoch": row["epoch"] + 1}
         instances.update(conn, id, now, {**changes, "deleted_at": None})
         operation_rows.cancel_open(conn, id, now)
+        instance_actions.record_done(conn, row, context, "resetState", now)
         operations = self._end_move(conn, context, row, migration_states.ERROR)
         if row["task_state"] == states.SHELVING_OFFLOADING and row["network_info"]:  # they may be unbound
             operations += (self._bind_ports(conn, context, row, row["epoch"] + 1, now),)
@@ -279,23 +273,42 @@ class ServerActions:
         return id
 
 
+async def passed(
+    database: Database, clock: Clock, operation: str, late: str, steps: Collection[str] | None = None
+) -> OperationRow | None:
+    """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
+
+    Raise Unavailable with the text `late` if that is not so long after its deadline.
+    """
+    pause = FIRST_POLL
+    while True:
+        found = await database.read(operation_rows.get, operation)
+        if found is None or found["finished_at"] is not None or (steps is not None and found["step"] not in steps):
+            return found
+        if clock.now() > found["deadline"] / 1e6 + GRACE:
+            raise Unavailable(late)
+        await clock.sleep(pause)
+        pause = min(LONGEST_POLL, pause * 1.5)
+
+
 def check_lock(context: RequestContext, row: InstanceRow) -> None:
     """Raise Conflict if the server is locked and the caller is not an admin."""
     if row["locked_by"] and not context.is_admin:
         raise Conflict(f"Instance {row['uuid']} is locked")
 
 
-def check_state(name: str, action: states.Action, row: InstanceRow) -> None:
-    """Raise Conflict if the server's state does not allow the action; `name` is its name in the message."""
+def check_state(action: states.Action, row: InstanceRow) -> None:
+    """Raise Conflict if the server's state does not allow the action."""
     reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
     if reason is not None:
-        raise Conflict(f"Cannot '{name}' instance {row['uuid']} {reason}")
+        raise Conflict(f"Cannot '{action.shown_name}' instance {row['uuid']} {reason}")
 
 
-def check_capability(conn: sa.Connection, name: str, action: states.Action, row: InstanceRow) -> None:
+def check_capability(conn: sa.Connection, action: states.Action, row: InstanceRow) -> None:
     """Raise NotSupported if the driver of the server's host cannot do the action."""
     if action.capability is not None and nodes.lacks(conn, row["node_uuid"], action.capability):
-        raise NotSupported(f"Cannot '{name}' instance {row['uuid']}: the hypervisor of its host is not able to.")
+        refused = f"Cannot '{action.shown_name}' instance {row['uuid']}"
+        raise NotSupported(f"{refused}: the hypervisor of its host is not able to.")
 
 
 def lock_holder(context: RequestContext, row: InstanceRow) -> str:

@@ -9,7 +9,7 @@ from micronova.objects import states
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, NotSupported, OperationFailed
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import PasswordPayload, instance_action
+from micronova.objects.operations import PasswordPayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 
 KIND = "change_password"
@@ -29,7 +29,7 @@ class AdminPasswords:
         """Set a password; return when the guest has taken it."""
         action = states.ACTIONS[KIND]
         check_lock(context, row)
-        check_state(instance_action(KIND), action, row)
+        check_state(action, row)
         await self._check_host(row)
         uuid = row["uuid"]
         secrets = Secrets(admin_password=password)

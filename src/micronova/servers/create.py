@@ -46,7 +46,7 @@ from micronova.servers.create_rules import (
     merge_devices,
 )
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.image_refs import named_image
+from micronova.servers.image_refs import BootImages, named_image
 from micronova.servers.lookups import check_host, check_zone, flavor_for, public_key
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
@@ -87,6 +87,7 @@ class ServerCreator:
         self._network_client = dependencies.network_client
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
+        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
         self._timeout = dependencies.operation_timeout
         self._default_zone = dependencies.default_zone
         self._default_schedule_zone = default_schedule_zone
@@ -100,13 +101,13 @@ class ServerCreator:
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
         check_image(image, flavor, request)
         if image is not None:
-            self._unsupported.check_image(image)
+            self._unsupported.check_image(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
         if image is not None:
-            image = await self._signatures.signed(
-                image, request.trusted_certs, token=context.token, seen_by=context.token
+            image = await self._boot_images.complete(
+                image, request.trusted_certs, ram=flavor.ram, token=context.token, seen_by=context.token
             )
         elif request.trusted_certs:
             raise Invalid("Image certificate validation is not supported when booting from volume.")

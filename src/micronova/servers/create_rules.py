@@ -20,7 +20,7 @@ from micronova.objects.guest_properties import (
     serial_ports,
     wants_queues,
 )
-from micronova.objects.image import LONGEST_PROPERTY, MOST_PROPERTY_BYTES, ImageMeta
+from micronova.objects.image import LONGEST_PROPERTY, MOST_PROPERTY_BYTES, NO_DISKS, ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
 from micronova.objects.orders import InjectedFile
@@ -87,6 +87,8 @@ def check_image_fits(image: ImageMeta, flavor: Flavor, *, allow_zero_disk: bool)
         raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
     if image.status != "active":
         raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
+    if image.disk_format in NO_DISKS:
+        raise Invalid(f"Image {image.id} is a kernel or a ramdisk ({image.disk_format}), and has no disk to boot from.")
     if image.property_bytes > MOST_PROPERTY_BYTES:
         raise Invalid(
             f"Image {image.id} has properties of {image.property_bytes} bytes: a server keeps at most "

@@ -1,9 +1,17 @@
-"""Reading the image that a request names."""
+"""Reading the images that a request names, and the kernel and the ramdisk that an image names."""
+
+from collections.abc import Sequence
+
+import msgspec
 
 from micronova.clients.image.client import ImageClient
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
-from micronova.objects.image import ImageMeta
+from micronova.objects.image import KERNEL_FORMATS, RAMDISK_FORMATS, ImageMeta
+from micronova.servers.image_signatures import ImageSignatures
+
+NO_KERNEL = "nokernel"
+"""The `kernel_id` of an image that boots from its disk."""
 
 
 async def named_image(image_client: ImageClient | None, context: RequestContext, id: str) -> ImageMeta:
@@ -14,3 +22,58 @@ async def named_image(image_client: ImageClient | None, context: RequestContext,
         return await image_client.get(id, context.token)
     except NotFound:
         raise Invalid(f"Invalid imageRef provided: image {id} could not be found.") from None
+
+
+class BootImages:
+    """Finds the kernels and ramdisks of images."""
+
+    def __init__(self, image_client: ImageClient | None, signatures: ImageSignatures) -> None:
+        self._image_client = image_client
+        self._signatures = signatures
+
+    async def complete(
+        self,
+        image: ImageMeta,
+        trusted: Sequence[str] | None,
+        *,
+        ram: int,
+        token: str,
+        seen_by: str | None,
+    ) -> ImageMeta:
+        """Return an image with its signature, and with the kernel and the ramdisk that its properties name.
+
+        Raise Invalid if one of them cannot be used: hosts copy both, and the guest has them in its memory of `ram` MB.
+        The user with `seen_by`, or without it the service user, must see them; `trusted` and `token` are as in
+        `ImageSignatures.signed`.
+        """
+        image = await self._signatures.signed(image, trusted, token=token, seen_by=seen_by)
+        kernel_id, ramdisk_id = (image.properties.get(f"{what}_id") for what in ("kernel", "ramdisk"))
+        if not kernel_id or kernel_id == NO_KERNEL:
+            if ramdisk_id and kernel_id != NO_KERNEL:
+                raise Invalid(f"Image {image.id} has a ramdisk_id and no kernel_id: give it both, or none.")
+            return msgspec.structs.replace(image, kernel=None, ramdisk=None)
+        kernel = await self._find(image, "kernel", str(kernel_id), KERNEL_FORMATS, seen_by)
+        ramdisk = None
+        if ramdisk_id:
+            ramdisk = await self._find(image, "ramdisk", str(ramdisk_id), RAMDISK_FORMATS, seen_by)
+        found = [each for each in (kernel, ramdisk) if each is not None]
+        if sum(each.size for each in found) > ram << 20:
+            raise Invalid(f"The kernel and the ramdisk of image {image.id} do not fit into the {ram} MB of the flavor.")
+        signed = [await self._signatures.signed(each, trusted, token=token, seen_by=seen_by) for each in found]
+        return msgspec.structs.replace(image, kernel=signed[0], ramdisk=signed[1] if ramdisk is not None else None)
+
+    async def _find(
+        self, image: ImageMeta, what: str, id: str, formats: Sequence[str], seen_by: str | None
+    ) -> ImageMeta:
+        assert self._image_client is not None  # it knows the properties of the image
+        try:
+            found = await self._image_client.get(id, seen_by)
+        except NotFound:
+            raise Invalid(f"The {what} {id} of image {image.id} could not be found.") from None
+        if found.status != "active":
+            raise Invalid(f"The {what} {id} of image {image.id} is not active: it is {found.status}.")
+        if found.disk_format not in formats:
+            known = " or ".join(formats)
+            raise Invalid(f"The {what} {id} of image {image.id} has the format {found.disk_format}, and not {known}.")
+        # Nothing else of it counts, and the server keeps it in its row.
+        return msgspec.structs.replace(found, properties={})

@@ -21,7 +21,7 @@ from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotSuppo
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import BACKUP, CANNOT_UPLOAD, SNAPSHOT
 from micronova.objects.instance import InstanceRow, fault_of
-from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload, instance_action
+from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload
 from micronova.servers.actions import ServerActions, check_state
 from micronova.servers.dependencies import RequestDependencies
 
@@ -91,7 +91,7 @@ class ServerImages:
     ) -> str:
         """Accept a request for a backup of a server, of which the newest are kept; return the image's id."""
         document = self._document(context, row, name, BACKUP, {**metadata, "backup_type": backup_type})
-        check_state(instance_action("create_backup"), states.ACTIONS["create_backup"], row)
+        check_state(states.ACTIONS["create_backup"], row)
         # Only those of the project that makes this one: anybody can give an image the properties of a backup, and it
         # must not push out others. No backup is made of the server meanwhile, so the list holds until the end.
         older = await self._client().backups(row["uuid"], backup_type, owner=context.project_id, token=context.token)
@@ -106,8 +106,8 @@ class ServerImages:
     async def _create(
         self, context: RequestContext, row: InstanceRow, kind: str, document: dict[str, Any], payload: ImagePayload
     ) -> str:
-        client, action, name = self._client(), states.ACTIONS[kind], instance_action(kind)
-        check_state(name, action, row)
+        client, action = self._client(), states.ACTIONS[kind]
+        check_state(action, row)
         if not client.takes_uploads:
             raise NotSupported(CANNOT_UPLOAD)
         id = new_uuid(self._random)
@@ -136,7 +136,9 @@ class ServerImages:
         overtaken = await self._database.write(_start, id, payload)
         await self._conductor.run_operations(context.for_bus(), operations)
         if overtaken:
-            raise Conflict(f"Cannot '{name}' instance {row['uuid']}: another request has changed it meanwhile.")
+            raise Conflict(
+                f"Cannot '{action.shown_name}' instance {row['uuid']}: another request has changed it meanwhile."
+            )
         return id
 
     def _record_failure(

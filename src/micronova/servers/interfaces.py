@@ -86,7 +86,7 @@ class Interfaces:
         action = states.ACTIONS["attach_interface"]
         check_lock(context, row)
         row = await self._free(row, WAIT)
-        check_state(action.name, action, row)
+        check_state(action, row)
         if self._network_client is None:
             raise NotSupported("There is no network service: a server cannot get an interface.")
         await self._check_host(row)

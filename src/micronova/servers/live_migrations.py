@@ -1,5 +1,6 @@
 """Requests about a live migration that is in progress: to abort it, or to force its end."""
 
+import itertools
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -17,6 +18,10 @@ from micronova.objects.instance import InstanceRow
 from micronova.rpc.errors import RpcError
 from micronova.servers.actions import check_lock
 
+CANCEL: Final = "live_migration_cancel"
+FORCE_COMPLETE: Final = "live_migration_force_complete"
+"""Names of instance actions."""
+_ON_THE_WAY: Final = (migration_states.PREPARING, migration_states.RUNNING)
 UNDONE: Final = ("unbind", "undo")
 """Steps of an operation whose guest returns to the source: to abort them would leave it paused."""
 
@@ -37,11 +42,14 @@ class LiveMigrations:
         more, and lets the guest continue.
         """
         check_lock(context, row)
-        await self._database.write(self._abort, context, row["uuid"], number, early)
-        for phase in ("start", "end"):
-            self._notifier.instance(f"live_migration_abort.{phase}", row, context=context.for_bus())
+        status = await self._database.write(self._abort, context, row["uuid"], number, early)
+        # What has begun on its way is rolled back.
+        names = ["live_migration_abort"] + ["live_migration_rollback"] * (status in _ON_THE_WAY)
+        for name, phase in itertools.product(names, ("start", "end")):
+            self._notifier.instance(f"{name}.{phase}", row, context=context.for_bus())
 
-    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> None:
+    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> str:
+        """Abort it, and return the status that it had."""
         row = instances.lock_existing(conn, id)
         if row["task_state"] != states.MIGRATING:
             raise Conflict(f"Cannot 'abort live migration' instance {id} while it is in task_state {row['task_state']}")
@@ -60,23 +68,34 @@ class LiveMigrations:
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         instances.update(conn, id, now, {"task_state": None, "progress": 0, "epoch": epoch})
         operation_rows.cancel_open(conn, id, now)
-        self._record_action(conn, context, id, "live_migration_cancel", now)
+        event = "compute_live_migration_abort"
+        instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration.source_compute)
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED)
+        return str(migration.status)
 
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
         """Let a live migration that runs end soon; the guest may be paused for it."""
         check_lock(context, row)
         bus_context = context.for_bus()
-        source = await self._database.write(self._check_running, context, row["uuid"], number)
-        self._notifier.instance("live_migration_force_complete.start", row, context=bus_context)
+        source, epoch = await self._database.write(self._check_running, context, row["uuid"], number)
+
+        async def end(problem: str | None) -> None:
+            await self._database.write(self._record_end, context, row["uuid"], source, epoch, problem)
+
+        self._notifier.instance(f"{FORCE_COMPLETE}.start", row, context=bus_context)
         try:
             await self._compute.force_complete_live_migration(bus_context, source, row["uuid"])
         except RpcError as error:
-            raise Unavailable(f"The host does not answer: {error}") from error
-        self._notifier.instance("live_migration_force_complete.end", row, context=bus_context)
+            problem = f"The host does not answer: {error}"
+            await end(problem)
+            raise Unavailable(problem) from error
+        await end(None)
+        self._notifier.instance(f"{FORCE_COMPLETE}.end", row, context=bus_context)
 
-    def _check_running(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None) -> str:
-        """Record the request; return the host that sends the guest."""
+    def _check_running(
+        self, conn: sa.Connection, context: RequestContext, id: str, number: int | None
+    ) -> tuple[str, int]:
+        """Record the request; return the host that sends the guest, and the server's epoch."""
         row = instances.lock_existing(conn, id)
         if row["vm_state"] != states.ACTIVE:
             raise Conflict(f"Cannot 'force_complete' instance {id} while it is in vm_state {row['vm_state']}")
@@ -90,13 +109,27 @@ class LiveMigrations:
                 f"Migration {number} state of instance {id} is {migration.status}. Cannot force_complete while the "
                 "migration is in this state."
             )
-        self._record_action(conn, context, id, "live_migration_force_complete", micros(self._clock.now()))
-        return str(migration.source_compute)
+        now, source = micros(self._clock.now()), str(migration.source_compute)
+        request = context.request_id
+        instance_actions.start(conn, id, request, FORCE_COMPLETE, context.user_id, context.project_id, now)
+        instance_actions.event_start(conn, id, request, row["epoch"], f"compute_{FORCE_COMPLETE}", now, source)
+        return source, row["epoch"]
 
-    def _record_action(self, conn: sa.Connection, context: RequestContext, id: str, name: str, now: int) -> None:
-        instance_actions.start(
-            conn, id, context.request_id, name, context.user_id, context.project_id, now, finished=True
-        )
+    def _record_end(
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        id: str,
+        source: str,
+        epoch: int,
+        problem: str | None,
+    ) -> None:
+        """Record that the host has answered, or why it has not."""
+        now, request = micros(self._clock.now()), context.request_id
+        result = "Success" if problem is None else "Error"
+        event = f"compute_{FORCE_COMPLETE}"
+        instance_actions.event_finish(conn, id, request, epoch, event, now, result, source, problem)
+        instance_actions.finish(conn, id, request, now, None if problem is None else "Error")
 
 
 def _of_instance(conn: sa.Connection, id: str, number: int | None) -> Any:

@@ -4,11 +4,14 @@ A request is accepted when its transaction is committed: the server's task state
 the instance action and the operation together.
 """
 
+from typing import Final
+
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db import allocations, instances, nodes, quotas, server_migrations, services
 from micronova.db.secrets import Secrets
+from micronova.notifications.notifier import API
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.clock import micros
@@ -21,7 +24,7 @@ from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
 from micronova.objects.operations import EvacuatePayload, MovePayload, ResizedPayload
 from micronova.servers.accept import AcceptedActions
-from micronova.servers.actions import check_lock, check_state
+from micronova.servers.actions import check_lock, check_state, passed
 from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.lookups import check_host, flavor_for, host_exists
@@ -33,6 +36,10 @@ TYPES = {
     "live_migrate": migration_states.LIVE_MIGRATION,
 }
 """Kind of the operation -> type of its migration."""
+
+
+CHECKS: Final = ("schedule", "prep")
+"""Steps of a move in which hosts are chosen and checked."""
 
 
 class ServerMoves:
@@ -55,7 +62,7 @@ class ServerMoves:
     ) -> None:
         """Accept a resize to another flavor."""
         check_lock(context, row)
-        check_state("resize", states.ACTIONS["resize"], row)
+        check_state(states.ACTIONS["resize"], row)
         flavor = await self._database.read(self._flavor, context, row, flavor_id)
         image = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
         if disk_config is not None:
@@ -70,19 +77,43 @@ class ServerMoves:
     async def migrate(self, context: RequestContext, row: InstanceRow, host: str | None = None) -> None:
         """Accept a cold migration, to this host if one is named."""
         check_lock(context, row)
-        check_state("migrate", states.ACTIONS["migrate"], row)
+        check_state(states.ACTIONS["migrate"], row)
         flavor = msgspec.convert(row["flavor"], Flavor)
         await self._begin(context, row, "migrate", flavor, MovePayload(migration="", requested_host=host))
 
     async def live_migrate(
-        self, context: RequestContext, row: InstanceRow, host: str | None = None, *, forced: bool = False
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        host: str | None = None,
+        *,
+        forced: bool = False,
+        waits: bool = False,
     ) -> None:
-        """Accept a live migration, to this host if one is named; with `forced` no filter checks that host."""
+        """Accept a live migration, to this host if one is named; with `forced` no filter checks that host.
+
+        With `waits`, return when hosts have been checked; raise Invalid if none can take the server.
+        """
         check_lock(context, row)
-        check_state("live_migrate", states.ACTIONS["live_migrate"], row)
+        check_state(states.ACTIONS["live_migrate"], row)
         flavor = msgspec.convert(row["flavor"], Flavor)
-        payload = MovePayload(migration="", requested_host=host, forced=forced and host is not None)
-        await self._begin(context, row, "live_migrate", flavor, payload)
+        payload = MovePayload(
+            migration="", requested_host=host, forced=forced and host is not None, answers_after_checks=waits
+        )
+        operation = await self._begin(context, row, "live_migrate", flavor, payload)
+        if waits:
+            await self._wait_for_checks(row["uuid"], operation)
+
+    async def _wait_for_checks(self, id: str, operation: str) -> None:
+        late = f"The hosts of instance {id} do not answer: look at its migrations later."
+        found = await passed(self._database, self._clock, operation, late, CHECKS)
+        if found is not None and found["result"] == "cancelled":
+            raise Conflict(f"Instance {id} was not migrated: a later request took its place.")
+        if found is None or found["result"] != "error":
+            return
+        row = await self._database.read(instances.get, id)
+        fault = None if row is None else row["fault"]
+        raise Invalid("No host could take the server." if fault is None else fault["message"])
 
     async def confirm(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept the confirmation of a resize."""
@@ -110,7 +141,7 @@ class ServerMoves:
         operations = await self._database.write(
             self._record_evacuation, context, row["uuid"], host, forced, Secrets(admin_password=password), stops
         )
-        self._notifier.instance("evacuate", row, context=context.for_bus())
+        self._notifier.instance("evacuate", row, context=context.for_bus(), sender=API)
         await self._conductor.run_operations(context.for_bus(), operations)
         return password
 
@@ -127,7 +158,7 @@ class ServerMoves:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS["evacuate"]
-        check_state("evacuate", action, row)
+        check_state(action, row)
         assert row["host"] is not None
         if host == row["host"]:
             raise Invalid(f"The target host can't be the same one: {host}.")
@@ -166,9 +197,11 @@ class ServerMoves:
 
     async def _begin(
         self, context: RequestContext, row: InstanceRow, kind: str, flavor: Flavor, payload: MovePayload
-    ) -> None:
+    ) -> str:
+        """Accept a move; return its operation."""
         operations = await self._database.write(self._record, context, row["uuid"], kind, flavor, payload)
         await self._conductor.run_operations(context.for_bus(), operations)
+        return operations[0]
 
     def _record(
         self, conn: sa.Connection, context: RequestContext, id: str, kind: str, flavor: Flavor, payload: MovePayload
@@ -176,9 +209,13 @@ class ServerMoves:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS[kind]
-        check_state(kind, action, row)
-        self._check_up(conn, row["host"], now)
-        self._check_destination(conn, row, payload.requested_host)
+        check_state(action, row)
+        if payload.requested_host is not None:
+            check_host(conn, payload.requested_host)
+        if kind != "live_migrate":  # of which a conductor checks this, as in Nova
+            self._check_up(conn, row["host"], now)
+            if payload.requested_host == row["host"]:
+                raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {row['host']}.")
         payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
         migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
         self._choose_places(conn, row, kind, payload)
@@ -231,13 +268,6 @@ class ServerMoves:
         if host is None or not services.host_is_up(conn, host, now, self._service_down_time):
             raise Conflict("Service is unavailable at this time.")
 
-    def _check_destination(self, conn: sa.Connection, row: InstanceRow, host: str | None) -> None:
-        if host is None:
-            return
-        check_host(conn, host)
-        if host == row["host"]:
-            raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {host}.")
-
     def _choose_places(self, conn: sa.Connection, row: InstanceRow, kind: str, payload: MovePayload) -> None:
         """Say in the payload which hosts may be the destination; raise Invalid if there can be none."""
         assert row["host"] is not None
@@ -251,7 +281,8 @@ class ServerMoves:
         needed = "live_migrate" if kind == "live_migrate" else "migrate"
         if payload.excluded and nodes.lacks(conn, row["node_uuid"], needed):
             hint = " and allow_resize_to_same_host is off" if kind == "resize" else ""
-            raise Invalid(f"Cannot '{kind}' instance {row['uuid']}: its host cannot send servers to other hosts{hint}.")
+            refused = f"Cannot '{states.ACTIONS[kind].shown_name}' instance {row['uuid']}"
+            raise Invalid(f"{refused}: its host cannot send servers to other hosts{hint}.")
 
     # --- confirm and revert ----------------------------------------------------------------------------------
 
@@ -263,7 +294,7 @@ class ServerMoves:
     def _record_end(self, conn: sa.Connection, context: RequestContext, id: str, kind: str) -> tuple[str, ...]:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
-        check_state(kind, states.ACTIONS[kind], row)
+        check_state(states.ACTIONS[kind], row)
         migration = server_migrations.open_of(conn, id)
         if migration is None or migration["status"] != migration_states.FINISHED:
             raise Invalid("Instance has not been resized.")

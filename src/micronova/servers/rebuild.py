@@ -32,7 +32,7 @@ from micronova.servers.create_rules import (
     make_password,
 )
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.image_refs import named_image
+from micronova.servers.image_refs import BootImages, named_image
 from micronova.servers.lookups import public_key
 
 KIND = "rebuild"
@@ -71,6 +71,7 @@ class ServerRebuilder:
         self._image_client = dependencies.image_client
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
+        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
         self._accepted = AcceptedActions(dependencies)
 
     async def rebuild(
@@ -84,7 +85,9 @@ class ServerRebuilder:
         if "trusted_certs" in request.changes:
             request.changes["trusted_certs"] = self._signatures.trusted(request.changes["trusted_certs"])
         trusted = request.changes.get("trusted_certs", row["trusted_certs"])
-        image = await self._signatures.signed(image, trusted, token=context.token, seen_by=context.token)
+        image = await self._boot_images.complete(
+            image, trusted, ram=row["flavor"]["ram"], token=context.token, seen_by=context.token
+        )
         password = request.admin_password or make_password(self._random)
         accepted = _Accepted(context=context, request=request, image=image, password=password)
         operations, rebuilt = await self._database.write(self._begin, row["uuid"], accepted)
@@ -95,7 +98,7 @@ class ServerRebuilder:
         """Raise Invalid or Forbidden if the server cannot have this image."""
         flavor = msgspec.convert(row["flavor"], Flavor)
         check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
-        self._unsupported.check_image(image)
+        self._unsupported.check_image(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         if "disk_config" in request.changes:
@@ -116,7 +119,7 @@ class ServerRebuilder:
         row = instances.lock_existing(conn, id)
         check_lock(context, row)
         _check(row)
-        check_capability(conn, KIND, states.ACTIONS[KIND], row)
+        check_capability(conn, states.ACTIONS[KIND], row)
         limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
         check_item_limits(request.changes.get("metadata", {}), request.files, limits)
         changes: InstanceChanges = {
@@ -146,7 +149,7 @@ class ServerRebuilder:
 
 def _check(row: InstanceRow) -> None:
     """Raise Conflict if the server's state does not allow a rebuild, Invalid if it has no image to replace."""
-    check_state(KIND, states.ACTIONS[KIND], row)
+    check_state(states.ACTIONS[KIND], row)
     if row["launched_at"] is None:
         raise Conflict(f"Cannot 'rebuild' instance {row['uuid']} while it has never been active")
     if row["image_ref"] is None:

@@ -2,22 +2,24 @@
 
 import msgspec
 
-from micronova.db import instances
+from micronova.db import instances, nodes
 from micronova.db.secrets import Secrets
 from micronova.objects import states
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.guest_properties import check_image_properties
-from micronova.objects.image import MOST_PROPERTY_BYTES, ImageMeta
+from micronova.objects.image import MOST_PROPERTY_BYTES, NO_DISKS, ImageMeta
 from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_refs import BootImages
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
-_DEVICES = ("disk", "cdrom", "floppy")
+LUN = "lun"
+_DEVICES = ("disk", "cdrom", "floppy", LUN)
 ACTION = "rescue"
 
 
@@ -30,7 +32,7 @@ class ServerRescue:
         self._random = dependencies.random
         self._actions = actions
         self._image_client = dependencies.image_client
-        self._signatures = dependencies.signatures
+        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
         self._rescue_image_id = rescue_image_id
 
     async def rescue(
@@ -45,7 +47,7 @@ class ServerRescue:
         """Accept a rescue; return the password that the guest gets. `allows_volumes`: since 2.87."""
         action = states.ACTIONS[ACTION]
         check_lock(context, row)
-        check_state(ACTION, action, row)
+        check_state(action, row)
         image = await self._image(context, row, image_id)
         await self._check_root(row, image, allows_volumes)
         password = password or make_password(self._random)
@@ -71,14 +73,34 @@ class ServerRescue:
             except NotFound:
                 raise Invalid(f"Requested rescue image '{wanted}' is not supported: it could not be found.") from None
         check_rescue_image(image, row["flavor"])
+        await self._check_device(row, image)
         return image if not wanted else await self._signed(context, row, image, requested)
+
+    async def _check_device(self, row: InstanceRow, image: ImageMeta) -> None:
+        """Raise Invalid if the server's host cannot attach the rescue disk as the image wants it."""
+        if image.properties.get("hw_rescue_device") != LUN:
+            return
+        if await self._database.read(nodes.lacks, row["node_uuid"], "rescue_lun"):
+            raise Invalid(
+                f"Requested rescue image '{image.id}' is not supported: its hw_rescue_device is {LUN}, and disks of "
+                "the server's host are files, which cannot be LUNs. Use disk."
+            )
 
     async def _signed(
         self, context: RequestContext, row: InstanceRow, image: ImageMeta, requested: str | None
     ) -> ImageMeta:
-        """Return an image that is not the server's own with its signature, if that has to be verified."""
+        """Return an image that is not the server's own with its signature, if that has to be verified, and its kernel.
+
+        As in Nova, an image that names no kernel is booted with that of the server, if that has one.
+        """
         seen_by = context.token if requested else None
-        return await self._signatures.signed(image, row["trusted_certs"], token=context.token, seen_by=seen_by)
+        image = await self._boot_images.complete(
+            image, row["trusted_certs"], ram=row["flavor"]["ram"], token=context.token, seen_by=seen_by
+        )
+        if image.properties.get("kernel_id") or row["image"] is None:
+            return image
+        own = msgspec.convert(row["image"], ImageMeta)
+        return msgspec.structs.replace(image, kernel=own.kernel, ramdisk=own.ramdisk)
 
     async def _check_root(self, row: InstanceRow, image: ImageMeta, allows_volumes: bool) -> None:
         """Raise Invalid if the server boots from a volume and the image does not leave its disks in their places."""
@@ -101,6 +123,8 @@ def check_rescue_image(image: ImageMeta, flavor: FlavorData) -> None:
         raise Invalid(f"{refused}it is a snapshot of volumes.")
     if image.status != "active":
         raise Invalid(f"{refused}it is {image.status}, not active.")
+    if image.disk_format in NO_DISKS:
+        raise Invalid(f"{refused}it is a kernel or a ramdisk ({image.disk_format}), and has no disk to boot from.")
     if image.property_bytes > MOST_PROPERTY_BYTES:
         raise Invalid(f"{refused}its properties have more than {MOST_PROPERTY_BYTES} bytes.")
     check_image_properties(properties)

@@ -57,7 +57,7 @@ class ServerShelving:
         """
         check_lock(context, row)
         action = states.ACTIONS[UNSHELVE]
-        check_state(UNSHELVE, action, row)
+        check_state(action, row)
         if row["vm_state"] in states.WITHOUT_HOST:
             operations = await self._database.write(self._record, context, row["uuid"], zone, host)
             await self._conductor.run_operations(context.for_bus(), operations)
@@ -74,7 +74,7 @@ class ServerShelving:
     ) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS[UNSHELVE]
-        check_state(UNSHELVE, action, row)
+        check_state(action, row)
         if row["vm_state"] not in states.WITHOUT_HOST:
             raise Conflict(f"Cannot '{UNSHELVE}' instance {id}: another request has changed it meanwhile.")
         self._check_place(conn, row["pinned_availability_zone"] if isinstance(zone, UnsetType) else zone, zone, host)

@@ -16,6 +16,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
+from micronova.placement import extra_specs
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ _HINTS: Final = {
 _NAMESPACES: Final = {
     "aggregate_instance_extra_specs": "aggregates that match extra specs",
     "capabilities": "capabilities of hosts",
-    "resources": "resource classes of a request",
-    "trait": "traits of hosts",
 }
 _GRANULAR: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}")
 
@@ -80,7 +79,6 @@ _HARDWARE: Final = {
 _FLAVOR: Final = {
     **{f"hw:{name}": what for name, what in _HARDWARE.items()},
     "accel:device_profile": "accelerators",
-    "group_policy": "groups of resources",
     "vmware:hw_version": "VMware",
     "vmware:storage_policy": "VMware",
     **{
@@ -94,7 +92,6 @@ _FLAVOR: Final = {
         for kind in ("limit", "reservation", "shares_level", "shares_share")
     },
 }
-_DISKS_ONLY: Final = "kernels and ramdisks beside a disk: guests boot from their disk"
 _IMAGE: Final = {
     **{f"hw_{name}": what for name, what in _HARDWARE.items()},
     "block_device_mapping": "block devices in an image",
@@ -102,9 +99,6 @@ _IMAGE: Final = {
     "hw_emulation_architecture": "emulation of another architecture",
     "hw_firmware_stateless": "stateless firmware",
     "hw_ipxe_boot": "a boot over the network",
-    "kernel_id": _DISKS_ONLY,
-    "os_command_line": _DISKS_ONLY,
-    "ramdisk_id": _DISKS_ONLY,
 }
 _OFF: Final = frozenset({"", "0", "[]", "disabled", "f", "false", "n", "no", "none", "off"})
 
@@ -130,13 +124,16 @@ class Unsupported:
 
     def check_flavor(self, flavor: Flavor) -> None:
         """Raise Invalid if the flavor has an extra spec that would have no effect."""
+        extra_specs.check(flavor)
         for name, value in flavor.extra_specs.items():
             namespace, colon, _ = name.partition(":")
             granular = _GRANULAR.fullmatch(namespace)
             kind = granular[1] if granular else namespace
+            if granular and colon:
+                continue  # the scheduler itself honours resources and traits
             if colon and kind in _NAMESPACES and kind not in self._honoured().extra_specs:
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _NAMESPACES[kind])
-            if name in _FLAVOR and _asks(name, value):
+            if name in _FLAVOR and _asks(value):
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _FLAVOR[name])
         if any(name.partition(":")[0] in _NAMESPACES for name in flavor.extra_specs):
             for check in self._honoured().checks:
@@ -146,18 +143,22 @@ class Unsupported:
         """Raise Invalid if the flavor asks for PCI devices that no alias names, or the image contradicts it."""
         device_requests(GuestProperties(flavor, image), self._aliases)
 
-    def check_image(self, image: ImageMeta) -> None:
-        """Raise Invalid if the image has a property that would have no effect."""
+    def check_image(self, image: ImageMeta, flavor: Flavor) -> None:
+        """Raise Invalid if the image has a property that would have no effect, or that contradicts the flavor's."""
+        extra_specs.check(flavor, image)
         for name, value in image.properties.items():
-            if name.startswith("trait:") and "trait" not in self._honoured().extra_specs:
-                raise _refusal(f"The property {name} of image {image.id}", _NAMESPACES["trait"])
-            if name in _IMAGE and _asks(name, value):
+            if name in _IMAGE and _asks(value):
                 raise _refusal(f"The property {name} of image {image.id}", _IMAGE[name])
+        if image.properties.get("os_command_line") and not image.properties.get("kernel_id"):
+            raise Invalid(
+                f"The property os_command_line of image {image.id} has no effect, because it has no kernel_id: give it "
+                "both, or none."
+            )
 
 
-def _asks(name: str, value: Any) -> bool:
-    """Return whether a value asks for something; `group_policy` does with each."""
-    return name == "group_policy" or (value is not None and str(value).strip().lower() not in _OFF)
+def _asks(value: Any) -> bool:
+    """Return whether a value asks for something."""
+    return value is not None and str(value).strip().lower() not in _OFF
 
 
 def _refusal(what: str, lacking: str) -> Invalid:

@@ -61,6 +61,8 @@ class GuestPlan:
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
     image_url: str | None = None  # to download the instance's image; in a rescue the rescue image
+    kernel_url: str | None = None  # likewise the kernel and the ramdisk of that image
+    ramdisk_url: str | None = None
     rescue_image: ImageMeta | None = None
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
@@ -236,6 +238,15 @@ class Rescue(Protocol):
 
 
 @runtime_checkable
+class RescueLun(Protocol):
+    """Can give a guest that is rescued its rescue disk as a LUN, which takes commands of SCSI."""
+
+    @property
+    def rescues_from_lun(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
 class AdminPassword(Protocol):
     """Changes passwords in guests that run."""
 
@@ -362,6 +373,15 @@ class ImageCache(Protocol):
 
 
 @runtime_checkable
+class KernelBoot(Protocol):
+    """Boots the disks of images that have an `ImageMeta.kernel` with this kernel, and not with firmware."""
+
+    @property
+    def boots_kernels(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
 class TrustedCerts(Protocol):
     """Verifies the data of each image that has an `ImageMeta.signature`, before it does anything else with it.
 
@@ -433,6 +453,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "rebuild": Rebuild,
     "hot_plug": HotPlug,
     "rescue": Rescue,
+    "rescue_lun": RescueLun,
     "admin_password": AdminPassword,
     "crash_dump": CrashDump,
     "resize": Resize,
@@ -440,6 +461,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "live_migrate": LiveMigrate,
     "diagnostics": Diagnostics,
     "image_cache": ImageCache,
+    "kernel_boot": KernelBoot,
     "trusted_certs": TrustedCerts,
     "boot_signs": BootSigns,
     "vnc_console": VncConsole,

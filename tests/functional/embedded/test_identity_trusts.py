@@ -108,7 +108,7 @@ async def test_who_may_trust_whom_with_what(cloud: Cloud) -> None:
         ({"trustee_user_id": "nobody"}, 404),
         ({"project_id": "nothing"}, 404),
         ({"project_id": bob.project_id}, 404),
-        ({"project_id": None}, 400),
+        ({"project_id": None}, 404),
         ({"roles": []}, 403),
         ({"roles": [{}]}, 400),
         ({"roles": [{"name": "admin"}]}, 404),
@@ -338,3 +338,25 @@ async def test_a_token_ends_with_what_its_chain_rests_on(cloud: Cloud, what: str
     assert (await use(cloud, "carol", second)).status in (401, 403)
     gone = (await admin.request("GET", f"{PATH}/{second['id']}")).status == 404
     assert gone == (what == "agent deleted")
+
+
+async def test_a_trust_without_a_project_delegates_no_roles(cloud: Cloud) -> None:
+    _, alice, bob = await parties(cloud)
+    without: list[dict[str, Any]] = [{"project_id": None, "roles": []}, {"project_id": None}, {}]
+    for fields in without:
+        body = {"trustor_user_id": alice.user_id, "trustee_user_id": bob.user_id, "impersonation": True, **fields}
+        made = (await alice.request("POST", PATH, {"trust": body})).json()["trust"]
+        assert (made["project_id"], made["roles"]) == (None, [])
+    with_role = {**body, "roles": [{"name": "member"}]}
+    assert (await alice.request("POST", PATH, {"trust": with_role})).status == 404, "nobody has a role on no project"
+    answer = await use(cloud, "bob", made)
+    token = answer.json()["token"]
+    assert token["user"]["id"] == alice.user_id
+    assert not {"project", "domain", "system", "roles", "catalog"} & set(token)
+    assert token["OS-TRUST:trust"]["id"] == made["id"]
+    exchanged = await cloud.authenticate(
+        by_token(answer.headers["x-subject-token"]), {"project": {"id": alice.project_id}}
+    )
+    assert exchanged.status == 403
+    assert (await alice.request("DELETE", f"{PATH}/{made['id']}")).status == 204
+    assert (await use(cloud, "bob", made)).status == 401

@@ -15,7 +15,9 @@ def notifications(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """The notifications that a cloud in one process sends during the test: event, server, fault."""
     sent: list[tuple[str, Any, Any]] = []
 
-    def instance(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None) -> None:
+    def instance(
+        event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None, sender: Any = None
+    ) -> None:
         sent.append((event, row, fault))
 
     monkeypatch.setattr(cloud.process.notifier, "instance", instance)

@@ -38,15 +38,22 @@ async def test_the_action_and_its_reverse(
     assert [row["vm_state"] for _, row, _ in notifications] == ["active", status.lower(), status.lower(), "active"]
 
 
-async def test_a_failure(cloud: OneProcess, user: Caller, notifications: Any) -> None:
+async def test_failures(cloud: OneProcess, user: Caller, notifications: Any) -> None:
     id = (await user.boot(name=user.project))["id"]
     await cloud.until(_events(notifications, 2), "the end of the build")
     notifications.clear()
     async with cloud.faults({"operation": "suspend", "kind": "fail", "name": user.project, "message": "no room"}):
         await user.act(id, "suspend")
         await user.wait_for(id, "ERROR")
-    assert await cloud.until(_events(notifications, 2), "the notifications") == ["suspend.start", "suspend.error"]
-    assert notifications[1][2]["message"] == "no room"
+    await user.act(id, "reboot", {"type": "HARD"})
+    await user.wait_for(id, "ACTIVE")
+    async with cloud.faults({"operation": "reboot", "kind": "fail", "name": user.project, "message": "no way"}):
+        await user.act(id, "reboot", {"type": "HARD"})
+        await user.wait_for(id, "ERROR")
+    assert await cloud.until(_events(notifications, 5), "the notifications") == [
+        "suspend.start", "reboot.start", "reboot.end", "reboot.start", "reboot.error",
+    ]  # fmt: skip
+    assert notifications[-1][2]["message"] == "no way"
 
 
 async def test_a_delete_reports_the_end_of_the_guest(cloud: OneProcess, user: Caller, notifications: Any) -> None:

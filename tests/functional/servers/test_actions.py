@@ -135,3 +135,23 @@ async def test_no_fault_is_shown_while_all_is_well(cloud: Cloud, user: Caller) -
         await user.act(id, "os-stop")
         server = await user.wait_for(id, "ACTIVE")
     assert "fault" not in server, "the action failed; the server is well"
+
+
+async def test_what_the_api_does_itself_is_recorded(user: Caller) -> None:
+    id = (await user.boot())["id"]
+    await user.act(id, "lock")
+    await user.act(id, "unlock")
+    for state in ("error", "active"):
+        await user.admin.act(id, "os-resetState", {"state": state})
+    *recorded, _ = await _actions(user, id)
+    assert [(each["action"], each["user_id"], each["project_id"]) for each in recorded] == [
+        ("resetState", "admin", user.project),
+        ("resetState", "admin", user.project),
+        ("unlock", user.user, user.project),
+        ("lock", user.user, user.project),
+    ]
+    for action, expected in zip(recorded, ([], [], ["api_unlock"], ["api_lock"]), strict=True):
+        shown = await _action(user, id, action["request_id"])
+        assert [each["event"] for each in shown["events"]] == expected
+        assert {each["result"] for each in shown["events"]} <= {"Success"}
+        assert shown["message"] is None

@@ -32,7 +32,7 @@ CLOUD = CloudOptions(
 )
 
 
-REBUILT = ("rebuild_scheduled", "rebuild.start", "rebuild.end")
+REBUILT = ("rebuild.scheduled", "rebuild.start", "rebuild.end")
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ async def test_a_server_is_built_again_elsewhere(
     actions = (await user.get(f"/servers/{lost}/os-instance-actions"))["instanceActions"]
     assert [each["action"] for each in actions] == ["unlock", "evacuate", "lock", "create"]
     names = [event for event, _, _ in notifications if event not in ("lock", "unlock")]
-    lost_with_the_conductor = [] if crash is None else ["rebuild_scheduled", "rebuild.start"]
+    lost_with_the_conductor = [] if crash is None else ["rebuild.scheduled", "rebuild.start"]
     assert sorted([*names, *lost_with_the_conductor]) == sorted(["evacuate", *REBUILT])
     assert await killable_host.has_guest(lost)
     await cloud.assert_clean()
@@ -216,7 +216,7 @@ async def test_an_evacuation_that_fails_leaves_the_server_on_its_host(
     assert "No way." in shown["fault"]["message"]
     assert await user.host_of(id) == killable_host.name
     assert {port["binding:host_id"] for port in await ports_of(user, id)} == {killable_host.name}
-    assert await _status(cloud, id) == "error"
+    assert await _status(cloud, id) == "failed"
     await cloud.assert_clean()
     await user.admin.at(94).act(id, "evacuate", {}, 200)
     await user.wait_for(id, "ACTIVE")

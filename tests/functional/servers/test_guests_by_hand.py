@@ -98,7 +98,9 @@ async def test_a_guest_that_changes_by_itself_notifies_in_nobodys_name(
     id = (await user.admin.boot(availability_zone="nova:notifies"))["id"]
     sent: list[tuple[Any, ...]] = []
 
-    def instance(event: str, row: Any, *, context: Context, fault: Any = None, details: Any = None) -> None:
+    def instance(
+        event: str, row: Any, *, context: Context, fault: Any = None, details: Any = None, sender: Any = None
+    ) -> None:
         state = row["vm_state"], row["task_state"], row["power_state"]
         sent.append((event, *state, context.user_id, context.project_id, context.request_id))
 

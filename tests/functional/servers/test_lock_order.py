@@ -22,8 +22,8 @@ from tests.lock_recorder import LockRecorder, Transaction
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # As ARCHITECTURE.md has it.
 ORDER = (
-    "instances", "operations", "server_groups", "server_group_hosts", "compute_nodes", "node_topologies", "inventories",
-    "quota_usages", "services",
+    "instances", "operations", "server_groups", "server_group_hosts", "compute_nodes", "node_topologies",
+    "resource_providers", "inventories", "quota_usages", "services",
 )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ async def test_the_state_set_by_hand(cloud: Cloud, user: Caller) -> None:
         assert (shown["status"], shown["OS-EXT-STS:task_state"]) == ("ACTIVE", None)
         await user.act(id, "reboot", {"type": "SOFT"})
         await user.wait_for(id, "ACTIVE")
-    stopping = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"][1]
+    stopping = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"][2]
     assert (stopping["action"], stopping["message"]) == ("stop", "Error")
     await cloud.assert_clean()
 

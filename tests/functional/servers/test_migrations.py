@@ -69,6 +69,24 @@ async def test_filters(cloud: Cloud, user: Caller) -> None:
     assert await _listed(user, f"{mine}&host=nowhere") == []
     assert await _listed(user, f"{mine}&user_id=nobody") == []
     assert len(await _listed(user, f"{mine}&user_id={user.user}&hidden=0")) == 2
+    assert await _listed(user, f"{mine}&hidden=true") == [], "none is hidden"
+    assert "hidden" in await user.admin.refused(400, "GET", f"/os-migrations{mine}&hidden=maybe")
+
+
+async def test_filters_until_2_58(cloud: Cloud, user: Caller) -> None:
+    """Nova applies them though the API's reference has them for later versions, or not at all."""
+    id = await _moved(user)
+    [shown] = await _listed(user, f"?instance_uuid={id}")
+    old, mine = user.at(58), f"?project_id={user.project}"
+    assert [each["id"] for each in await _listed(old, mine)] == [shown["id"]]
+    assert [each["id"] for each in await _listed(old, f"{mine}&limit=0")] == [shown["id"]], "no parameter of them"
+    for name, right in (("user_id", user.user), ("node", shown["dest_node"]), ("node", shown["source_node"])):
+        assert [each["id"] for each in await _listed(old, f"{mine}&{name}={right}")] == [shown["id"]]
+        assert await _listed(old, f"{mine}&{name}=other") == []
+    assert [each["id"] for each in await _listed(old, f"?uuid={shown['uuid']}")] == [shown["id"]]
+    assert await _listed(old, "?project_id=other") == []
+    for name in ("project_id", "user_id", "node", "uuid"):
+        await user.admin.at(59).refused(400, "GET", f"/os-migrations?{name}=x")
 
 
 async def test_pages(cloud: Cloud, user: Caller) -> None:

@@ -189,6 +189,8 @@ async def test_actions_events_and_notifications(cloud: Cloud, user: Caller, noti
     [action, _] = (await user.get(path))["instanceActions"]
     shown = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]
     assert [(event["event"], event["result"], event["host"]) for event in reversed(shown["events"])] == [
+        ("conductor_migrate_server", "Success", None),
+        ("cold_migrate", "Success", None),
         ("compute_prep_resize", "Success", destination),
         ("compute_resize_instance", "Success", source),
         ("compute_finish_resize", "Success", destination),

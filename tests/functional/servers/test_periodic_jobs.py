@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from micronova.cli.status import collect_status
 from micronova.db.tables import deleted_instances, instances
+from micronova.objects.context import Context
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network
 from tests.functional.servers.killable_host import KillableHost
@@ -69,3 +70,14 @@ async def test_a_guest_that_returns_with_a_backup_of_its_host(cloud: OneProcess,
     assert await host.has_guest(newer)
     await host.driver.destroy(newer)
     await host.stop()
+
+
+async def test_a_host_switches_a_guest_off_for_the_action_shutdown(cloud: OneProcess, user: Caller) -> None:
+    """Not one that is newer than the record of its server's deletion."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    guest = (await cloud.guests(host))[id]
+    for epoch, state in ((guest.epoch - 1, 1), (guest.epoch, 4), (guest.epoch, 4)):
+        await cloud.compute.stop_guest(Context(request_id="req-test"), host, id, epoch)
+        assert (await cloud.guests(host))[id].power_state == state
+    await cloud.compute.stop_guest(Context(request_id="req-test"), host, "no guest", guest.epoch)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import sqlalchemy as sa
 from micronova.db.tables import block_devices, operations
 from micronova.virt.driver import GuestPlan
 from micronova.virt.fake.driver import FakeDriver
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import image
+from tests.functional.servers.killable_host import KillableHost
 
 CLOUD = CloudOptions(hosts=2, roles=("image",))
 STABLE: dict[str, Any] = {"hw_rescue_device": "disk", "hw_rescue_bus": "virtio"}
@@ -104,19 +106,46 @@ async def test_images_that_cannot_be_used(cloud: Cloud, user: Caller) -> None:
         (foreign, "could not be found"),
         (await image(user, upload=False), "it is queued, not active"),
         (await image(user, block_device_mapping='[{"source_type": "snapshot"}]'), "snapshot of volumes"),
-        (await image(user, hw_rescue_device="lun"), "hw_rescue_device is lun"),
+        (await image(user, hw_rescue_device="fs"), "hw_rescue_device is fs"),
         (await image(user, hw_rescue_bus="carrier-pigeon"), "hw_rescue_bus"),
         (await image(user, min_ram=4096), "4096 MB of memory"),
         (await image(user, min_disk=20), "larger than the flavor's disk"),
     ):
         body = {"rescue": {"rescue_image_ref": picture}}
         assert words in await user.refused(400, "POST", f"/servers/{id}/action", body), words
-    lun = (await user.boot(imageRef=await image(user, hw_rescue_device="lun")))["id"]
-    message = await user.refused(400, "POST", f"/servers/{lun}/action", {"rescue": None})
-    assert "hw_rescue_device is lun" in message, "its own image is no better"
+    wrong_one = (await user.boot(imageRef=await image(user, hw_rescue_device="fs")))["id"]
+    message = await user.refused(400, "POST", f"/servers/{wrong_one}/action", {"rescue": None})
+    assert "hw_rescue_device is fs" in message, "its own image is no better"
     for wrong in ({"rescue_image_ref": "tools"}, {"adminPass": 7}, {"unknown": 1}, "text"):
         await user.refused(400, "POST", f"/servers/{id}/action", {"rescue": wrong})
     assert (await user.show(id))["status"] == "ACTIVE"
+
+
+async def test_a_rescue_disk_as_a_lun(cloud: Cloud, user: Caller) -> None:
+    picture = await image(user, hw_rescue_device="lun")
+    id = (await _boot(user))["id"]
+    await user.act(id, "rescue", {"rescue_image_ref": picture}, 200)
+    await user.wait_for(id, "RESCUE")
+    await user.act(id, "unrescue")
+    await user.wait_for(id, "ACTIVE")
+
+
+@only_in_one_process("changes what its host can do")
+async def test_a_rescue_disk_as_a_lun_on_a_host_that_has_none(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    able = FakeDriver.capabilities
+    monkeypatch.setattr(FakeDriver, "capabilities", lambda driver: able(driver) - {"rescue_lun"})
+    host = KillableHost(cloud, "without-luns", tmp_path)
+    await host.start()
+    try:
+        body = {"rescue": {"rescue_image_ref": await image(user, hw_rescue_device="lun")}}
+        id = (await user.admin.boot(availability_zone="nova:without-luns", imageRef=await image(user)))["id"]
+        assert "cannot be LUNs" in await user.refused(400, "POST", f"/servers/{id}/action", body)
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+    finally:
+        await host.stop()
 
 
 @only_in_one_process("changes a row that no request can make yet")
@@ -240,7 +269,7 @@ async def test_notifications_name_the_image(cloud: Cloud, user: Caller, monkeypa
     tools = await image(user, name="tools")
     sent: list[tuple[str, str, Any]] = []
 
-    def note(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None) -> None:
+    def note(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None, sender: Any = None) -> None:
         if row["uuid"] == id:
             sent.append((event, row["vm_state"], dict(details or {})))
 

@@ -1,4 +1,4 @@
-"""Settings of a rescue: the image for requests that name none, passwords that are not shown, and the timeout."""
+"""Settings of a rescue: the image for requests that name none, and the timeout; passwords that are not shown."""
 
 from collections.abc import Iterator
 
@@ -47,4 +47,23 @@ async def test_the_operators_image_and_the_timeout(cloud: Cloud, user: Caller) -
     await user.act(id, "unlock")
     _, last, *_ = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
     assert (last["action"], last["user_id"], last["message"]) == ("unrescue", None, None)
+    await cloud.assert_clean()
+
+
+async def test_no_answer_shows_a_password(cloud: Cloud, user: Caller) -> None:
+    """Those of create and rescue are above."""
+    own = await image(user)
+    id = (await user.boot(imageRef=own))["id"]
+    for version in (1, 104):
+        answer = await user.at(version).request("POST", f"/servers/{id}/action", {"rebuild": {"imageRef": own}})
+        assert answer.status == 202
+        assert answer.json()["server"]["id"] == id
+        assert "adminPass" not in answer.json()["server"]
+        await user.wait_for(id, "ACTIVE")
+    host = await user.host_of(id)
+    async with cloud.forced_down(host):
+        body = {"evacuate": {"onSharedStorage": False, "adminPass": "known"}}
+        answer = await user.admin.at(13).request("POST", f"/servers/{id}/action", body)
+        assert (answer.status, answer.body) == (200, b"")
+        await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()

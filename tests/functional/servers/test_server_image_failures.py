@@ -316,7 +316,9 @@ async def test_notifications_name_the_image(
     server = await boot(user)
     sent: list[tuple[str, str | None, Any]] = []
 
-    def instance(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None) -> None:
+    def instance(
+        event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None, sender: Any = None
+    ) -> None:
         sent.append((event, row["task_state"], details))
 
     monkeypatch.setattr(cloud.process.notifier, "instance", instance)

@@ -89,7 +89,7 @@ async def test_there_and_back(cloud: Cloud, user: Caller) -> None:
     await image_gone(user, made["id"])
     assert "shelved_image_id" not in (await row_of(cloud, id)).system_metadata
     assert await claims_of(cloud, id) == {(await row_of(cloud, id)).node_uuid}
-    events = [("compute_unshelve_instance", "Success"), ("schedule_instances", "Success")]
+    events = [(name, "Success") for name in ("compute_unshelve_instance", "schedule_instances", "get_image_info")]
     assert await last_action(user, id) == ("unshelve", None, events)
     await cloud.assert_clean()
 
@@ -218,7 +218,11 @@ async def test_without_room_it_stays_shelved(cloud: Cloud, user: Caller) -> None
         await user.act(id, "unshelve")
         await cloud.settled()
         await user.wait_for(id, "SHELVED_OFFLOADED")
-        assert await last_action(user, id) == ("unshelve", "Error", [("schedule_instances", "Error")])
+        assert await last_action(user, id) == (
+            "unshelve",
+            "Error",
+            [("schedule_instances", "Error"), ("get_image_info", "Success")],
+        )
         await cloud.assert_clean()
     finally:
         for host in cloud.hosts:

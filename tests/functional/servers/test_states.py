@@ -83,6 +83,18 @@ NOVA: dict[str, tuple[set[str], set[str | None]]] = {
     "shelve_offload": ({"shelved"}, {None}),
     "unshelve": ({"shelved", "shelved_offloaded"}, {None}),
 }
+# The names in Nova's refusals, where they differ from ours.
+LABELS = {
+    "reboot_hard": "reboot",
+    "change_password": "changePassword",
+    "create_image": "createImage",
+    "create_backup": "createBackup",
+    "live_migrate": "os-migrateLive",
+    "confirm_resize": "confirmResize",
+    "revert_resize": "revertResize",
+    "shelve_offload": "shelveOffload",
+}
+CHANGEABLE = {"active", "paused", "suspended", "stopped"}
 MOVES = ("resize", "migrate", "confirm_resize", "revert_resize", "evacuate", "live_migrate")
 BY_ADMINS = (*MOVES, "shelve_offload")
 VIF = {"port_id": "p", "network_label": "n", "mac_address": "m", "fixed_ips": []}
@@ -213,7 +225,8 @@ async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: s
                 await ok(user, "DELETE", f"/image/v2/images/{operation.id}")
         else:
             assert answer.status == 409, where
-            assert reason in answer.json()["conflictingRequest"]["message"], where
+            told = f"Cannot '{LABELS.get(name, name)}' instance {server} {reason}"
+            assert answer.json()["conflictingRequest"]["message"] == told, where
             assert not await cloud.open_operations(), where
     if name in MOVES:
         await _forget_migrations(cloud, server)
@@ -246,6 +259,7 @@ async def test_changes_of_the_password_in_every_state(cloud: Cloud, user: Caller
     home = (await user.admin.show(server))["OS-EXT-SRV-ATTR:host"]
     for vm_state, task, host in _some(PLACES):
         refused = _refusal("change_password", vm_state, task, host)
+        refused = refused and f"Cannot 'changePassword' instance {server} {refused}"
         await _put(cloud, server, vm_state, task, home if host else None)
         asking = asyncio.ensure_future(user.request("POST", f"/servers/{server}/action", body))
         if refused is None:
@@ -271,12 +285,50 @@ async def test_interfaces_in_every_state(
         where = f"{vm_state}/{task} on {host}"
         answer = await user.request("POST", path, {"interfaceAttachment": {}})
         assert answer.status == (409 if refused else 501), where  # there is no network service here
+        if refused:
+            told = f"Cannot 'attach_interface' instance {server} {refused}"
+            assert answer.json()["conflictingRequest"]["message"] == told, where
         answer = await user.request("DELETE", f"{path}/p")
         assert answer.status == (409 if refused else 202), where
+        if refused:
+            told = f"Cannot 'detach_interface' instance {server} {refused}"
+            assert answer.json()["conflictingRequest"]["message"] == told, where
         for operation in await cloud.open_operations():
             assert (await user.show(server))["OS-EXT-STS:task_state"] == "detaching_interface"
             await _forget(cloud, operation.id)
     await _put(cloud, server, "active", None, "a-host", network_info=[])
+
+
+async def test_names_of_actions_in_refusals(cloud: Cloud, user: Caller, server: str) -> None:
+    await _put(cloud, server, "building", None, "a-host")
+    for name, body in BODIES.items():
+        if name == "rebuild":
+            body = {"rebuild": {"imageRef": (await user.show(server))["image"]["id"]}}
+        told = await user.admin.refused(409, "POST", f"/servers/{server}/action", body)
+        assert told == f"Cannot '{LABELS.get(name, name)}' instance {server} while it is in vm_state building"
+
+
+@pytest.mark.parametrize("vm_state", states.VM_STATES)
+async def test_metadata_and_tags_in_every_state(cloud: Cloud, user: Caller, server: str, vm_state: str) -> None:
+    path = f"/servers/{server}"
+    await _put(cloud, server, vm_state, "powering-off", None, metadata={"k": "v"}, tags=["t"])
+    changes: list[tuple[str, str, Any, str]] = [
+        ("POST", "metadata", {"metadata": {"k": "v"}}, "update metadata"),
+        ("PUT", "metadata", {"metadata": {"k": "v"}}, "update metadata"),
+        ("PUT", "metadata/k", {"meta": {"k": "w"}}, "update metadata"),
+        ("DELETE", "metadata/k", None, "delete metadata"),
+        ("PUT", "tags/t", None, "update tag"),
+        ("PUT", "tags", {"tags": ["t", "u"]}, "update tags"),
+        ("DELETE", "tags/t", None, "delete tag"),
+        ("DELETE", "tags", None, "delete tags"),
+    ]
+    for method, where, body, verb in changes:
+        if vm_state in CHANGEABLE:  # and in every task state
+            answer = await user.request(method, f"{path}/{where}", body)
+            assert answer.status < 300, (method, where, answer.body)
+        else:
+            told = await user.refused(409, method, f"{path}/{where}", body)
+            assert told == f"Cannot '{verb}' instance {server} while it is in vm_state {vm_state}"
 
 
 @pytest.mark.thorough

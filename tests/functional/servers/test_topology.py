@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from micronova.cli.audit import run_audit
 from micronova.compute.manager import ComputeManager
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
-from tests.functional.servers.embedded_services import image, ok
+from tests.functional.servers.embedded_services import call, image, ok
 
 GPU = {"vendor_id": "10de", "product_id": "1eb8"}
 # Two hosts with two NUMA nodes of 8 CPUs, of which 6 are for pinned servers, and one GPU at each node.
@@ -255,9 +256,10 @@ async def test_pci_devices_belong_to_one_server(cloud: Cloud, user: Caller) -> N
     [
         ({"pci_passthrough:alias": "fpga:1"}, "PCI alias fpga is not defined"),
         ({"pci_passthrough:alias": "gpu:99"}, "NAME:COUNT"),
+        ({"resources:PCPU": "1"}, "hw:cpu_policy dedicated or mixed asks for dedicated CPUs"),
     ],
 )
-async def test_devices_that_there_are_not(user: Caller, specs: dict[str, str], message: str) -> None:
+async def test_what_cannot_be_asked_for(user: Caller, specs: dict[str, str], message: str) -> None:
     body = user.body(flavorRef=await _flavor(user, specs, vcpus=1), imageRef=await _image(user))
     assert message in await user.refused(400, "POST", "/servers", body)
 
@@ -267,6 +269,28 @@ async def test_a_host_that_an_admin_names_needs_room_too(cloud: Cloud, user: Cal
     for _ in range(2):
         await _boot(user.admin, flavor, availability_zone="nova:fake-1")
     await _not_placed(user.admin, flavor, availability_zone="nova:fake-1")
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_placement_shows_dedicated_cpus(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, DEDICATED, vcpus=3)
+    id = await _boot(user, flavor)
+    shown = await ok(user.admin, "GET", f"/placement/allocations/{id}")
+    [(node, held)] = shown["allocations"].items()
+    assert held["resources"] == {"PCPU": 3, "MEMORY_MB": 256, "DISK_GB": 1}
+    stock = await ok(user.admin, "GET", f"/placement/resource_providers/{node}/inventories")
+    totals = {name: each["total"] for name, each in stock["inventories"].items()}
+    assert (totals["VCPU"], totals["PCPU"]) == (4, 12)
+    assert stock["inventories"]["PCPU"]["allocation_ratio"] == 1.0
+    usages = await ok(user.admin, "GET", f"/placement/resource_providers/{node}/usages")
+    assert usages["usages"]["PCPU"] >= 3
+    # Another service may hold an amount of them: the audit asks for no names.
+    other = {"allocations": [{"resource_provider": {"uuid": node}, "resources": {"PCPU": 1}}]}
+    path = f"/placement/allocations/{uuid4()}"
+    assert (await call(user.admin, "PUT", path, other)).status == 204
+    await cloud.assert_clean()
+    assert (await call(user.admin, "DELETE", path)).status == 204
     await cloud.delete_all()
     await cloud.assert_clean()
 

@@ -23,7 +23,7 @@ from tests.unit.db.databases import compute_database
 from tests.unit.db.test_retention import _instance
 from tests.unit.scheduler.rows import add_instances
 
-DELETED = {"old": 100.0, "recent": 10.0, "newer guest": 100.0, "leaving": 100.0}
+DELETED = {"old": 100.0, "recent": 10.0, "newer guest": 100.0, "leaving": 100.0, "off": 100.0}
 """Servers, with the seconds since they were deleted."""
 
 
@@ -36,16 +36,26 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
 class Hosts:
     """One host with guests, one that does not answer, and one that is down."""
 
+    def __init__(self) -> None:
+        self.stopped: set[str] = set()
+
+    async def stop_guest(self, context: Context, host: str, uuid: str, epoch: int) -> None:
+        assert (host, epoch) == ("full", 3)
+        self.stopped.add(uuid)
+
     async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
         assert host != "down", "a host that is down is not asked"
         if host == "silent":
             raise Unavailable("no answer")
         names = (*DELETED, "living", "unknown")
-        return tuple(Guest(uuid=name, node=host, epoch=5 if "newer" in name else 3, power_state=1) for name in names)
+        return tuple(
+            Guest(uuid=name, node=host, epoch=5 if "newer" in name else 3, power_state=4 if name == "off" else 1)
+            for name in names
+        )
 
 
-async def _found(database: Database, *, timeout: float, reap: bool) -> set[str]:
-    """Run the job; return the servers whose guests hosts are told to remove."""
+async def _found(database: Database, *, timeout: float, action: str) -> set[str]:
+    """Run the job; return the servers whose guests hosts are told to remove or to switch off."""
     clock = ManualClock()
     now = micros(clock.now())
 
@@ -61,27 +71,32 @@ async def _found(database: Database, *, timeout: float, reap: bool) -> set[str]:
 
     await database.write(prepare)
     engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
-    needs = SimpleNamespace(engine=engine, compute=Hosts(), service_down_time=60.0)
-    await find_running_deleted(cast(ConductorDependencies, needs), timeout, reap=reap)
+    hosts = Hosts()
+    needs = SimpleNamespace(engine=engine, compute=hosts, service_down_time=60.0)
+    await find_running_deleted(cast(ConductorDependencies, needs), timeout, action)
     rows = await database.read(lambda conn: conn.execute(departures.select()).all())
     assert {(row.instance_uuid, row.epoch) for row in rows} >= {("leaving", 9)}
     assert all(row.host == "full" and row.epoch in (3, 9) for row in rows)
-    return {row.instance_uuid for row in rows} - {"leaving"}
+    return hosts.stopped | {row.instance_uuid for row in rows} - {"leaving"}
 
 
 async def test_they_are_removed(database: Database) -> None:
     """Not the guest of a server that lives or is unknown, nor one that is newer than the record of the deletion."""
-    assert await _found(database, timeout=0.0, reap=True) == {"old", "recent"}
+    assert await _found(database, timeout=0.0, action="reap") == {"old", "recent", "off"}
 
 
 async def test_not_before_the_timeout(database: Database) -> None:
-    assert await _found(database, timeout=60.0, reap=True) == {"old"}
+    assert await _found(database, timeout=60.0, action="reap") == {"old", "off"}
+
+
+async def test_those_that_run_are_switched_off(database: Database) -> None:
+    assert await _found(database, timeout=0.0, action="shutdown") == {"old", "recent"}
 
 
 async def test_they_are_only_logged(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    assert await _found(database, timeout=0.0, reap=False) == set()
+    assert await _found(database, timeout=0.0, action="log") == set()
     told = [record.getMessage() for record in caplog.records if "which is deleted" in record.getMessage()]
-    assert len(told) == 2 and "host full has a guest of server old" in told[0]
+    assert len(told) == 3 and "host full has a guest of server old" in told[1]
     assert any("host silent does not say" in record.getMessage() for record in caplog.records)
 
 
@@ -110,6 +125,6 @@ async def test_what_one_host_says_protects_no_guest_of_another(
     monkeypatch.setattr(running_deleted, "HOSTS_PER_STEP", 1)
     engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
     needs = SimpleNamespace(engine=engine, compute=Stolen(), service_down_time=60.0)
-    await find_running_deleted(cast(ConductorDependencies, needs), 0.0, reap=True)
+    await find_running_deleted(cast(ConductorDependencies, needs), 0.0, "reap")
     assert await told() == {"of a", "of c"}
     assert known_before["c"] == {"of a"}, "the answers of all hosts are not kept in memory together"

@@ -160,6 +160,12 @@ FILL: Rows = (
             "changed_at": "n",
         },
     ),
+    (
+        "resource_providers",
+        HOSTS,
+        {"uuid": _id("node"), "name": "'host' || n", "root_uuid": _id("node"), "created_at": "n", "updated_at": "n"},
+    ),
+    ("provider_traits", 10 * HOSTS, {"provider_uuid": _id("node", f"(n % {HOSTS})"), "trait": f"'T' || n / {HOSTS}"}),
 )
 
 

@@ -140,5 +140,5 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
             return len(statements)
 
         counted.append(await database.write(upsert))
-    assert counted == [6, 3]
+    assert counted == [9, 3]
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))

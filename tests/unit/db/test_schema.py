@@ -7,7 +7,15 @@ import sqlalchemy as sa
 
 from micronova.db import schema
 from micronova.db.engine import open_database
-from micronova.db.tables import metadata, operations
+from micronova.db.tables import (
+    aggregate_hosts,
+    aggregates,
+    compute_nodes,
+    metadata,
+    operations,
+    provider_aggregates,
+    resource_providers,
+)
 from micronova.objects.errors import MicronovaError
 from tests.unit.embedded.identity.test_schema import described
 
@@ -72,4 +80,30 @@ async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     await database.write(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")) and None)
     with pytest.raises(MicronovaError, match="use a newer micronova"):
         await schema.upgrade(database, metadata, MIGRATIONS)
+    await database.close()
+
+
+async def test_an_upgrade_makes_providers_of_the_nodes_that_are_there(urls: tuple[str, str]) -> None:
+    """Their names are unique, although two hosts may name a node alike; they are in the aggregates of their hosts."""
+    database = open_database(urls[0])
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0019")
+
+    def of_0_2(conn: sa.Connection) -> None:
+        for table in ("resource_providers", "provider_aggregates", "provider_traits", "consumers"):
+            conn.execute(sa.text(f"DROP TABLE {table}"))
+        for number, (uuid, host, name) in enumerate((("a", "h1", "n"), ("b", "h2", "n"), ("c", "h3", "m"))):
+            row = {"uuid": uuid, "id": number, "host": host, "hypervisor_hostname": name, "hypervisor_type": "fake"}
+            row |= {"hypervisor_version": 1, "host_ip": "", "created_at": 5, "changed_at": 5}
+            conn.execute(compute_nodes.insert(), row)
+        conn.execute(aggregates.insert(), {"id": 1, "uuid": "rack", "name": "rack", "created_at": 5})
+        conn.execute(aggregate_hosts.insert(), {"aggregate_id": 1, "host": "h2"})
+
+    await database.write(of_0_2)
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    made = await database.read(lambda conn: conn.execute(sa.select(resource_providers).order_by("uuid")).all())
+    assert [(row.uuid, row.name, row.root_uuid) for row in made] == [
+        ("a", "n", "a"), ("b", "n (b)", "b"), ("c", "m", "c"),
+    ]  # fmt: skip
+    members = await database.read(lambda conn: conn.execute(sa.select(provider_aggregates)).all())
+    assert [tuple(row) for row in members] == [("b", "rack")]
     await database.close()

@@ -8,7 +8,7 @@ import pytest
 
 from micronova.conf.settings import load
 from micronova.notifications.envelope import Message
-from micronova.notifications.notifier import BusNotifier, NoNotifications, make_notifier
+from micronova.notifications.notifier import API, CONDUCTOR, BusNotifier, NoNotifications, make_notifier
 from micronova.notifications.publisher import Notification
 from micronova.objects.clock import SystemClock
 from micronova.objects.flavor import Flavor
@@ -91,6 +91,22 @@ def test_the_end_of_a_delete_shows_a_deleted_server() -> None:
     assert data["deleted_at"] == data["terminated_at"] == "2012-10-29T13:42:13Z"
 
 
+def test_the_sender_may_be_another_host_or_a_service_of_this_process() -> None:
+    sender, kept = notifier()
+    sender.instance("resize_prep.start", server(), context=CONTEXT, sender="compute-2", details={})
+    sender.instance("evacuate", server(), context=CONTEXT, sender=API)
+    found = [opened(message.body)["publisher_id"] for message in kept.messages()]
+    assert found == ["compute.compute-2", "nova-compute:compute-2", "api.controller", "nova-api:controller"]
+
+
+@pytest.mark.parametrize("event", ["lock", "unlock", "interface_attach.start", "interface_detach.end"])
+def test_some_have_only_the_new_format(event: str) -> None:
+    sender, kept = notifier()
+    sender.instance(event, server(), context=CONTEXT)
+    [message] = kept.messages()
+    assert opened(message.body)["event_type"] == f"instance.{event}"
+
+
 def test_the_scheduler_notifies_of_decisions() -> None:
     sender, kept = notifier()
     flavor = Flavor(id="1", name="m1.tiny", ram=512, vcpus=1, disk=1)
@@ -128,8 +144,8 @@ async def test_without_a_broker_or_a_format_nothing_is_sent(sections: dict[str, 
 
 def test_a_rebuild_has_its_own_payload_and_names() -> None:
     sender, kept = notifier()
-    for event in ("rebuild.scheduled", "rebuild.start"):
-        sender.instance(event, server(), context=CONTEXT)
+    sender.instance("rebuild.scheduled", server(), context=CONTEXT, sender=CONDUCTOR)
+    sender.instance("rebuild.start", server(), context=CONTEXT)
     found = [opened(message.body) for message in kept.messages()]
     assert [(message["event_type"], message["publisher_id"].partition(":")[0]) for message in found] == [
         ("compute.instance.rebuild.scheduled", "conductor.controller"),

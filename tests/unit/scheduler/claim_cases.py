@@ -7,8 +7,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import allocation_audit, allocations, tables, topologies
+from micronova.db import (
+    allocation_audit,
+    allocations,
+    placement_names,
+    provider_allocations,
+    provider_inventories,
+    providers,
+    tables,
+    topologies,
+)
 from micronova.db.engine import Database
+from micronova.db.provider_allocations import Wanted
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
     CellRequest,
@@ -19,7 +29,9 @@ from micronova.objects.topology import (
     TopologyRequest,
     decode_use,
 )
+from micronova.placement.model import RequestGroup, ResourceRequest
 from tests.unit.scheduler.rows import (
+    CAPACITY,
     SMALL,
     a_claim,
     a_group,
@@ -309,6 +321,60 @@ def _empty_topology(conn: sa.Connection) -> None:
     conn.execute(tables.node_topologies.update().values(held="{}"))
 
 
+async def test_amounts_groups_and_topologies_are_claimed_together(database: Database) -> None:
+    """What cannot be had of one kind is not taken of the others."""
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(_network_cards)
+    traffic = ResourceRequest(groups=(RequestGroup(suffix="_NET", resources={"CUSTOM_TRAFFIC": 5}),))
+
+    def claims(*numbers: int, cpus: int = 2) -> list[allocations.Claim]:
+        amounts = PINNED | {"PCPU": cpus}
+        return [a_claim(f"i{number}", "a", amounts, topology=pinned(cpus), groups=traffic) for number in numbers]
+
+    assert (await database.write(allocations.claim, claims(0), now=2)).claimed
+    held = await database.read(provider_allocations.held_by, ["i0"])
+    assert held == {"i0": {"node-a": PINNED, "card-a": {"CUSTOM_TRAFFIC": 5}}}
+    assert len((await database.read(held_cpus))["a"]) == 2
+    before = await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")
+    # Six CPUs and traffic are left, but no cell has five.
+    result = await database.write(allocations.claim, claims(1, cpus=5), now=3)
+    assert result.failures[0].reason == "topology"
+    # CPUs for two are left, but traffic for one.
+    assert (await database.write(allocations.claim, claims(1, 2), now=3)).failures[0].reason == "capacity"
+    assert (await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")) == before
+    # The same claim again changes nothing; giving back gives all back.
+    assert (await database.write(allocations.claim, claims(0), now=4)).claimed
+    await database.write(allocations.release, "i0", now=5)
+    assert await database.read(held_cpus) == {"a": (), "b": ()}
+    assert set((await database.read(used, "CUSTOM_TRAFFIC")).values()) == {0} and await database.read(nothing_wrong)
+
+
+def _network_cards(conn: sa.Connection) -> None:
+    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0}
+    providers.ensure_nodes(conn, {"node-a": ("a", "a"), "node-b": ("b", "b")}, 1)
+    placement_names.create_class(conn, "CUSTOM_TRAFFIC", 1)
+    for host in "ab":
+        providers.create(conn, f"card-{host}", f"card-{host}", f"node-{host}", 1)
+        provider_inventories.add(conn, f"card-{host}", "CUSTOM_TRAFFIC", stock, None, 1)
+
+
+async def test_topologies_outlast_allocations_that_placement_gave_back(database: Database) -> None:
+    """The server keeps its CPUs until it is placed anew or deleted."""
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(_network_cards)
+    claim = a_claim("i0", "a", PINNED, topology=pinned())
+    await database.write(allocations.claim, [claim], now=2)
+    await database.write(provider_allocations.release, "i0", 3)
+    assert len((await database.read(held_cpus))["a"]) == 2
+    assert (await database.write(allocations.claim, [claim], now=4)).claimed
+    assert len((await database.read(held_cpus))["a"]) == 2 and await database.read(nothing_wrong)
+    await database.write(provider_allocations.release, "i0", 5)
+    await database.write(allocations.release, "i0", now=6)
+    assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
+
+
 async def race_of_topologies(databases: list[Database], seed: int = 1) -> None:
     """Many claim and release dedicated CPUs and devices at once, and at the end all room is taken."""
     first = databases[0]
@@ -381,6 +447,68 @@ async def check(database: Database) -> dict[str, Any]:
     held = await database.read(allocations.get_many, [f"i{number}" for number in range(100)])
     assert all(len(each) == 1 for each in held.values())
     return held
+
+
+async def race_with_placement(databases: list[Database]) -> None:
+    """Schedulers claim while other services take and give back through the Placement API, and change inventories."""
+    first = databases[0]
+    await make_tables(first)
+    await first.write(_providers)
+    chance = random.Random(5)
+    outcomes: Counter[str] = Counter()
+
+    async def scheduler(number: int) -> None:
+        for _ in range(6):
+            claims = [a_claim(f"i{number}", chance.choice("abcd"))]
+            result = await databases[number % 4].write(allocations.claim, claims, now=1)
+            outcomes["claimed" if result.claimed else "refused"] += 1
+            if chance.random() < 0.3:
+                await databases[number % 4].write(allocations.release, f"i{number}", now=1)
+
+    async def service(number: int) -> None:
+        for _ in range(6):
+            wanted = [
+                Wanted(
+                    consumer=f"c{each}", held={f"node-{host}": SMALL} if chance.random() < 0.7 else {}, checked=False
+                )
+                for each, host in zip((number, (number + 10) % 20), chance.sample("abcd", 2), strict=True)
+            ]
+            try:
+                await databases[number % 4].write(provider_allocations.replace, wanted, 1)
+                outcomes["replaced"] += 1
+            except provider_allocations.NoRoom:
+                outcomes["no room"] += 1
+
+    async def operator(number: int) -> None:
+        stock = {"reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0}
+        for total in (4, 5, 4):
+            values = {name: {**stock, "total": amount} for name, amount in (CAPACITY | {"VCPU": total}).items()}
+            await databases[number % 4].write(
+                provider_inventories.replace_all, f"node-{'abcd'[number]}", values, None, 1
+            )
+
+    await asyncio.gather(
+        *(scheduler(number) for number in range(20)),
+        *(service(number) for number in range(20)),
+        *(operator(number) for number in range(4)),
+    )
+    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "no room")), outcomes
+    assert await first.read(allocation_audit.audit) == []
+    for node, counts in (await first.read(_used_by_node)).items():
+        assert counts["VCPU"] <= 5 and counts["MEMORY_MB"] <= CAPACITY["MEMORY_MB"], (node, counts)
+
+
+def _providers(conn: sa.Connection) -> None:
+    cloud(conn, "abcd", 20)
+    providers.ensure_nodes(conn, {f"node-{name}": (name, name) for name in "abcd"}, 1)
+
+
+def _used_by_node(conn: sa.Connection) -> dict[str, dict[str, int]]:
+    i = tables.inventories.c
+    found: dict[str, dict[str, int]] = {}
+    for node, name, amount in conn.execute(sa.select(i.node_uuid, i.resource_class, i.used)):
+        found.setdefault(node, {})[name] = amount
+    return found
 
 
 async def race_of_doubles(databases: list[Database]) -> None:

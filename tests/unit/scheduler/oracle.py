@@ -12,7 +12,7 @@ from micronova.objects.device_fitting import choose_devices, free_devices
 from micronova.objects.fitting import fit
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.objects.topology import NodeTopology, decode_topology, decode_use
-from micronova.objects.topology_request import topology_request
+from micronova.objects.topology_request import resources_of, topology_request
 from tests.unit.scheduler.factory import OPTIONS
 
 SETTINGS = FilterSchedulerSettings()
@@ -29,7 +29,7 @@ def passes(
 ) -> dict[str, bool]:
     """Give the verdict of each filter on one host."""
     free = {name: host.capacity.get(name, 0) - host.used.get(name, 0) for name in host.capacity}
-    need = spec.resources()
+    need = resources_of(spec.flavor, spec.image)
     topology = decode_topology(host.topology) if host.topology else NodeTopology()
     use, asked = decode_use(host.held), topology_request(spec.flavor, spec.image, OPTIONS.pci_aliases)
     has_amounts = all(free.get(name, 0) >= amount for name, amount in need.items())

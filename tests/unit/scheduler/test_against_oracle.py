@@ -21,6 +21,7 @@ from micronova.objects.topology import (
     TopologyUse,
     encode,
 )
+from micronova.objects.topology_request import resources_of
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
@@ -393,6 +394,6 @@ def test_many_in_one_request_are_placed_as_one_by_one(
         assert placement.selected.host not in {each.host for each in placement.alternates}
         row = table.index(placement.selected.node_uuid)
         assert row is not None
-        table.release(row, spec.resources())
+        table.release(row, resources_of(spec.flavor, spec.image))
     table.undo_topologies()
     assert free_of(table) == before and held_of(table) == held

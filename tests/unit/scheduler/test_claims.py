@@ -17,8 +17,10 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_a_moving_instance_holds_both_places,
     test_affinity_is_kept_by_the_claim,
     test_all_or_nothing,
+    test_amounts_groups_and_topologies_are_claimed_together,
     test_anti_affinity_is_counted_in_the_claim,
     test_audit_finds_and_mends_drift,
+    test_topologies_outlast_allocations_that_placement_gave_back,
     test_what_is_held_is_kept_when_asked,
     test_wrong_topologies_are_mended,
 )
@@ -40,6 +42,10 @@ def database(databases: list[Database]) -> Database:
 
 async def test_race(databases: list[Database]) -> None:
     await claim_cases.race(databases)
+
+
+async def test_race_with_placement(databases: list[Database]) -> None:
+    await claim_cases.race_with_placement(databases)
 
 
 async def test_race_of_doubles(databases: list[Database]) -> None:

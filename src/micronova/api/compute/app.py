@@ -113,7 +113,7 @@ class APIDependencies:
     max_limit: int
     service_down_time: float
     default_zone: str
-    shows_passwords: bool = True  # in the answers to create and rescue
+    shows_passwords: bool = True  # in the answers to create, rebuild, rescue and evacuate
     notifier: Announcer
     usage_audit_period: str
     fault_injection: bool = False
@@ -140,8 +140,13 @@ def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
         ),
         *server_images.routes(db, needs.images),
         *server_shelving.routes(db, needs.shelving),
-        *server_rebuild.routes(db, servers.Servers(db, clock, needs.actions, max_limit, down_time), needs.rebuilder),
-        *server_moves.routes(db, needs.moves),
+        *server_rebuild.routes(
+            db,
+            servers.Servers(db, clock, needs.actions, max_limit, down_time),
+            needs.rebuilder,
+            shows_passwords=needs.shows_passwords,
+        ),
+        *server_moves.routes(db, needs.moves, shows_passwords=needs.shows_passwords),
         *server_migrations.routes(db, needs.live_migrations),
         *migrations.routes(db, max_limit),
         *server_addresses.routes(db, ServerAddresses(needs.network_client, needs.interfaces)),

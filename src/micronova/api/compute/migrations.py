@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, UnsetType, field
@@ -15,11 +16,13 @@ from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.http.versions import since
+from micronova.http.versions import since, until
 from micronova.objects.errors import Invalid
 from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 
 RULE = "os_compute_api:os-migrations:index"
+FILTERS: Final = ("instance_uuid", "source_compute", "status", "migration_type", "user_id", "project_id", "uuid")
+"""Query parameters that compare a column."""
 
 
 def flavor_number(flavor: Mapping[str, Any]) -> int:
@@ -70,16 +73,13 @@ class MigrationsQuery(Paged):
     """The page and the filters."""
 
     versions = {
-        "limit": since(59),
-        "marker": since(59),
-        "changes-since": since(59),
         "changes-before": since(66),
         "user_id": since(80),
         "project_id": since(80),
     }
-    once = versions
+    once = {"limit": since(59), "marker": since(59), "changes-since": since(59), **versions}
 
-    hidden: str | UnsetType = UNSET  # no migration is hidden
+    hidden: str | UnsetType = UNSET
     host: str | UnsetType = UNSET
     instance_uuid: str | UnsetType = UNSET
     source_compute: str | UnsetType = UNSET
@@ -91,6 +91,21 @@ class MigrationsQuery(Paged):
     project_id: str | UnsetType = UNSET
 
 
+class OldMigrationsQuery(inputs.Query):
+    """The filters until 2.58. As in Nova, they are more than the API's reference names."""
+
+    hidden: str | UnsetType = UNSET
+    host: str | UnsetType = UNSET
+    instance_uuid: str | UnsetType = UNSET
+    source_compute: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    migration_type: str | UnsetType = UNSET
+    user_id: str | UnsetType = UNSET
+    project_id: str | UnsetType = UNSET
+    node: str | UnsetType = UNSET
+    uuid: str | UnsetType = UNSET
+
+
 class Migrations:
     """The handlers."""
 
@@ -100,25 +115,27 @@ class Migrations:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List migrations, the newest first."""
-        query: MigrationsQuery = request.query
+        query: MigrationsQuery | OldMigrationsQuery = request.query
         if query.project_id != request.context.project_id:
             request.authorize(rule=f"{RULE}:all_projects")
-        if not (isinstance(query.host, UnsetType) and isinstance(query.source_compute, UnsetType)):
+        if any(isinstance(getattr(query, name, UNSET), str) for name in ("host", "source_compute", "node")):
             request.authorize(rule=f"{RULE}:host")  # who may not see hosts could ask for each in turn
-        paged = request.minor >= 59
-        limit, marker = query.page(self._max_limit) if paged else (None, None)
-        first, last = (
-            _moment(query.changes_since, "changes-since"),
-            _last_moment(query.changes_before, "changes-before"),
-        )
+        limit, marker, first, last, node = None, None, None, None, None
+        if isinstance(query, MigrationsQuery):
+            limit, marker = query.page(self._max_limit)
+            first = _moment(query.changes_since, "changes-since")
+            last = _last_moment(query.changes_before, "changes-before")
+        elif not isinstance(query.node, UnsetType):
+            node = query.node
         if first is not None and last is not None and last < first:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
-        wanted = ("instance_uuid", "source_compute", "status", "migration_type", "user_id", "project_id")
-        conditions = {name: value for name in wanted if not isinstance(value := getattr(query, name), UnsetType)}
+        if not isinstance(query.hidden, UnsetType) and inputs.boolean(query.hidden, "hidden"):
+            return {"migrations": []}  # none is hidden
         found = await self._database.read(
             server_migrations.list_page,
-            conditions,
+            {name: value for name in FILTERS if isinstance(value := getattr(query, name, UNSET), str)},
             host=None if isinstance(query.host, UnsetType) else query.host,
+            node=node,
             changes_since=first,
             changes_before=last,
             marker=marker,
@@ -146,14 +163,13 @@ def _last_moment(value: str | UnsetType, name: str) -> int | None:
 def routes(database: Database, max_limit: int) -> list[Route]:
     """Declare the route."""
     handlers = Migrations(database, max_limit)
+    route = partial(Route, method="GET", path="/os-migrations", handler=handlers.index, policy=RULE)
     return [
-        Route(
-            method="GET",
-            path="/os-migrations",
-            handler=handlers.index,
-            policy=RULE,
+        route(query=OldMigrationsQuery, versions=until(58), answer={"migrations": [MIGRATION]}),
+        route(
             query=MigrationsQuery,
             strict_query=since(59),
+            versions=since(59),
             answer={"migrations": [MIGRATION], "migrations_links?": LINKS},
-        )
+        ),
     ]

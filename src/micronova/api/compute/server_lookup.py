@@ -46,7 +46,11 @@ def server_target(row: InstanceRow) -> dict[str, Any]:
 def lock_changeable(conn: sa.Connection, id: str, verb: str) -> InstanceRow:
     """Return a server's row, locked until the transaction ends; raise Conflict if its state does not allow `verb`."""
     row = instances.lock_existing(conn, id)
-    if row["task_state"] == states.DELETING or row["vm_state"] not in states.CHANGEABLE:
-        shown = row["task_state"] or row["vm_state"]
-        raise Conflict(f"Cannot '{verb}' instance {id} while it is in {shown}")
+    check_changeable(row, verb)
     return row
+
+
+def check_changeable(row: InstanceRow, verb: str) -> None:
+    """Raise Conflict if a server's state does not allow `verb`: a change of its metadata or tags."""
+    if row["vm_state"] not in states.CHANGEABLE:
+        raise Conflict(f"Cannot '{verb}' instance {row['uuid']} while it is in vm_state {row['vm_state']}")

@@ -82,7 +82,7 @@ class ServerMetadata:
         await self._database.write(self._remove_item, id, key)
 
     def _set_items(self, conn: sa.Connection, id: str, items: dict[str, str], *, replace: bool) -> dict[str, str]:
-        row = lock_changeable(conn, id, "update metadata of")
+        row = lock_changeable(conn, id, "update metadata")
         wanted = dict(items) if replace else {**row["metadata"], **items}
         limit = quotas.limits_for(conn, row["project_id"], self._quota_defaults)["metadata_items"]
         if 0 <= limit < len(wanted):
@@ -91,7 +91,7 @@ class ServerMetadata:
         return wanted
 
     def _remove_item(self, conn: sa.Connection, id: str, key: str) -> None:
-        row = lock_changeable(conn, id, "delete metadata of")
+        row = lock_changeable(conn, id, "delete metadata")
         items = {name: value for name, value in row["metadata"].items() if name != key}
         instances.update(conn, id, micros(self._clock.now()), {"metadata": items})
 

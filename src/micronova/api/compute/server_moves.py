@@ -9,13 +9,16 @@ from msgspec import UNSET, UnsetType, field
 from micronova.api import inputs
 from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
 from micronova.api.compute.server_inputs import disk_config, given, id_in
-from micronova.api.compute.server_lookup import authorized_server, server_target
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.errors import Invalid
 from micronova.servers.moves import ServerMoves
+
+MIGRATE = "os_compute_api:os-migrate-server:migrate"
+MIGRATE_LIVE = "os_compute_api:os-migrate-server:migrate_live"
 
 
 class Resize(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,9 +83,10 @@ class MigrateLiveBody(msgspec.Struct, forbid_unknown_fields=True):
 class MoveHandlers:
     """The handlers of the actions."""
 
-    def __init__(self, database: Database, moves: ServerMoves) -> None:
+    def __init__(self, database: Database, moves: ServerMoves, shows_passwords: bool) -> None:
         self._database = database
         self._moves = moves
+        self._shows_passwords = shows_passwords
 
     async def resize(self, request: Request, id: str) -> None:
         """Give a server another flavor."""
@@ -100,30 +104,30 @@ class MoveHandlers:
         await self._moves.revert(request.context, await authorized_server(self._database, request, id))
 
     async def migrate(self, request: Request, id: str) -> None:
-        """Move a server to another host; only who may name hosts may choose it."""
-        row = await authorized_server(self._database, request, id)
+        """Move a server to another host; who names the host needs another rule."""
         asked = request.body.migrate if isinstance(request.body, MigrateBody) else None
         host = None if asked is None else asked.host
-        if host is not None:
-            request.authorize(server_target(row), "os_compute_api:os-migrate-server:migrate:host")
+        row = await authorized_server(self._database, request, id, rule=MIGRATE if host is None else f"{MIGRATE}:host")
         await self._moves.migrate(request.context, row, host)
 
     async def migrate_live(self, request: Request, id: str) -> None:
-        """Move a server to another host while it runs; only who may name hosts may choose it."""
-        row = await authorized_server(self._database, request, id)
+        """Move a server to another host while it runs; who names the host needs another rule."""
         asked: MigrateLive = request.body.value
+        rule = MIGRATE_LIVE if asked.host is None else f"{MIGRATE_LIVE}:host"
+        row = await authorized_server(self._database, request, id, rule=rule)
         if request.minor <= 24 and isinstance(asked.disk_over_commit, UnsetType):
             raise Invalid("Invalid input for field/attribute os-migrateLive: disk_over_commit is a required property.")
         if request.minor <= 24 and asked.block_migration == "auto":
             raise Invalid("Invalid input for field/attribute block_migration: it is true or false at this version.")
+        if inputs.flag(asked.disk_over_commit):
+            raise Invalid("Claims never overcommit the disks of hosts: disk_over_commit must be false.")
         forced = inputs.flag(asked.force)
-        if asked.host is not None:
-            request.authorize(server_target(row), "os_compute_api:os-migrate-server:migrate_live:host")
-        elif forced:
+        if forced and asked.host is None:
             raise Invalid("Can't force to a non-provided destination")
         if asked.block_migration != "auto" and not inputs.flag(asked.block_migration):
             raise Invalid("The hosts of this cloud share no storage: block_migration must be true or auto.")
-        await self._moves.live_migrate(request.context, row, asked.host, forced=forced or request.minor <= 29)
+        forced, waits = forced or request.minor <= 29, request.minor <= 33
+        await self._moves.live_migrate(request.context, row, asked.host, forced=forced, waits=waits)
 
     async def evacuate(self, request: Request, id: str) -> dict[str, str] | None:
         """Build a server again, whose host is down, on another host."""
@@ -145,14 +149,13 @@ class MoveHandlers:
             password=given(asked.admin_pass),
             stops=request.minor >= 95,
         )
-        return {"adminPass": password} if request.minor <= 13 else None
+        return {"adminPass": password} if request.minor <= 13 and self._shows_passwords else None
 
 
-def routes(database: Database, moves: ServerMoves) -> list[Route]:
+def routes(database: Database, moves: ServerMoves, *, shows_passwords: bool) -> list[Route]:
     """Return the routes of the actions."""
-    handlers = MoveHandlers(database, moves)
-    migrate = "os_compute_api:os-migrate-server:migrate"
-    migrating = ServerAction(name="migrate", handler=handlers.migrate, policy=migrate, body=MigrateBody)
+    handlers = MoveHandlers(database, moves, shows_passwords)
+    migrating = ServerAction(name="migrate", handler=handlers.migrate, policy=MIGRATE, body=MigrateBody)
     evacuate = ServerAction(
         name="evacuate", handler=handlers.evacuate, policy="os_compute_api:os-evacuate", body=EvacuateBody, status=200
     )
@@ -177,9 +180,9 @@ def routes(database: Database, moves: ServerMoves) -> list[Route]:
             replace(migrating, body=bare_body("migrate"), versions=until(55)),
             replace(migrating, versions=since(56)),
             ServerAction(
-                name="os-migrateLive", handler=handlers.migrate_live, policy=f"{migrate}_live", body=MigrateLiveBody
+                name="os-migrateLive", handler=handlers.migrate_live, policy=MIGRATE_LIVE, body=MigrateLiveBody
             ),
-            replace(evacuate, versions=until(13), answer={"adminPass": str}),
+            replace(evacuate, versions=until(13), answer={"adminPass": str} if shows_passwords else None),
             replace(evacuate, versions=since(14)),
         ]
     )

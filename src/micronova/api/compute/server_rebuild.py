@@ -79,7 +79,7 @@ class RebuildBody(msgspec.Struct, forbid_unknown_fields=True):
     rebuild: Rebuild
 
 
-def routes(database: Database, servers: Servers, rebuilder: ServerRebuilder) -> list[Route]:
+def routes(database: Database, servers: Servers, rebuilder: ServerRebuilder, *, shows_passwords: bool) -> list[Route]:
     """Return the routes of the action."""
 
     async def rebuild(request: Request, id: str) -> Response:
@@ -92,7 +92,7 @@ def routes(database: Database, servers: Servers, rebuilder: ServerRebuilder) -> 
         rebuilt, password = await rebuilder.rebuild(request.context, row, wanted)
         # The first has the state of the host's service.
         shown = cast(InstanceRow, {**row, **rebuilt, "admin_password": password})
-        body = servers.body(request, shown, REBUILT, flags)
+        body = servers.body(request, shown, REBUILT, flags | {"password"} if shows_passwords else flags)
         return Response(body=body, headers={"location": Links(request).of("servers", id)[0]["href"]})
 
     return action_routes(

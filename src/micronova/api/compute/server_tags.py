@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from micronova.api import inputs
 from micronova.api.compute.server_inputs import Tag
-from micronova.api.compute.server_lookup import authorized_server, lock_changeable
+from micronova.api.compute.server_lookup import authorized_server, check_changeable, lock_changeable
 from micronova.api.links import Links
 from micronova.db import instances
 from micronova.db.engine import Database
@@ -48,12 +48,13 @@ class ServerTags:
         """Replace all tags."""
         await authorized_server(self._database, request, id)
         wanted = sorted(set(request.body.tags))
-        await self._database.write(self._replace, id, wanted)
+        await self._database.write(self._replace, id, wanted, "update tags")
         return {"tags": wanted}
 
     async def update(self, request: Request, id: str, tag: str) -> Response:
         """Add one tag: 201 when it is new, 204 when the server has it."""
         row = await authorized_server(self._database, request, id)
+        check_changeable(row, "update tag")
         try:
             msgspec.convert(tag, Tag)
         except msgspec.ValidationError:
@@ -67,6 +68,7 @@ class ServerTags:
     async def delete(self, request: Request, id: str, tag: str) -> None:
         """Remove one tag."""
         row = await authorized_server(self._database, request, id)
+        check_changeable(row, "delete tag")
         if tag not in row["tags"]:
             raise NotFound(f"Server {id} has no tag '{tag[:64]}'")
         await self._database.write(self._remove, id, tag)
@@ -74,18 +76,18 @@ class ServerTags:
     async def delete_all(self, request: Request, id: str) -> None:
         """Remove all tags."""
         await authorized_server(self._database, request, id)
-        await self._database.write(self._replace, id, [])
+        await self._database.write(self._replace, id, [], "delete tags")
 
-    def _replace(self, conn: sa.Connection, id: str, tags: list[str]) -> None:
-        lock_changeable(conn, id, "update tags of")
+    def _replace(self, conn: sa.Connection, id: str, tags: list[str], verb: str) -> None:
+        lock_changeable(conn, id, verb)
         self._set(conn, id, tags)
 
     def _add(self, conn: sa.Connection, id: str, tag: str) -> None:
-        row = lock_changeable(conn, id, "update tags of")
+        row = lock_changeable(conn, id, "update tag")
         self._set(conn, id, sorted({*row["tags"], tag}))
 
     def _remove(self, conn: sa.Connection, id: str, tag: str) -> None:
-        row = lock_changeable(conn, id, "delete tags of")
+        row = lock_changeable(conn, id, "delete tag")
         self._set(conn, id, [each for each in row["tags"] if each != tag])
 
     def _set(self, conn: sa.Connection, id: str, tags: list[str]) -> None:

@@ -241,6 +241,6 @@ REBUILT = View(
     _GROUPS,
     Field("key_name", "key_name", Range(54, 74), type=str | None),
     Field("user_data", "user_data", since(57), type=str | None),
-    Field("adminPass", "admin_password", type=str),
+    Field("adminPass", "admin_password", when="password", type=str),  # with api.enable_instance_password
     keyed=True,
 )

@@ -9,6 +9,7 @@ from micronova.api.compute.app import APIDependencies, routes
 from micronova.api.compute.extensions import load_extensions
 from micronova.api.compute.versions_doc import VENDOR_TYPE, VERSIONS, root_routes
 from micronova.api.installed_extensions import Extensions
+from micronova.api.placement import app as placement
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
@@ -22,6 +23,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
 from micronova.policies.enforcer import Enforcer
+from micronova.policies.placement import RULES as PLACEMENT_RULES
 from micronova.servers.actions import ServerActions
 from micronova.servers.admin_password import AdminPasswords
 from micronova.servers.consoles import ConsoleLinks, LinkSettings
@@ -78,7 +80,22 @@ async def make(process: Process) -> Role:
     for each in (service, above):
         process.register(each)
     process.apps[service.mount] = paths.dispatch(service.app, above.app, found)
+    process.mount(_placement(process))
     return _Bootstrap(process)
+
+
+def _placement(process: Process) -> Service:
+    """Make the Placement API, over the same database."""
+    settings = process.settings
+    assert process.database is not None
+    policy_file = settings.placement.policy_file
+    return placement.make(
+        placement.routes(process.database, process.clock, process.random),
+        policy=Enforcer(PLACEMENT_RULES, Path(policy_file) if policy_file else None),
+        authenticator=process.clients.authenticator(),
+        public_url=settings.api.public_url,
+        observer=process.telemetry.requests,
+    )
 
 
 def declared_routes(process: Process, extensions: Extensions) -> list[Route]:

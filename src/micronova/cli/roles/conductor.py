@@ -107,7 +107,7 @@ def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[Pe
     action, interval = default.running_deleted_instance_action, default.running_deleted_instance_poll_interval
     if action != "noop" and interval > 0:
         timeout = default.running_deleted_instance_timeout
-        add("running_deleted", interval, find_running_deleted, dependencies, timeout, reap=action == "reap")
+        add("running_deleted", interval, find_running_deleted, dependencies, timeout, action)
     if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
         add("heal_network_info", interval, NetworkInfoHealing(dependencies).run)
     if (after := default.shelved_offload_time) > 0:

@@ -7,6 +7,7 @@ from micronova.notifications import registration
 from micronova.objects.pci_devices import parse_aliases
 from micronova.objects.service_names import SCHEDULER
 from micronova.scheduler.manager import SchedulerManager
+from micronova.scheduler.prefilters import Prefilters
 
 
 async def make(process: Process) -> Role:
@@ -29,5 +30,10 @@ async def make(process: Process) -> Role:
         refresh_interval=settings.scheduler.refresh_interval,
         max_attempts=settings.scheduler.max_attempts,
         default_zone=settings.default.default_availability_zone,
+        prefilters=Prefilters(
+            image_types=settings.scheduler.query_placement_for_image_type_support,
+            tenants=settings.scheduler.limit_tenants_to_placement_aggregate,
+            tenants_need_aggregates=settings.scheduler.placement_aggregate_required_for_tenants,
+        ),
         pci_aliases=parse_aliases(settings.pci.alias),
     )

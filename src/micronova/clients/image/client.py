@@ -20,7 +20,7 @@ PAGE = 100
 Documents = list[dict[str, Any]]
 
 # Attributes of an image: the API shows properties beside them in one flat object.
-_OURS = frozenset(ImageMeta.__struct_fields__) - {"signature"}  # which the properties are made into later
+_OURS = frozenset(ImageMeta.__struct_fields__) - {"signature", "kernel", "ramdisk"}  # made of properties later
 ATTRIBUTES = _OURS | {
     "visibility",
     "protected",

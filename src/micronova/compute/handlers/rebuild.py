@@ -8,7 +8,7 @@ failed or interrupted rebuild leaves on the host stays there for the next rebuil
 import msgspec
 
 from micronova.compute.handlers.build import wants_config_drive
-from micronova.compute.handlers.shared import capable_driver, check_signature, guest_plan, is_made, is_newer
+from micronova.compute.handlers.shared import capable_driver, check_image, guest_plan, is_made, is_newer
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states
@@ -21,7 +21,7 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     driver = capable_driver(host, Rebuild, "rebuild guests")
     order = work.order
     uuid = order.instance.uuid
-    check_signature(host, order.instance.image)
+    check_image(host, order.instance.image)
     config_drive = wants_config_drive(host, work)
     guest = await host.driver.info(uuid)
     if is_newer(guest, host, work):

@@ -29,6 +29,8 @@ def guest_plan(work: Work) -> GuestPlan:
         network_info=order.network_info,
         block_devices=order.block_devices,
         image_url=order.image_url,
+        kernel_url=order.kernel_url,
+        ramdisk_url=order.ramdisk_url,
         rescue_image=order.rescue_image,
         admin_password=order.admin_password,
         injected_files=order.injected_files,
@@ -44,10 +46,14 @@ def capable_driver(host: Host, capability: type[T], able_to: str) -> T:
     return driver
 
 
-def check_signature(host: Host, image: ImageMeta | None) -> None:
-    """Raise BuildAborted if an image has to be verified and the host's driver would not do it."""
-    if image is not None and not verifies(host.driver, image):
+def check_image(host: Host, image: ImageMeta | None) -> None:
+    """Raise BuildAborted if an image has to be verified, or has a kernel, and the host's driver ignores that."""
+    if image is None:
+        return
+    if not all(verifies(host.driver, each) for each in (image, image.kernel, image.ramdisk) if each is not None):
         raise BuildAborted(f"The server's host does not verify signatures of images, and image {image.id} has to be.")
+    if image.kernel is not None and "kernel_boot" not in host.driver.capabilities():
+        raise BuildAborted(f"The server's host boots disks only, and image {image.id} has a kernel.")
 
 
 async def guest_of(host: Host, work: Work) -> Guest:

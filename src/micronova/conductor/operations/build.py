@@ -247,7 +247,7 @@ class Build(HostKind):
             row,
             now=self._engine.now(),
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(row["image_ref"]),
+            download_url=self._dependencies.download_url,
             wait_for_plugs=tuple(payload.wait_for_plugs),
         )
 

@@ -12,7 +12,7 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.placing import NO_PLACE
-from micronova.conductor.operations.transitions import Transitions
+from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import allocations, departures, instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
@@ -51,7 +51,7 @@ class BuildOutcomes:
         payload = timed(operation, report).encode()
         self._transitions.end(conn, operation, "success", host=report.host, payload=payload)
         nodes.note_built(conn, row["node_uuid"], now)
-        return NoMoreWork(ended="success", notifications=[("create.end", changed(row, values), None)], built=True)
+        return NoMoreWork(ended="success", notifications=[Notification("create.end", changed(row, values))], built=True)
 
     def _access_addresses(self, row: InstanceRow) -> InstanceChanges:
         """Return the access IPs of the network that the operator named, where the user gave none."""
@@ -139,7 +139,9 @@ class BuildOutcomes:
         if row["host"] is not None:
             # The record of the departure lets the host remove what it left behind.
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
-        notifications = [("create.error", changed(row, values), fault)]
+        # Of a build that reached no host nothing was told before, either.
+        begun = bool(operation.payload_as(BuildPayload).tried) or not isinstance(error, NoValidHost)
+        notifications = [Notification("create.error", changed(row, values), fault)] if begun else []
         gave_up = self._gave_up(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
         event = self._event if row["host"] is not None else CONDUCTOR_EVENT
         has_ports = self._dependencies.network_client is not None and instances.may_have_ports(conn, row)

@@ -20,6 +20,7 @@ from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order, work_order
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.errors import Unavailable
@@ -54,7 +55,7 @@ class ResizedKind(MoveKind):
         event = FINISH_EVENT if operation.step in ("bind", "finish") else None
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
         self.release(conn, operation, row, migration, migration_states.ERROR)
-        return NoMoreWork(ended="error", notifications=[(f"{self.notification}.error", changed(row, changes), fault)])
+        return NoMoreWork(ended="error")
 
     @abstractmethod
     def release(
@@ -166,7 +167,9 @@ class ConfirmResize(ResizedKind):
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=migration["source_compute"])
         self.release(conn, operation, row, migration, migration_states.CONFIRMED)
-        return NoMoreWork(ended="success", notifications=[(f"{self.notification}.end", changed(row, changes), None)])
+        return NoMoreWork(
+            ended="success", notifications=[Notification(f"{self.notification}.end", changed(row, changes))]
+        )
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
@@ -278,7 +281,9 @@ class RevertResize(ResizedKind):
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host, event=FINISH_EVENT)
         self.release(conn, operation, row, migration, migration_states.REVERTED)
-        return NoMoreWork(ended="success", notifications=[(f"{self.notification}.end", changed(row, changes), None)])
+        return NoMoreWork(
+            ended="success", notifications=[Notification(f"{self.notification}.end", changed(row, changes))]
+        )
 
     def _destination_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report

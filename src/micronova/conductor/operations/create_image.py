@@ -22,7 +22,7 @@ from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import states
@@ -149,7 +149,9 @@ class CreateImage(HostKind):
         if not self.transitions.end(conn, operation, "success", host=row["host"]):
             return NoMoreWork()
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-        return NoMoreWork(ended="success", notifications=[(f"{self.notification}.end", changed(row, changes), None)])
+        return NoMoreWork(
+            ended="success", notifications=[Notification(f"{self.notification}.end", changed(row, changes))]
+        )
 
     # --- older backups ---------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import allocations, departures, instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import Unavailable
@@ -70,9 +71,9 @@ class Delete(HostKind):
         if instances.may_have_ports(conn, row) or self._others(conn, operation):
             self.transitions.persist(conn, operation, "cleanup")
             taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
-            return Continue(taken, notifications=[("shutdown.end", row, None)])
+            return Continue(taken, notifications=[Notification("shutdown.end", row)])
         result = self._move_to_deleted(conn, operation, row)
-        return msgspec.structs.replace(result, notifications=[("shutdown.end", row, None), *result.notifications])
+        return msgspec.structs.replace(result, notifications=[Notification("shutdown.end", row), *result.notifications])
 
     async def _clean_up(self, operation: Operation, row: InstanceRow) -> None:
         database = self._engine.database
@@ -127,7 +128,9 @@ class Delete(HostKind):
         if row["deleted_at"] is None:  # else the soft delete has released it
             quotas.release_server(conn, row)
         return NoMoreWork(
-            ended="success" if ended else None, notifications=[("delete.end", row, None)], follow_ups=discards(row)
+            ended="success" if ended else None,
+            notifications=[Notification("delete.end", row)],
+            follow_ups=discards(row),
         )
 
     async def fail(self, operation: Operation, error: Exception) -> None:

@@ -20,7 +20,9 @@ from micronova.conductor.operations.move_kind import MoveKind
 from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace, place_of
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations
+from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import migration_states, power_state, states
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
@@ -88,11 +90,13 @@ class Evacuate(MoveKind):
         if bound is None:
             return
         order = await self.dispatched(operation, "dispatched", self._dispatch_build, server, bound.vifs)
-        if order is not None:
-            self.transitions.notify("rebuild_scheduled", operation, row)
+        if order is None:
+            return
+        if not payload.tried:  # of several attempts, the first begins what the last ends
+            self.transitions.notify("rebuild.scheduled", operation, row, sender=CONDUCTOR)
             self.transitions.notify_exists(operation, row)
-            self.transitions.notify("rebuild.start", operation, row)
-            await self.transitions.send(operation, order)
+            self.transitions.notify("rebuild.start", operation, row, sender=server.chosen.host)
+        await self.transitions.send(operation, order)
 
     def _dispatch_build(
         self, conn: sa.Connection, server: ServerToPlace[EvacuatePayload], vifs: tuple[VIF, ...] | None
@@ -106,6 +110,8 @@ class Evacuate(MoveKind):
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
+        if not server.payload.tried:
+            self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
         return self.order(conn, dispatched, changed(server.row, changes))
 
@@ -145,7 +151,7 @@ class Evacuate(MoveKind):
             now=now,
             host=chosen.host,
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(row["image_ref"]),
+            download_url=self._dependencies.download_url,
         )
 
     # --- the host's report, and its absence ------------------------------------------------------------------
@@ -186,22 +192,26 @@ class Evacuate(MoveKind):
         departures.record(conn, migration["source_compute"], row["uuid"], operation.epoch, now)
         if payload.stops:
             self.transitions.end_event(conn, operation, host=report.host)
-            result: StepResult = Continue(self.transitions.advance(conn, operation, "finish", changes=changes))
+            taken = self.transitions.advance(conn, operation, "finish", changes=changes)
+            result: StepResult = Continue(taken, [Notification("power_off.start", changed(row, changes))])
         else:
             instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
             self.transitions.end(conn, operation, "success", host=report.host)
-            result = NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+            result = NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
         server_migrations.stay_on_destination(conn, row, migration, migration_states.DONE, now)
         return result
 
     def _stopped(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
         """End the evacuation. A guest that could not be stopped runs: it is there, which is what counts."""
         changes: InstanceChanges = {"task_state": None}
+        names = ["rebuild.end"]
         if report.outcome == "done":
             changes |= {"vm_state": states.STOPPED, "power_state": power_state.SHUTDOWN}
+            names = ["power_off.end", *names]
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host, event=STOP_EVENT)
-        return NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+        after = changed(row, changes)
+        return NoMoreWork(ended="success", notifications=[Notification(name, after) for name in names])
 
     # --- failures --------------------------------------------------------------------------------------------
 
@@ -212,11 +222,6 @@ class Evacuate(MoveKind):
             await self.overtaken(operation)
             return
         self._engine.committed(self.name, "failed")
-        if operation.step == "schedule":
-            row = await self._engine.database.read(instances.get, operation.instance_uuid)
-            if row is not None:
-                gave_up = GaveUp("rebuild_server", row, None, fault_of(error, self._engine.now()))
-                self.announce_failed_task(operation, gave_up)
         await self.continue_with(operation, result)
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
@@ -224,9 +229,10 @@ class Evacuate(MoveKind):
         if row is None:
             return None
         if operation.step == "finish":  # the server is there, and runs
-            instances.update(conn, row["uuid"], self._engine.now(), {"task_state": None}, epoch=operation.epoch)
+            changes: InstanceChanges = {"task_state": None}
+            instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
             self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
-            return NoMoreWork(ended="success")
+            return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
         # The host of the last attempt may be at work.
         return self._attempts.give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
 
@@ -246,7 +252,9 @@ class Evacuate(MoveKind):
         host = payload.chosen.host if payload.chosen else None
         if left_behind and host is not None:
             departures.record(conn, host, row["uuid"], operation.epoch, self._engine.now())
-        self.transitions.end_event(conn, operation, host=host, error=error)
+        # A step without a host has failed in the conductor's own part.
+        event = CONDUCTOR_EVENT if operation.step == "schedule" else None
+        self.transitions.end_event(conn, operation, host=host, error=error, event=event)
         return self.transitions.advance(
             conn,
             operation,
@@ -269,7 +277,12 @@ class Evacuate(MoveKind):
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        event = self.action_event if payload.tried else CONDUCTOR_EVENT
-        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
-        server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
-        return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])
+        self.transitions.end_without_event(conn, operation)
+        failed = changed(row, changes)
+        if payload.chosen is None:  # no host was found
+            server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
+            spec = instances.request_spec(conn, row["uuid"])
+            return NoMoreWork(ended="error", gave_up=GaveUp("rebuild_server", failed, spec, fault))
+        server_migrations.stay_on_source(conn, row, migration, migration_states.FAILED, now)
+        told = Notification("rebuild.error", failed, fault, sender=payload.chosen.host)
+        return NoMoreWork(ended="error", notifications=[told])

@@ -17,7 +17,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
@@ -31,6 +31,7 @@ class InterfaceKind(HostKind):
     """What attaching and detaching share."""
 
     notification: str
+    announces_failures = False
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order; the list of interfaces in it describes the port."""
@@ -145,8 +146,10 @@ class InterfaceKind(HostKind):
         if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
             return NoMoreWork()
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        notification = f"{self.notification}.{'error' if fault else 'end'}", changed(row, changes), fault
-        return NoMoreWork(ended=result, notifications=[notification])
+        if fault and not self.announces_failures:
+            return NoMoreWork(ended=result)
+        name = f"{self.notification}.{'error' if fault else 'end'}"
+        return NoMoreWork(ended=result, notifications=[Notification(name, changed(row, changes), fault)])
 
 
 class AttachInterface(InterfaceKind):
@@ -155,6 +158,7 @@ class AttachInterface(InterfaceKind):
     name = "attach_interface"
     action_event = "compute_attach_interface"
     notification = "interface_attach"
+    announces_failures = True
 
     async def order_host(self, operation: Operation, row: InstanceRow) -> None:
         """Create or take the port and order the host to plug it."""

@@ -10,6 +10,7 @@ A live migration takes the same steps: in `migrate` the guest runs while its mem
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,15 +22,16 @@ from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.move_names import COLD, LIVE
-from micronova.conductor.operations.move_outcomes import CONDUCTOR_EVENT, MoveOutcomes
+from micronova.conductor.operations.move_outcomes import MoveOutcomes
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import ServerToPlace
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, server_migrations
 from micronova.objects.block_device import resized
 from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
-from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationChanges, MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
@@ -40,8 +42,6 @@ log = logging.getLogger(__name__)
 
 MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
 SOURCE_STEPS: Final = frozenset({"migrate", "undo"})
-BEFORE_THE_GUEST: Final = frozenset({"schedule", "prep"})
-"""Steps before the guest is touched."""
 
 
 class Move(MoveKind):
@@ -85,6 +85,9 @@ class Move(MoveKind):
             await self.transitions.cancel(operation)
             return
         payload = operation.payload_as(MovePayload)
+        if self._names.live and (problem := await self._source_problem(row, payload)) is not None:
+            await self.fail(operation, problem)
+            return
         wanted = msgspec.structs.replace(
             spec,
             flavor=msgspec.convert(migration["new_flavor"], Flavor),
@@ -94,9 +97,21 @@ class Move(MoveKind):
         if not await self._destinations.choose(server):
             return
         order = await self.dispatched(operation, "prep", self._dispatch_prep, server)
-        if order is not None:
-            self._notify_prep("start", operation, row, migration)
-            await self.transitions.send(operation, order)
+        if order is None:
+            return
+        if not self._names.live:  # there the destination only checks whether it can take the guest
+            start = self._about_prep("start", row, migration, server.chosen.host)
+            self.transitions.notify(start.name, operation, row, details=start.details, sender=start.sender)
+        await self.transitions.send(operation, order)
+
+    async def _source_problem(self, row: InstanceRow, payload: MovePayload) -> MicronovaError | None:
+        """Return why a live migration cannot begin, or None: the API does not check this before it answers."""
+        host = row["host"] or ""
+        if payload.requested_host == host:
+            return OperationFailed(f"Unable to migrate instance ({row['uuid']}) to current host ({host}).")
+        if await self.transitions.host_is_down(host):
+            return OperationFailed(f"Compute service of {host} is unavailable at this time.")
+        return None
 
     def _dispatch_prep(self, conn: sa.Connection, server: ServerToPlace[MovePayload]) -> WorkOrder | None:
         operation, chosen = server.operation, server.chosen
@@ -116,7 +131,19 @@ class Move(MoveKind):
         if dispatched is None:
             return None
         self.record_destination(conn, server, self._names.statuses["prep"])
+        if not self._names.live:  # else the conductor's part ends when the destination has checked
+            self._end_conductor_events(conn, operation)
         return self.order(conn, dispatched, changed(server.row, changes))
+
+    def _end_conductor_events(self, conn: sa.Connection, operation: Operation, error: str | None = None) -> None:
+        """End the events of the conductor's own part: the epoch of the operation is that of the step `schedule`."""
+        for number, event in enumerate(reversed(self._conductor_events(operation))):
+            self.transitions.end_conductor_event(conn, operation, event, around=number > 0, error=error)
+
+    def _conductor_events(self, operation: Operation) -> tuple[str, ...]:
+        """Return their names. Nova answers old requests when the hosts have been checked, by another method."""
+        waits = operation.payload_as(MovePayload).answers_after_checks
+        return COLD.conductor_events[:1] if waits else self._names.conductor_events
 
     # --- orders ----------------------------------------------------------------------------------------------
 
@@ -132,16 +159,15 @@ class Move(MoveKind):
             return
         order = await self._engine.database.write(self._dispatch, operation, None)
         self._engine.committed(self.name, operation.step)
-        if operation.step == "migrate":
-            self._notify_prep("end", operation, row, migration)
         await self._sent(operation, row, order)
 
     async def _sent(self, operation: Operation, row: InstanceRow, order: WorkOrder | None) -> None:
         if order is None:
             await self.overtaken(operation)
             return
-        if operation.step in self._names.notifications:
-            self.transitions.notify(self._names.notifications[operation.step], operation, row)
+        if operation.step in self._names.notifications and operation.step != "undo":  # which has begun before
+            name = self._names.notifications[operation.step]
+            self.transitions.notify(name, operation, row, sender=_host(operation, row))
         await self.transitions.send(operation, order)
 
     def _dispatch(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> WorkOrder | None:
@@ -225,7 +251,8 @@ class Move(MoveKind):
         self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
         encoded = msgspec.msgpack.encode(payload)
         self.transitions.advance(conn, operation, "schedule", payload=encoded, seconds=retry_pause(operation))
-        return NoMoreWork()
+        migration = self.migration_of(conn, operation)
+        return NoMoreWork(notifications=self._after_prep(row, migration, report.host))
 
     def _prepared(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
@@ -234,11 +261,54 @@ class Move(MoveKind):
         event = self._event("prep")
         if report.outcome == "done":
             self.transitions.end_event(conn, operation, host=report.host, event=event)
-            return Continue(self.transitions.advance(conn, operation, "migrate"))
+            notifications = self._after_prep(row, migration, report.host)
+            if self._names.live:
+                self._checked(conn, operation, row, report.host)
+                notifications = [self._about_prep(phase, row, migration, report.host) for phase in ("start", "end")]
+            return Continue(self.transitions.advance(conn, operation, "migrate"), notifications)
         error = reported_error(report)
         if report.outcome == "reschedule":
             return self._try_another(conn, operation, row, migration, error)
-        return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
+        return self._give_up_prep(conn, operation, row, migration, error)
+
+    def _checked(self, conn: sa.Connection, operation: Operation, row: InstanceRow, destination: str) -> None:
+        """Record the events of the checks of a live migration, and of what Nova does then: it is part of our order."""
+        chosen = msgspec.structs.replace(operation, epoch=operation.epoch - 1)  # the step `schedule`
+        self._end_conductor_events(conn, chosen)
+        for number, name, host in (
+            (1, "compute_check_can_live_migrate_source", row["host"] or ""),
+            (2, "compute_pre_live_migration", destination),
+        ):
+            self.transitions.add_event(conn, operation, name, host, number)
+
+    def _after_prep(self, row: InstanceRow, migration: MigrationRow, host: str) -> list[Notification]:
+        """Return the notification that a destination has prepared a cold move, or refused it."""
+        return [] if self._names.live else [self._about_prep("end", row, migration, host)]
+
+    def _give_up_prep(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception,
+        notifications: Sequence[Notification] = (),
+    ) -> NoMoreWork:
+        """End a move that no destination can take."""
+        chosen = operation.payload_as(MovePayload).chosen
+        assert chosen is not None
+        if self._names.live:
+            before = msgspec.structs.replace(operation, epoch=operation.epoch - 1)
+            self._end_conductor_events(conn, before, fault_of(error, self._engine.now())["message"])
+        return self._outcomes.give_up(
+            conn,
+            operation,
+            row,
+            migration,
+            error,
+            event=self._event("prep"),
+            notifications=[*notifications, *self._after_prep(row, migration, chosen.host)],
+        )
 
     def _try_another(
         self,
@@ -249,13 +319,20 @@ class Move(MoveKind):
         error: MicronovaError,
     ) -> StepResult:
         payload = operation.payload_as(MovePayload)
+        assert payload.chosen is not None
+        host, notifications = payload.chosen.host, []
+        if payload.requested_host is None and (name := self._names.notifications.get("another")) is not None:
+            notifications.append(Notification(name, row, fault_of(error, self._engine.now()), sender=host))
         if not self._destinations.may_try_another(payload):
             last = NoValidHost(f"No host could take the server. Last error: {error.message}")
-            return self._outcomes.give_up(conn, operation, row, migration, last, event=self._event("prep"))
+            return self._give_up_prep(conn, operation, row, migration, last, notifications)
         self.transitions.end_event(conn, operation, host=None, error=error.message, event=self._event("prep"))
         payload.last_error = error.message
         encoded = msgspec.msgpack.encode(payload)
-        return Continue(self.transitions.advance(conn, operation, "schedule", payload=encoded))
+        return Continue(
+            self.transitions.advance(conn, operation, "schedule", payload=encoded),
+            [*notifications, *self._after_prep(row, migration, host)],
+        )
 
     def _migrated(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
@@ -273,7 +350,7 @@ class Move(MoveKind):
         step: Step = "bind" if away and row["network_info"] else "finish"
         encoded = msgspec.msgpack.encode(payload)
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
-        return Continue(taken, [(self._names.notifications["migrated"], changed(row, changes), None)])
+        return Continue(taken, [Notification(self._names.notifications["migrated"], changed(row, changes))])
 
     def _without_destination(self, conn: sa.Connection, operation: Operation) -> StepResult:
         """Continue without a destination that is down: with another one, or back on the source."""
@@ -317,18 +394,17 @@ class Move(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Undo the move; if the guest was not touched yet, the server is as before at once."""
-        task = "migrate_server" if operation.step == "schedule" else None
-        if not await self.recorded_failure(operation, error, self._failed, task):
+        if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
-    def _notify_prep(self, phase: str, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
-        details = {"new_flavor": migration["new_flavor"]}
-        name = f"{self._names.notifications['prep']}.{phase}"
-        self.transitions.notify(name, operation, row, details=None if self._names.live else details)
+    def _about_prep(self, phase: str, row: InstanceRow, migration: MigrationRow, host: str) -> Notification:
+        """Return a notification of the destination about the step `prep`."""
+        details = None if self._names.live else {"new_flavor": migration["new_flavor"]}
+        return Notification(f"{self._names.notifications['prep']}.{phase}", row, sender=host, details=details)
 
     def _event(self, step: str) -> str:
-        """Return the event of a step in the instance action."""
-        return f"compute_{self._names.orders[step]}"
+        """Return the event of a step in the instance action; "" if it has none."""
+        return self._names.events.get(step, f"compute_{self._names.orders[step]}")
 
     def _task_state(self, step: str) -> InstanceChanges:
         """Return the change of the server's task state with a step."""
@@ -336,8 +412,11 @@ class Move(MoveKind):
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         migration = self.migration_of(conn, operation)
-        if operation.step in BEFORE_THE_GUEST:
-            event = CONDUCTOR_EVENT if operation.step == "schedule" else self._event(operation.step)
+        if operation.step == "prep":
+            return self._give_up_prep(conn, operation, row, migration, error)
+        if operation.step == "schedule":
+            self._end_conductor_events(conn, operation, fault_of(error, self._engine.now())["message"])
+            event = self._conductor_events(operation)[-1]
             return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)

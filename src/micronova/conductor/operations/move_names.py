@@ -11,10 +11,12 @@ from micronova.objects import migration_states, states
 class MoveNames:
     """The names of the steps of one kind of move, by step; `migrated` is the end of the step `migrate`."""
 
-    orders: Mapping[str, str]  # the kind of the order; the event of the instance action is the same with a prefix
+    orders: Mapping[str, str]  # the kind of the order
+    events: Mapping[str, str]  # of the instance action; that of a step which is not here is its order with a prefix
+    conductor_events: tuple[str, ...]  # of the conductor's own part, the outer one first
     task_states: Mapping[str, str]
     statuses: Mapping[str, str]  # of the migration; `undone` after a move that was undone
-    notifications: Mapping[str, str]  # `prep` without its phase; `failed` when a move fails, `undone` after its undo
+    notifications: Mapping[str, str]  # `prep` without its phase; `undo` begins and `undone` ends the undo
     live: bool = False  # the server is moved when the guest has arrived, and waits for no confirmation
 
 
@@ -25,6 +27,8 @@ COLD: Final = MoveNames(
         "finish": "finish_resize",
         "undo": "finish_revert_resize",
     },
+    events={"undo": ""},  # there is none, as in Nova
+    conductor_events=("conductor_migrate_server", "cold_migrate"),
     task_states={
         "prep": states.RESIZE_PREP,
         "migrate": states.RESIZE_MIGRATING,
@@ -43,8 +47,7 @@ COLD: Final = MoveNames(
         "migrated": "resize.end",
         "finish": "resize_finish.start",
         "finished": "resize_finish.end",
-        "failed": "resize.error",
-        "undone": "resize.error",
+        "another": "resize.error",
     },
 )
 LIVE: Final = MoveNames(
@@ -54,6 +57,8 @@ LIVE: Final = MoveNames(
         "finish": "post_live_migration_at_destination",
         "undo": "rollback_live_migration",
     },
+    events={"undo": "compute_rollback_live_migration_at_destination"},
+    conductor_events=("conductor_live_migrate_instance",),
     task_states={},  # it is `migrating` all the time
     statuses={
         "prep": migration_states.PREPARING,
@@ -67,7 +72,7 @@ LIVE: Final = MoveNames(
         "finish": "live_migration_post_dest.start",
         "finished": "live_migration_post_dest.end",
         "left": "live_migration_post.end",
-        "failed": "live_migration_rollback.start",
+        "undo": "live_migration_rollback.start",
         "undone": "live_migration_rollback.end",
     },
     live=True,

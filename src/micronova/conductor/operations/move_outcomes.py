@@ -4,28 +4,27 @@ All methods run in a transaction, under the lock of the instance: the server, it
 and its instance action change together.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.move_names import MoveNames
-from micronova.conductor.operations.operation_kind import Continue, NoMoreWork
+from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork
 from micronova.conductor.operations.orders import devices_of
 from micronova.conductor.operations.placing import place_of
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, power_state, states
 from micronova.objects.block_device import resized
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, NoValidHost
 from micronova.objects.flavor import Flavor
-from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.operations import MovePayload, Step
 from micronova.objects.orders import Report
-
-CONDUCTOR_EVENT = "conductor_migrate_server"
-"""The event of a move that never reached a host."""
 
 
 class MoveOutcomes:
@@ -79,10 +78,10 @@ class MoveOutcomes:
             instances.replace_devices(conn, row["uuid"], devices)
             server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
         after = changed(row, changes)
-        notifications: list[Notification] = [(self._names.notifications["finished"], after, None)]
+        notifications = [Notification(self._names.notifications["finished"], after)]
         if self._names.live:  # the source has nothing more to do
-            left: InstanceRow = {**after, "host": migration["source_compute"], "node": migration["source_node"]}
-            notifications.append((self._names.notifications["left"], left, None))
+            name, source = self._names.notifications["left"], migration["source_compute"]
+            notifications.append(Notification(name, after, sender=source))
         return NoMoreWork(ended="success", notifications=notifications)
 
     def give_up(
@@ -94,20 +93,38 @@ class MoveOutcomes:
         error: Exception,
         *,
         event: str,
-        changes: InstanceChanges | None = None,
-        undone: bool = False,
+        notifications: Sequence[Notification] = (),
     ) -> NoMoreWork:
-        """End a move whose server is on its source as before, except for `changes`."""
+        """End a move whose server is on its source as before: its guest was not touched.
+
+        If no host is left, because this conductor has found none or all have refused, a notification tells of it.
+        """
+        fault = fault_of(error, self._engine.now())
+        values = self._stay(conn, operation, row, migration, fault, migration_states.ERROR)
+        self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
+        gave_up = None
+        if isinstance(error, NoValidHost) or operation.step == "schedule":
+            spec = instances.request_spec(conn, row["uuid"])
+            gave_up = GaveUp("migrate_server", changed(row, values), spec, fault)
+        return NoMoreWork(ended="error", notifications=notifications, gave_up=gave_up)
+
+    def _stay(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        fault: Fault,
+        status: str,
+        changes: InstanceChanges | None = None,
+    ) -> InstanceChanges:
+        """Let the server belong to its source, with a fault; return what has changed."""
         now = self._engine.now()
-        fault = fault_of(error, now)
         after = states.state_after(states.ACTIONS[operation.kind], row["vm_state"], failed=True)
         values: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault, **(changes or {})}
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
-        self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
-        status = self._names.statuses["undone"] if undone else migration_states.ERROR
         server_migrations.stay_on_source(conn, row, migration, status, now)
-        name = self._names.notifications["undone" if undone else "failed"]
-        return NoMoreWork(ended="error", notifications=[(name, changed(row, values), fault)])
+        return values
 
     def begin_undo(
         self,
@@ -133,9 +150,14 @@ class MoveOutcomes:
         if away and arrived:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
         step: Step = "unbind" if away and arrived and row["network_info"] else "undo"
-        notifications: list[Notification] = [(self._names.notifications["failed"], row, fault_of(error, now))]
         encoded = msgspec.msgpack.encode(payload)
-        return Continue(self._transitions.advance(conn, operation, step, payload=encoded, endless=True), notifications)
+        taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
+        return Continue(taken, self._about_undo("undo", row))
+
+    def _about_undo(self, phase: str, row: InstanceRow) -> list[Notification]:
+        """Return the notification that an undo begins or has ended, if there is one: it has no fault, as in Nova."""
+        name = self._names.notifications.get(phase)
+        return [] if name is None else [Notification(name, row)]
 
     def undone(
         self,
@@ -158,5 +180,10 @@ class MoveOutcomes:
             changes["power_state"] = report.power_state
         else:
             changes["power_state"] = power_state.NOSTATE
-        error = MicronovaError(message)
-        return self.give_up(conn, operation, row, migration, error, event=event, changes=changes, undone=True)
+        fault = fault_of(MicronovaError(message), self._engine.now())
+        values = self._stay(conn, operation, row, migration, fault, self._names.statuses["undone"], changes)
+        if event:
+            failed = None if report.outcome == "done" else report.message
+            self._transitions.end_event(conn, operation, host=report.host, error=failed, event=event)
+        self._transitions.end_without_event(conn, operation)
+        return NoMoreWork(ended="error", notifications=self._about_undo("undone", changed(row, values)))

@@ -13,7 +13,7 @@ from micronova.conductor.operations.engine import Kind, Operation
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.notifications import resources
 from micronova.objects.errors import Unavailable
-from micronova.objects.instance import Fault, InstanceRow, fault_of
+from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result
 from micronova.objects.scheduling import RequestSpec
@@ -71,8 +71,9 @@ class OperationKind(Kind):
 
     def announce(self, operation: Operation, result: StepResult) -> None:
         """Send the notifications of a transaction that is committed; count the operation if it has ended."""
-        for name, row, fault in result.notifications:
-            self.transitions.notify(name, operation, row, fault, self.notification_details(operation))
+        for each in result.notifications:
+            details = {**self.notification_details(operation), **(each.details or {})}
+            self.transitions.notify(each.name, operation, each.row, each.fault, details, each.sender)
         if (gave_up := result.gave_up) is not None:
             self.announce_failed_task(operation, gave_up)
         if isinstance(result, NoMoreWork) and result.ended is not None:
@@ -93,21 +94,15 @@ class OperationKind(Kind):
         if isinstance(result, Continue):
             await self.run([result.operation])
 
-    async def recorded_failure(
-        self, operation: Operation, error: Exception, record: RecordFailure, task: str | None = None
-    ) -> bool:
+    async def recorded_failure(self, operation: Operation, error: Exception, record: RecordFailure) -> bool:
         """Record that an operation has failed, under the lock of its instance, and continue with what is left of it.
 
         Return False, and do nothing, if a later request has overtaken the operation, or another conductor has it.
-        `task` is Nova's name of the conductor's own work, if that has failed: a notification tells of it.
         """
         result = await self._engine.database.write(self._failure_in, operation, error, record)
         self._engine.committed(self.name, "failed")
         if result is None:
             return False
-        if task is not None and result.notifications:
-            row = result.notifications[0][1]
-            self.announce_failed_task(operation, GaveUp(task, row, None, fault_of(error, self._engine.now())))
         await self.continue_with(operation, result)
         return True
 

@@ -1,5 +1,6 @@
 """Makes work orders from rows: one message has everything that a host needs."""
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -28,7 +29,7 @@ def work_order(
     now: int,
     kind: str | None = None,
     secrets: Secrets | None = None,
-    image_url: str | None = None,
+    download_url: Callable[[str], str | None] | None = None,
     rescue_image: ImageMeta | None = None,
     wait_for_plugs: tuple[str, ...] = (),
     parameters: dict[str, str] | None = None,
@@ -39,24 +40,33 @@ def work_order(
 ) -> WorkOrder:
     """Return the order for the server's host, or for another one, at the operation's epoch.
 
-    `kind` is that of the order, if it is not the operation's. `holder` holds the server's resources on that host, if
-    the server itself does not. Raise OperationFailed if it is too large.
+    `kind` is that of the order, if it is not the operation's. `download_url` returns where an image can be downloaded,
+    if the host needs the server's image or the rescue image. `holder` holds the server's resources on that host, if the
+    server itself does not. Raise OperationFailed if the order is too large.
     """
     host = host or row["host"]
     assert host is not None  # only servers that have a host get orders
     secrets = secrets or Secrets()
+    known = instance_spec(row)
+    image = rescue_image or known.image
+
+    def url(of: ImageMeta | None) -> str | None:
+        return None if of is None or download_url is None else download_url(of.id)
+
     order = WorkOrder(
         operation_id=operation.id,
         kind=kind or operation.kind,
         epoch=operation.epoch,
         host=host,
-        instance=_with_assignment(conn, instance_spec(row), holder),
+        instance=_with_assignment(conn, known, holder),
         issued_at=now / 1e6,
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
         network_info=vifs(row),
         block_devices=devices_of(conn, row["uuid"]) if block_devices is None else block_devices,
-        image_url=image_url,
+        image_url=url(image),
+        kernel_url=None if image is None else url(image.kernel),
+        ramdisk_url=None if image is None else url(image.ramdisk),
         rescue_image=rescue_image,
         admin_password=secrets.admin_password,
         injected_files=secrets.injected_files,

@@ -14,7 +14,7 @@ from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError
-from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import PowerPayload
 from micronova.objects.orders import Report, WorkOrder
 
@@ -22,6 +22,8 @@ POWER_KINDS: Final = (
     *("stop", "start", "reboot", "pause", "unpause", "suspend", "resume"),
     *("unrescue", "trigger_crash_dump"),
 )
+WITH_ERRORS: Final = frozenset({"reboot"})
+"""Notifications that also tell of a failure, as in Nova."""
 _OTHER_EVENTS: Final = {
     "change_password": "compute_set_admin_password",
     "trigger_crash_dump": "compute_trigger_crash_dump",
@@ -69,7 +71,9 @@ class Power(OneOrderKind):
         self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(
             ended="success",
-            notifications=self._notifications("end", changed(row, changes), None),
+            notifications=[]
+            if self.notification is None
+            else [Notification(f"{self.notification}.end", changed(row, changes))],
             follow_ups=discards(row),
         )
 
@@ -113,7 +117,6 @@ class Power(OneOrderKind):
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         payload = self.failed_payload(operation, code, fault["message"])
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, payload=payload)
-        return NoMoreWork(ended="error", notifications=self._notifications("error", changed(row, changes), fault))
-
-    def _notifications(self, phase: str, row: InstanceRow, fault: Fault | None) -> list[Notification]:
-        return [] if self.notification is None else [(f"{self.notification}.{phase}", row, fault)]
+        told = self.notification in WITH_ERRORS  # others are told by compute.exception only
+        notifications = [Notification(f"{self.notification}.error", changed(row, changes), fault)] if told else []
+        return NoMoreWork(ended="error", notifications=notifications)

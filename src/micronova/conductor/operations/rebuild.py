@@ -11,11 +11,12 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, reported_error
-from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
+from micronova.conductor.operations.operation_kind import GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import instances
+from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import states
 from micronova.objects.errors import Unavailable
 from micronova.objects.image import ImageMeta
@@ -58,7 +59,7 @@ class Rebuild(HostKind):
             await self.transitions.cancel(operation)
             return
         if operation.step == "new":
-            self.transitions.notify("rebuild.scheduled", operation, row)
+            self.transitions.notify("rebuild.scheduled", operation, row, sender=CONDUCTOR)
             payload = operation.payload_as(RebuildPayload)
             before: InstanceRow = {**row, "image_ref": payload.previous_image_ref, "image": payload.previous_image}
             self.transitions.notify_exists(operation, before)
@@ -104,7 +105,7 @@ class Rebuild(HostKind):
             row,
             now=self._engine.now(),
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(row["image_ref"]),
+            download_url=self._dependencies.download_url,
             parameters={"start": "no" if operation.payload_as(RebuildPayload).stopped else "yes"},
         )
 
@@ -130,7 +131,7 @@ class Rebuild(HostKind):
         }
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host)
-        return NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+        return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
 
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the host have its order again; note whether the guest is as it was, in case there is no more time."""
@@ -140,8 +141,7 @@ class Rebuild(HostKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR; if its host has not got the order, its guest still has the old image."""
-        task = "rebuild_server" if operation.step == "new" else None
-        if not await self.recorded_failure(operation, error, self._failed, task):
+        if not await self.recorded_failure(operation, error, self._failed):
             await self.transitions.cancel(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
@@ -167,6 +167,9 @@ class Rebuild(HostKind):
             "vm_state": states.state_after(ACTION, row["vm_state"], failed=True),
         }
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-        event, host = (CONDUCTOR_EVENT, None) if operation.step == "new" else (None, row["host"])
-        self.transitions.end(conn, operation, "error", host=host, fault=fault, event=event)
-        return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])
+        if operation.step == "new":
+            self.transitions.end(conn, operation, "error", fault=fault, event=CONDUCTOR_EVENT)
+            gave_up = GaveUp("rebuild_server", changed(row, changes), instances.request_spec(conn, row["uuid"]), fault)
+            return NoMoreWork(ended="error", gave_up=gave_up)
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        return NoMoreWork(ended="error", notifications=[Notification("rebuild.error", changed(row, changes), fault)])

@@ -31,7 +31,7 @@ class Rescue(Power):
             row,
             now=self._engine.now(),
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(image.id),
+            download_url=self._dependencies.download_url,
             rescue_image=image,
         )
 

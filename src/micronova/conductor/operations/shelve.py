@@ -26,6 +26,7 @@ from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.shelve_offload import Offloading
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import power_state, shelved, states
 from micronova.objects.errors import Unavailable
@@ -84,7 +85,7 @@ class Shelve(CreateImage):
             "power_state": power_state.SHUTDOWN,
             "system_metadata": shelved.shelved(row, operation.id, now),
         }
-        notifications = [("shelve.end", changed(row, changes), None)]
+        notifications = [Notification("shelve.end", changed(row, changes))]
         if not self._offloads:
             if not self.transitions.end(conn, operation, "success", host=row["host"]):
                 return NoMoreWork()

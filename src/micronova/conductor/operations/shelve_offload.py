@@ -18,7 +18,7 @@ from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.placing import NO_PLACE
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved, states
@@ -110,7 +110,7 @@ class Offloading:
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._kind.transitions.end(conn, operation, "success", host=row["host"], event=EVENT)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        return NoMoreWork(ended="success", notifications=[("shelve_offload.end", changed(row, changes), None)])
+        return NoMoreWork(ended="success", notifications=[Notification("shelve_offload.end", changed(row, changes))])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the server SHELVED on its host, and bind its ports again, which may be unbound."""

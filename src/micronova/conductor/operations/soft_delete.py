@@ -12,6 +12,7 @@ from micronova.conductor.operations.host_kind import OneOrderKind
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.power import Power
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, quotas
 from micronova.objects import states
 from micronova.objects.errors import Unavailable
@@ -39,7 +40,7 @@ class SoftDelete(OneOrderKind):
             changes["power_state"] = report.power_state
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host)
-        return NoMoreWork(ended="success", notifications=[("soft_delete.end", changed(row, changes), None)])
+        return NoMoreWork(ended="success", notifications=[Notification("soft_delete.end", changed(row, changes))])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Raise Unavailable: a soft delete does not fail, but is repeated with growing pauses."""

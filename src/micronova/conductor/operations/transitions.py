@@ -7,7 +7,7 @@ Methods with a connection run in the transaction of the caller, so that an opera
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -33,8 +33,19 @@ log = logging.getLogger(__name__)
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
 
-Notification = tuple[str, InstanceRow, Fault | None]
-"""A notification to send: its name, the instance, the fault."""
+SLOT: Final = 1 << 20
+"""Distance of the numbers of events that have the same epoch."""
+
+
+class Notification(NamedTuple):
+    """A notification to send."""
+
+    name: str
+    row: InstanceRow
+    fault: Fault | None = None
+    sender: str | None = None  # as in `Notifier.instance`
+    details: Mapping[str, Any] | None = None  # fields that only this one has, besides those of its kind
+
 
 Release = Callable[[sa.Connection, Operation, InstanceRow | None], None]
 """Gives back what a cancelled operation holds."""
@@ -83,7 +94,7 @@ class Transitions:
         """Make a host the owner of an operation, change the instance and start the event.
 
         Return the operation as it is persisted, or None if another request or conductor has taken over. `event` is
-        that of the step, if the kind has several.
+        that of the step, if the kind has several; a step with the event "" has none.
         """
         now = self._engine.now()
         epoch = changes.get("epoch", operation.epoch)
@@ -96,9 +107,10 @@ class Transitions:
         if changes:
             instances.update(conn, operation.instance_uuid, now, changes, epoch=operation.epoch)
         # The epoch numbers the event: each attempt of a build has an event of its own.
-        instance_actions.event_start(
-            conn, operation.instance_uuid, operation.context.request_id, epoch, event or self._event, now, host=host
-        )
+        if event != "":
+            instance_actions.event_start(
+                conn, operation.instance_uuid, operation.context.request_id, epoch, event or self._event, now, host=host
+            )
         return msgspec.structs.replace(
             operation,
             owner=owner,
@@ -295,16 +307,35 @@ class Transitions:
             details=error,
         )
 
-    def end_conductor_event(self, conn: sa.Connection, operation: Operation, event: str) -> None:
-        """Record the event of the conductor's own part, which ends with the dispatch; the host's has the next epoch."""
+    def end_conductor_event(
+        self, conn: sa.Connection, operation: Operation, event: str, *, around: bool = False, error: str | None = None
+    ) -> None:
+        """Record the event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
+
+        There may be a second one `around` it.
+        """
         instance_actions.event_finish(
             conn,
             operation.instance_uuid,
             operation.context.request_id,
-            operation.epoch,
+            operation.epoch - (SLOT if around else 0),
             event,
             self._engine.now(),
+            result="Success" if error is None else "Error",
+            details=error,
             start_time=operation.created_at,
+        )
+
+    def add_event(self, conn: sa.Connection, operation: Operation, event: str, host: str, number: int) -> None:
+        """Record an event that has ended with success, the `number`th one after that of the step."""
+        instance_actions.event_finish(
+            conn,
+            operation.instance_uuid,
+            operation.context.request_id,
+            operation.epoch + number * SLOT,
+            event,
+            self._engine.now(),
+            host=host,
         )
 
     def end(
@@ -396,8 +427,14 @@ class Transitions:
         row: InstanceRow,
         fault: Fault | None = None,
         details: Mapping[str, Any] | None = None,
+        sender: str | None = None,
     ) -> None:
-        """Send the notification with this name; `details` are the fields that only this kind's have."""
+        """Send the notification with this name; `details` are the fields that only this kind's have.
+
+        `sender` is as in `Notifier.instance`.
+        """
         if name in _USAGE_CHANGES:
             self.notify_exists(operation, row)
-        self._dependencies.notifier.instance(name, row, context=operation.context, fault=fault, details=details)
+        self._dependencies.notifier.instance(
+            name, row, context=operation.context, fault=fault, details=details, sender=sender
+        )

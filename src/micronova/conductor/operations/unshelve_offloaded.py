@@ -22,7 +22,7 @@ from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import NO_PLACE, ServerToPlace, place_of
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, shelved, states
@@ -37,6 +37,7 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 
 ACTION = states.ACTIONS["unshelve"]
 CONDUCTOR_EVENT = "schedule_instances"
+IMAGE_EVENT = "get_image_info"
 IMAGE_GONE = "The image of the server's disk is gone: the server cannot be unshelved."
 
 
@@ -121,6 +122,8 @@ class UnshelveOffloaded(SteppedKind):
         if dispatched is None:
             return None
         self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
+        if not server.payload.tried:
+            self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, around=True)
         if server.explanation is not None:
             own = server.explanation.of_one(chosen.host, chosen.node, "")
             operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
@@ -144,7 +147,7 @@ class UnshelveOffloaded(SteppedKind):
             changed(row, {"image_ref": image.id, "image": msgspec.to_builtins(image)}),
             kind="build",
             now=self._engine.now(),
-            image_url=self._dependencies.download_url(image.id),
+            download_url=self._dependencies.download_url,
             wait_for_plugs=tuple(payload.wait_for_plugs),
             block_devices=devices,
         )
@@ -187,7 +190,7 @@ class UnshelveOffloaded(SteppedKind):
         self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(
             ended="success",
-            notifications=[("unshelve.end", changed(row, changes), None)],
+            notifications=[Notification("unshelve.end", changed(row, changes))],
             follow_ups=discards(row),
         )
 
@@ -218,7 +221,11 @@ class UnshelveOffloaded(SteppedKind):
         now = self._engine.now()
         if left_behind and row["host"] is not None:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
-        event = CONDUCTOR_EVENT if row["host"] is None else self.action_event
+        event = self.action_event
+        if row["host"] is None:
+            event = IMAGE_EVENT if payload.lost else CONDUCTOR_EVENT
+            if not payload.lost and not payload.tried:
+                self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, around=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
         advanced = self.transitions.advance(
             conn,
@@ -258,9 +265,9 @@ class UnshelveOffloaded(SteppedKind):
 
 
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
-    """Return the image of a server's disk with the properties of the image that the server was made of."""
-    properties = {} if row["image"] is None else row["image"]["properties"]
-    return msgspec.structs.replace(image, properties=properties)
+    """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made of."""
+    made_of = ImageMeta(id="") if row["image"] is None else msgspec.convert(row["image"], ImageMeta)
+    return msgspec.structs.replace(image, properties=made_of.properties, kernel=made_of.kernel, ramdisk=made_of.ramdisk)
 
 
 def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec] | None:

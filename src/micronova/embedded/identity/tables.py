@@ -246,7 +246,9 @@ trusts = sa.Table(
     Column("id", ID, primary_key=True),
     Column("trustor_user_id", ID, ForeignKey("users.id"), nullable=False),
     Column("trustee_user_id", ID, ForeignKey("users.id"), nullable=False),
-    Column("project_id", ID, ForeignKey("projects.id"), nullable=False),
+    Column(
+        "project_id", ID, ForeignKey("projects.id")
+    ),  # null: no roles are delegated, only the identity of the trustor
     Column("impersonation", Boolean, nullable=False),  # whether the trustee appears as the trustor
     Column("role_ids", sa.JSON, nullable=False),
     Column("expires_at", BigInteger),

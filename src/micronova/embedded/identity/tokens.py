@@ -172,7 +172,10 @@ def _requested_scope(conn: sa.Connection, user: UserRow, scope: Scope | str, now
 
 
 def _trust_scope(conn: sa.Connection, user_id: str, trust_id: str, now: int) -> GrantedScope:
-    """Return the scope of a trust: its project, with its roles; raise Forbidden if the trustor has lost one of them."""
+    """Return the scope of a trust: its project, with its roles; raise Forbidden if the trustor has lost one of them.
+
+    A trust without a project has no roles.
+    """
     try:
         trust = trusts.get(conn, trust_id, now)
     except NotFound:
@@ -192,6 +195,8 @@ def _trust_scope(conn: sa.Connection, user_id: str, trust_id: str, now: int) -> 
         if not is_active(agent):
             raise Forbidden("A party of a trust that this one was redelegated from is disabled.")
         agents.append(agent)
+    if trust["project_id"] is None:
+        return GrantedScope(trust=trust, trustor=trustor, agents=agents)
     # The roles are those of the trustor of the first trust.
     first_trustor = chain[-1]["trustor_user_id"] if chain else trustor["id"]
     granted = _project_scope(conn, first_trustor, PROJECTS.find(conn, trust["project_id"]))

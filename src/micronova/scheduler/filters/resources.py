@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from micronova.objects.scheduling import RequestSpec
+from micronova.placement import extra_specs
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, HostView
@@ -36,7 +37,7 @@ class _Resource(HostFilter):
 
     def amount(self, spec: RequestSpec) -> int:
         """Return how much the request needs."""
-        return spec.resources().get(self.resource_class, 0)
+        return extra_specs.claimed(spec.flavor, spec.image).get(self.resource_class, 0)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return has_free(hosts, self.resource_class, self.amount(spec))

@@ -13,6 +13,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
 from micronova.objects.topology import TopologyRequest
 from micronova.objects.topology_request import topology_request
+from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostView
@@ -52,7 +53,7 @@ class NUMATopologyFilter(_TopologyFilter):
         among: Bools | None = None
         if wanted.devices:
             among = hosts.free_devices() >= sum(each.count for each in wanted.devices)
-        for name, amount in spec.resources().items():
+        for name, amount in extra_specs.claimed(spec.flavor, spec.image).items():
             free = has_free(hosts, name, amount)
             if free is not None:
                 among = free if among is None else among & free

@@ -32,8 +32,11 @@ def _boot(guest: FakeGuest, boot: int) -> list[str]:
         for number, interface in enumerate(guest.interfaces)
         for address in interface.addresses
     ]
+    kernel = dict(guest.rescue_kernels).get(boot, "") if boot in dict(guest.rescues) else guest.kernel
+    booted = [f"[    0.000000] Booted by kernel {kernel}"] if kernel else []
     return [
         "[    0.000000] Linux version 6.1.0-simulated (micronova) #1 SMP",
+        *booted,
         f"[    0.000000] Command line: root=/dev/vda1 console=ttyS0 # boot {boot}",
         f"[    0.010000] Memory: {guest.memory_mb * 1024}K available",
         f"[    0.084000] smpboot: Total of {guest.vcpus} processors activated",

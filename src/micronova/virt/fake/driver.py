@@ -34,7 +34,7 @@ from micronova.virt.fake.console_log import console_text
 from micronova.virt.fake.diagnostics import boot_sign, diagnose
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, GuestStore
-from micronova.virt.fake.host import SimulatedHost, expect
+from micronova.virt.fake.host import SimulatedHost, expect, kernel_of
 from micronova.virt.fake.signed_images import SignedImages
 from micronova.virt.fake.snapshots import FakeDiskCopy, disk_content
 
@@ -43,6 +43,8 @@ class FakeDriver:
     """One simulated host."""
 
     verifies_signatures = True
+    rescues_from_lun = True
+    boots_kernels = True
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class FakeDriver:
         guest = self._simulated.new(plan)
         # Stored before a fault can occur, as a real hypervisor has disks by now: `destroy` must find it.
         self._store.put(guest)
-        await self._signed.verify(plan.instance.image, plan.image_url)
+        await self._signed.verify_all(plan.instance.image, plan)
         crash = await self._simulated.call("spawn", guest)
         if plan.instance.image is not None:
             self._images.add(plan.instance.image.id)
@@ -186,7 +188,7 @@ class FakeDriver:
         """Boot a guest from its rescue image, unless this order has done that."""
         assert plan.rescue_image is not None
         guest = self._simulated.require(plan.instance.uuid)
-        await self._signed.verify(plan.rescue_image, plan.image_url)
+        await self._signed.verify_all(plan.rescue_image, plan)
         crash = await self._simulated.call("rescue", guest)
         if guest.rescue_epoch == plan.epoch and guest.power_state == power_state.RUNNING:
             return
@@ -196,6 +198,8 @@ class FakeDriver:
         await plan.plugged()
         guest.rescue_epoch = plan.epoch
         guest.rescues = (*guest.rescues, (guest.boots + 1, plan.rescue_image.name or plan.rescue_image.id))
+        if kernel := kernel_of(plan.rescue_image):
+            guest.rescue_kernels = (*guest.rescue_kernels, (guest.boots + 1, kernel))
         self._simulated.boot(guest, crash=crash)
 
     async def unrescue(self, plan: GuestPlan) -> None:
@@ -236,7 +240,7 @@ class FakeDriver:
     ) -> None:
         """Replace a guest by a new one, which boots if it is to be started."""
         uuid = plan.instance.uuid
-        await self._signed.verify(plan.instance.image, plan.image_url)
+        await self._signed.verify_all(plan.instance.image, plan)
         old = self._simulated.find(uuid)
         if old is None:
             self._simulated.require_unknown(uuid)

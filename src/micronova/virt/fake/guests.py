@@ -61,6 +61,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     local_gb: int = 0
     assignment: Assignment | None = None  # its host CPUs, memory pages and PCI devices
     image: str = ""
+    kernel: str = ""  # the name of its image; empty: it boots from its disk
     interfaces: tuple[FakeInterface, ...] = ()
     disks: tuple[FakeDisk, ...] = ()
     previous: FakeSize | None = None
@@ -72,6 +73,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     hung: tuple[int, ...] = ()  # numbers, from 1, of those boots that hang
     rescue_epoch: int | None = None  # of the order that rescued it; None if it boots from its own disk
     rescues: tuple[tuple[int, str], ...] = ()  # numbers of the boots from rescue images, with the images' names
+    rescue_kernels: tuple[tuple[int, str], ...] = ()  # likewise with the names of the kernels, if there are any
     interrupts: int = 0  # non-maskable ones since its last boot
 
     @property

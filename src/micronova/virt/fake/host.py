@@ -18,6 +18,7 @@ from micronova.objects.errors import (
     NotSupported,
     Unavailable,
 )
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import Assignment
@@ -95,6 +96,7 @@ class SimulatedHost:
             local_gb=flavor.resources().get("DISK_GB", 0),
             assignment=instance.assignment,
             image=_image_of(plan),
+            kernel=kernel_of(instance.image),
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
             disks=moves.disks_of(plan),
             metadata=instance.metadata,
@@ -214,6 +216,7 @@ class SimulatedHost:
             local_gb_used=disk_used,
             disk_available_gb=settings.local_gb - disk_used,
             running_vms=sum(guest.power_state == power_state.RUNNING for guest in guests),
+            traits=settings.traits,
             cpu_info={
                 "arch": "x86_64",
                 "model": "simulated",
@@ -252,6 +255,12 @@ def _others(guest: FakeGuest, vif: VIF) -> tuple[FakeInterface, ...]:
 def _interface(vif: VIF) -> FakeInterface:
     addresses = tuple(address.address for address in vif.fixed_ips)
     return FakeInterface(port=vif.port_id, mac=vif.mac_address, addresses=addresses)
+
+
+def kernel_of(image: ImageMeta | None) -> str:
+    """Return the name of an image's kernel; empty if it has none."""
+    kernel = None if image is None else image.kernel
+    return "" if kernel is None else kernel.name or kernel.id
 
 
 def _image_of(plan: GuestPlan) -> str:

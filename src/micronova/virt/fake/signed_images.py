@@ -4,6 +4,7 @@ from micronova.http.image_downloads import ImageDownloads
 from micronova.imageformat.signatures import DataVerifier
 from micronova.objects.errors import BuildAborted, BuildFailed, Invalid
 from micronova.objects.image import ImageMeta, ImageSignature
+from micronova.virt.driver import GuestPlan
 
 
 class SignedImages:
@@ -12,6 +13,16 @@ class SignedImages:
     def __init__(self, images: ImageDownloads) -> None:
         self._images = images
         self._verified: set[tuple[str, ImageSignature]] = set()
+
+    async def verify_all(self, image: ImageMeta | None, plan: GuestPlan) -> None:
+        """Verify an image of a plan, its kernel and its ramdisk."""
+        if image is not None:
+            for each, url in (
+                (image, plan.image_url),
+                (image.kernel, plan.kernel_url),
+                (image.ramdisk, plan.ramdisk_url),
+            ):
+                await self.verify(each, url)
 
     async def verify(self, image: ImageMeta | None, url: str | None) -> None:
         """Raise BuildAborted if an image is signed and its data is not what was signed."""

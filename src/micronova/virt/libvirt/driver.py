@@ -78,6 +78,7 @@ class LibvirtDriver:
     """The driver of one host."""
 
     verifies_signatures = True
+    boots_kernels = True
 
     def __init__(
         self,

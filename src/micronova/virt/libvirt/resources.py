@@ -5,6 +5,7 @@ the guests' disks are on; other files on it count as used.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import NodeTopology
+from micronova.placement.standard import standard_traits
 from micronova.virt.driver import CPUTimes
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.host import HostFacts
@@ -22,6 +24,7 @@ from micronova.virt.libvirt.storage.layout import Layout, is_base_link
 from micronova.virt.libvirt.storage.records import GuestRecord
 
 GIB: Final = 1024**3
+_NOT_A_LETTER: Final = re.compile("[^A-Z0-9]")  # libvirt says sse4.1, os-traits SSE41
 ALL_CPUS: Final = -1  # VIR_NODE_CPU_STATS_ALL_CPUS
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
 """Namespace of node uuids: the same host of the same cloud has the same uuid after every restart."""
@@ -74,6 +77,7 @@ def node_resources(
         running_vms=len(running),
         cpu_info=cpu_info(facts),
         supported=facts.supported,
+        traits=traits_of(facts),
         capabilities={
             "virt_type": facts.virt_type,
             "uefi": str(facts.uefi).lower(),
@@ -92,6 +96,19 @@ def cpu_info(facts: HostFacts) -> dict[str, object]:
         "features": list(facts.cpu_features),
         "topology": topology,
     }
+
+
+def traits_of(facts: HostFacts) -> tuple[str, ...]:
+    """Return what the host is and can do, by the names of os-traits that there are for it."""
+    arch = facts.arch.upper()
+    family = {"X86_64": "X86", "I686": "X86", "AARCH64": "AARCH64", "PPC64LE": "PPC64LE"}.get(arch, arch)
+    plain = (_NOT_A_LETTER.sub("", feature.upper()) for feature in facts.cpu_features)
+    spelled = (feature.upper().replace("-", "_").replace(".", "_") for feature in facts.cpu_features)
+    named = {f"HW_CPU_{family}_{name}" for name in (*plain, *spelled)}
+    named |= {f"HW_ARCH_{arch}", *(f"COMPUTE_IMAGE_TYPE_{kind}" for kind in ("RAW", "QCOW2", "ISO"))}
+    if facts.uefi and facts.secure_boot:
+        named.add("COMPUTE_SECURITY_UEFI_SECURE_BOOT")
+    return tuple(sorted(named & standard_traits()))
 
 
 def host_cpus(settings: LibvirtSettings) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -79,7 +79,7 @@ class Handlers:
         await self._database.write(self._store, id, request.body.value.name)
 
     def _store(self, conn: sa.Connection, id: str, name: str) -> None:
-        row = lock_changeable(conn, id, "set the maintenance window of")
+        row = lock_changeable(conn, id, "set maintenance window")
         instances.update(conn, id, micros(self._clock.now()), {"metadata": {**row["metadata"], KEY: name}})
 
     async def create(self, request: Request, proceed: Proceed) -> Any:

@@ -17,11 +17,13 @@ CALLERS = {
     "domain-reader": {"roles": ("reader",), "domain_id": "d"},
     "manager": {"roles": ("manager", "member", "reader"), "project_id": "p"},
     "member": {"roles": ("member", "reader"), "project_id": "p"},
+    "reader": {"roles": ("reader",), "project_id": "p"},
     "service": {"roles": ("service",), "project_id": "s"},
     "unscoped": {"roles": ()},
 }
 ADMINS = {"admin", "system-admin"}
 READERS = ADMINS | {"system-reader"}
+MEMBERS = ADMINS | {"manager", "member", "domain-manager", "domain-admin"}
 OWN_DOMAIN = {"project_id": "other", "user_id": "other", "domain_id": "d"}
 OTHER_DOMAIN = {"project_id": "other", "user_id": "other", "domain_id": "e"}
 OWN = {"project_id": "p", "user_id": "me", "domain_id": "e"}
@@ -44,7 +46,7 @@ DOMAIN_MANAGERS = ADMINS | {"domain-manager", "domain-admin"}
     [
         ("identity:get_project", OTHER_DOMAIN, READERS | {"service"}),
         ("identity:get_project", OWN_DOMAIN, DOMAIN_READERS | {"service"}),
-        ("identity:get_project", OWN, READERS | {"manager", "member", "service"}),
+        ("identity:get_project", OWN, READERS | {"manager", "member", "reader", "service"}),
         ("identity:list_projects", None, DOMAIN_READERS),
         ("identity:create_project", OWN_DOMAIN, DOMAIN_MANAGERS),
         ("identity:create_project", OTHER_DOMAIN, ADMINS),
@@ -62,8 +64,16 @@ DOMAIN_MANAGERS = ADMINS | {"domain-manager", "domain-admin"}
         ("identity:validate_token", OWN, set(CALLERS)),
         ("identity:revoke_token", OTHER_DOMAIN, ADMINS),
         ("identity:create_application_credential", OTHER_DOMAIN, set()),
-        ("identity:create_application_credential", OWN, {"admin", "manager", "member", "service", "unscoped"}),
+        (
+            "identity:create_application_credential",
+            OWN,
+            {"admin", "manager", "member", "reader", "service", "unscoped"},
+        ),
         ("identity:list_application_credentials", OTHER_DOMAIN, READERS),
+        ("identity:ec2_list_credentials", OWN, set(CALLERS)),
+        ("identity:ec2_create_credential", OTHER_DOMAIN, ADMINS),
+        ("identity:ec2_create_credential", OWN, MEMBERS),
+        ("identity:ec2_delete_credential", OWN, MEMBERS),
         ("identity:list_services", None, READERS),
         ("identity:list_regions", None, set(CALLERS)),
         ("identity:list_revoke_events", None, ADMINS | {"service"}),

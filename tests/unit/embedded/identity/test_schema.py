@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 
 from micronova.db import schema
 from micronova.db.engine import Database, open_database
@@ -68,6 +70,22 @@ async def test_trusts_of_an_older_database_get_the_columns_of_redelegation(tmp_p
         conn.execute(sa.text("DROP INDEX trusts_by_origin"))
         for name in ("redelegation_count", "redelegated_trust_id"):
             conn.execute(sa.text(f"ALTER TABLE trusts DROP COLUMN {name}"))
+
+    current = await database.read(described, None)
+    await database.write(older)
+    assert await database.read(described, None) != current
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    assert await database.read(described, None) == current
+    await database.close()
+
+
+async def test_trusts_of_an_older_database_need_no_project_any_more(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/identity.db")
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0006")
+
+    def older(conn: sa.Connection) -> None:
+        with Operations(MigrationContext.configure(conn)).batch_alter_table("trusts") as batch:
+            batch.alter_column("project_id", existing_type=sa.String(64), nullable=False)
 
     current = await database.read(described, None)
     await database.write(older)

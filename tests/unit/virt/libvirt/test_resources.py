@@ -7,7 +7,8 @@ import pytest
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.topology import NodeTopology
 from micronova.virt.libvirt import resources
-from micronova.virt.libvirt.resources import FileSystem, file_system, memory_mb, node_resources, uptime
+from micronova.virt.libvirt.host import HostFacts
+from micronova.virt.libvirt.resources import FileSystem, file_system, memory_mb, node_resources, traits_of, uptime
 from micronova.virt.libvirt.storage.layout import Layout
 from tests.unit.virt.libvirt.world import OTHER_UUID, UUID, facts, guest_record
 
@@ -72,3 +73,25 @@ def test_a_cached_image_does_not_count_as_a_guests(layout: Layout, monkeypatch: 
 
 def test_uptime() -> None:
     assert uptime().startswith("up ") and "load average:" in uptime()
+
+
+def test_traits_have_the_names_of_os_traits() -> None:
+    host = HostFacts(
+        virt_type="kvm",
+        hypervisor="QEMU",
+        version=1,
+        arch="x86_64",
+        cpu_features=("avx2", "sse4.1", "vmx", "no-such-flag"),
+        uefi=True,
+        secure_boot=True,
+    )
+    assert traits_of(host) == (
+        "COMPUTE_IMAGE_TYPE_ISO",
+        "COMPUTE_IMAGE_TYPE_QCOW2",
+        "COMPUTE_IMAGE_TYPE_RAW",
+        "COMPUTE_SECURITY_UEFI_SECURE_BOOT",
+        "HW_ARCH_X86_64",
+        "HW_CPU_X86_AVX2",
+        "HW_CPU_X86_SSE41",
+        "HW_CPU_X86_VMX",
+    )

@@ -46,7 +46,7 @@ def test_the_loader_knows_it() -> None:
 async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> None:
     (driver,) = make(tmp_path).values()
     assert isinstance(driver, Driver)
-    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection", "migrate", "live_migrate"}
+    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection", "migrate", "live_migrate", "rescue_lun"}
     (blind,) = make(tmp_path, vnc_enabled=False).values()
     assert "vnc_console" not in blind.capabilities() and "pause" in blind.capabilities()
     assert "spice_console" not in driver.capabilities() | blind.capabilities()

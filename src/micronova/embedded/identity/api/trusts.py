@@ -1,4 +1,4 @@
-"""/v3/OS-TRUST/trusts: a user lets another act in a project with some of its roles."""
+"""/v3/OS-TRUST/trusts: a user lets another act in a project with some of its roles, or without roles in its name."""
 
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ class TrustAttributes(Struct, forbid_unknown_fields=True):
     trustor_user_id: ID
     trustee_user_id: ID
     impersonation: bool
-    project_id: ID
+    project_id: ID | None = None
     roles: RoleRefs = []
     expires_at: str | None = None
     remaining_uses: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -89,7 +89,7 @@ class TrustsAPI:
         # A token of an application credential or a trust delegates only what it has itself, even if the user has more.
         most = None
         if is_delegated(claims):
-            if wanted.project_id != request.context.project_id:
+            if (wanted.project_id or "") != request.context.project_id:
                 raise Forbidden(
                     "A token of an application credential or of a trust can delegate only roles on its own project."
                 )
@@ -178,11 +178,12 @@ def _create(
 ) -> tuple[TrustRow, list[RoleRow]]:
     """Create a trust with roles that the trustor has, and of these at most the ones named in `most`, if that is given.
 
-    A redelegated one has roles of the trust that it is made from, which the trustor of the first trust has.
+    A redelegated one has roles of the trust that it is made from, which the trustor of the first trust has. Without a
+    project there are none.
     """
     USERS.get(conn, wanted.trustee_user_id)
-    project = PROJECTS.get(conn, wanted.project_id)
-    if not wanted.roles:
+    project = None if wanted.project_id is None else PROJECTS.get(conn, wanted.project_id)
+    if project is not None and not wanted.roles:
         raise Forbidden("At least one role must be named: a trust delegates roles of the trustor.")
     first_trustor = wanted.trustor_user_id
     redelegations = 0
@@ -193,7 +194,7 @@ def _create(
         origin = trusts.get(conn, origin_id, now)
         expires_at, redelegations = _redelegated(wanted, origin, expires_at)
         first_trustor = [origin, *trusts.origins(conn, origin, now)][-1]["trustor_user_id"]
-    held = assignments.effective_roles(conn, first_trustor, wanted.project_id, project)
+    held = [] if project is None else assignments.effective_roles(conn, first_trustor, project["id"], project)
     chosen: dict[str, RoleRow] = {}
     for ref in wanted.roles:
         found = named_roles(held, ref, "trust")

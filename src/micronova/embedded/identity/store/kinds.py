@@ -117,7 +117,7 @@ class TrustRow(TypedDict):
     id: str
     trustor_user_id: str
     trustee_user_id: str
-    project_id: str
+    project_id: str | None
     impersonation: bool
     role_ids: list[str]
     expires_at: int | None

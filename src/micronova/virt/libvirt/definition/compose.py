@@ -60,6 +60,9 @@ class HostProfile:
     kvm_group: int | None = None  # the group that may use /dev/kvm, if not everybody may
 
 
+_CONSOLES = "console=tty0 console=ttyS0 console=hvc0"
+
+
 def domain_name(uuid: str) -> str:
     """Return the guest's name in libvirt."""
     return f"instance-{uuid}"
@@ -93,6 +96,8 @@ def _compose(
     screens = _screens(host, instance.uuid)
     is_qemu = facts.is_qemu
     windows = properties.image("os_type") == "windows"
+    disks = _disks(host, properties, instance.uuid, record.attached, machine)
+    boot, folder = record.started_by, host.layout.guest(instance.uuid)
     return Definition(
         name=domain_name(instance.uuid),
         owner=Owner(
@@ -123,6 +128,9 @@ def _compose(
         uefi=uefi,
         secure_boot=secure,
         boot_menu=properties.enabled(properties.image_first("boot_menu"), "hw:boot_menu", default=False),
+        kernel="" if boot is None else host.layout.seen(folder / boot.kernel),
+        ramdisk=host.layout.seen(folder / boot.ramdisk) if boot is not None and boot.ramdisk else "",
+        command_line="" if boot is None else _command_line(properties, facts, disks, rescued=record.rescue is not None),
         windows=windows,
         hide_hypervisor=any(
             properties.enabled(value, "hide_hypervisor_id", default=False)
@@ -134,7 +142,7 @@ def _compose(
         ),
         hpet=properties.enabled(properties.image("hw_time_hpet"), "hw_time_hpet", default=False),
         pmu=properties.agreed_flag("pmu"),
-        disks=_disks(host, properties, instance.uuid, record.attached, machine),
+        disks=disks,
         interfaces=interfaces(
             vifs,
             model=properties.image("hw_vif_model"),
@@ -163,13 +171,22 @@ def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFact
         value = properties.flavor(name) or properties.image(name)
         if value and value.lower() not in ("false", "no", "0", "off"):
             raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
-    for name in ("kernel_id", "ramdisk_id"):
-        require(not properties.image(name), f"it boots disks only, not images with a {name}")
     wanted = properties.architecture()
     if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
         raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")
     for device in ("vcpus", "ram"):
         require(getattr(instance.flavor, device) > 0, f"a flavor without {device} cannot run")
+
+
+def _command_line(properties: GuestProperties, facts: HostFacts, disks: tuple[Disk, ...], *, rescued: bool) -> str:
+    """Return what the kernel of a guest is told: what its image says, or else where its root disk is."""
+    wanted = properties.image("os_command_line")
+    if wanted and not rescued:
+        return wanted
+    root = next((f"root=/dev/{disk.target} " for disk in disks if disk.boot_order == 1), "")
+    # An emulator on a busy machine delivers timer interrupts so late that the kernel's check of them fails.
+    emulated = " no_timer_check" if facts.virt_type == "qemu" else ""
+    return f"{root}{_CONSOLES}{emulated}"
 
 
 def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSettings) -> tuple[str, bool, bool]:

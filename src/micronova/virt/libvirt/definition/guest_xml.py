@@ -147,6 +147,11 @@ def _os(guest: Definition) -> Element:
         child(firmware, "feature", enabled=enabled, name="enrolled-keys")
         if guest.secure_boot:
             child(found, "loader", secure="yes")
+    if guest.kernel:
+        child(found, "kernel", guest.kernel)
+        if guest.ramdisk:
+            child(found, "initrd", guest.ramdisk)
+        child(found, "cmdline", _printable(guest.command_line))
     if guest.boot_menu:
         child(found, "bootmenu", enable="yes")
     if _sysinfo(guest) is not None:

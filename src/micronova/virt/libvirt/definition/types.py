@@ -120,6 +120,9 @@ class Definition:
     uefi: bool = False
     secure_boot: bool = False
     boot_menu: bool = False
+    kernel: str = ""  # the file that boots the guest; empty: firmware does
+    ramdisk: str = ""
+    command_line: str = ""
     windows: bool = False
     hide_hypervisor: bool = False
     hpet: bool = False

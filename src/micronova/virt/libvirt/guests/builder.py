@@ -22,7 +22,7 @@ from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.launcher import START_TIMEOUT, Launcher
 from micronova.virt.libvirt.guests.power import GuestPower
 from micronova.virt.libvirt.storage.config_drive import make_config_drive
-from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
+from micronova.virt.libvirt.storage.disks import DiskMaker, plan_boot, plan_disks
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
 
@@ -127,6 +127,7 @@ class GuestBuilder:
             memory_mb=instance.flavor.ram,
             local_gb=instance.flavor.resources().get("DISK_GB", 0),
             disks=plan_disks(plan, self._settings),
+            boot=plan_boot(instance.image),
         )
 
     async def _make(self, plan: GuestPlan, record: GuestRecord, *, start: bool) -> None:

@@ -15,7 +15,7 @@ from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.guests.launcher import Launcher
 from micronova.virt.libvirt.storage.config_drive import make_config_drive
-from micronova.virt.libvirt.storage.disks import RESCUE_CONFIG_DRIVE, DiskMaker, plan_rescue_disks
+from micronova.virt.libvirt.storage.disks import RESCUE_CONFIG_DRIVE, DiskMaker, plan_boot, plan_rescue_disks
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords, RescueRecord
 
@@ -48,11 +48,12 @@ class RescueDisks:
         """
         assert plan.rescue_image is not None
         disks = plan_rescue_disks(record.disks, plan.rescue_image, self._settings)
-        rescued = msgspec.structs.replace(record, rescue=RescueRecord(epoch=plan.epoch, disks=disks))
+        boot = plan_boot(plan.rescue_image, rescue=True)
+        rescued = msgspec.structs.replace(record, rescue=RescueRecord(epoch=plan.epoch, disks=disks, boot=boot))
         launcher.check(plan, rescued)
         await self._files.run(self._records.save, rescued)
         await self._files.run(self._disks.remove_rescue_files, record.uuid)
-        await self._disks.make_rescue_disk(plan, disks)
+        await self._disks.make_rescue_disk(plan, disks, boot)
         if any(disk.file == RESCUE_CONFIG_DRIVE for disk in disks):
             await make_config_drive(plan, self._vendor_data, self._layout, self._files, RESCUE_CONFIG_DRIVE)
         return rescued

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,13 +16,14 @@ from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.storage.layout import Layout, base_link, remove, sync_file
-from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
+from micronova.virt.libvirt.storage.records import BootRecord, DiskRecord, GuestRecord
 
 GIB = 1024**3
 MIB = 1024**2
 CONFIG_DRIVE = "disk.config"
 RESCUE_DISK = "disk.rescue"
 RESCUE_CONFIG_DRIVE = "disk.config.rescue"
+KERNEL, RAMDISK, RESCUE_KERNEL, RESCUE_RAMDISK = "kernel", "ramdisk", "kernel.rescue", "ramdisk.rescue"
 
 
 def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, ...]:
@@ -111,8 +112,16 @@ def plan_rescue_disks(
     return (rescue, *(disk for disk in others if disk.role == "config" or disk.file == root.file))
 
 
+def plan_boot(image: ImageMeta | None, *, rescue: bool = False) -> BootRecord | None:
+    """Return what boots a guest of an image, without creating it; None if firmware does."""
+    if image is None or image.kernel is None:
+        return None
+    kernel, ramdisk = (RESCUE_KERNEL, RESCUE_RAMDISK) if rescue else (KERNEL, RAMDISK)
+    return BootRecord(kernel=kernel, ramdisk="" if image.ramdisk is None else ramdisk)
+
+
 class DiskMaker:
-    """Creates disks in a guest's directory."""
+    """Creates disks in a guest's directory, and copies kernels and ramdisks there."""
 
     def __init__(self, layout: Layout, cache: ImageCache, files: ThreadPool) -> None:
         self._layout = layout
@@ -121,12 +130,17 @@ class DiskMaker:
 
     @asynccontextmanager
     async def image_cached(self, plan: GuestPlan, record: GuestRecord) -> AsyncIterator[None]:
-        """Download the image of a record's root disk, if there is one, and keep it while the context lasts."""
+        """Download the image of a record's root disk, if there is one, and keep it while the context lasts.
+
+        Likewise its kernel and its ramdisk.
+        """
         image = plan.instance.image
-        if image is None or not any(disk.role == "root" for disk in record.disks):
-            yield
-            return
-        async with self._cache.image(image, plan.image_url, plan.instance.flavor.disk * GIB or None):
+        async with AsyncExitStack() as kept:
+            if image is not None and any(disk.role == "root" for disk in record.disks):
+                limit = plan.instance.flavor.disk * GIB or None
+                await kept.enter_async_context(self._cache.image(image, plan.image_url, limit))
+            for part, url in () if image is None or record.boot is None else _boot_images(plan, image):
+                await kept.enter_async_context(self._cache.image(part, url, None, is_disk=False))
             yield
 
     async def make(self, plan: GuestPlan, record: GuestRecord) -> None:
@@ -146,8 +160,29 @@ class DiskMaker:
             except OSError as error:
                 lack = resource_exhausted(error)
                 raise lack or InsufficientResources(f"The disks cannot be made: {error.strerror}.") from error
+        if plan.instance.image is not None and record.boot is not None:
+            await self._copy_boot_images(plan, plan.instance.image, record.boot)
 
-    async def make_rescue_disk(self, plan: GuestPlan, disks: tuple[DiskRecord, ...]) -> None:
+    async def _copy_boot_images(self, plan: GuestPlan, image: ImageMeta, boot: BootRecord) -> None:
+        """Copy kernel and ramdisk into the guest's directory.
+
+        They are copies and no links, because libvirt gives these files to the guest's user while the guest runs: a
+        link would give it the cached image. Who reaches the directory may read them; only this guest does.
+        """
+        folder = self._layout.guest(plan.instance.uuid)
+        for name, (part, url) in zip((boot.kernel, boot.ramdisk), _boot_images(plan, image), strict=False):
+            try:
+                async with self._cache.image(part, url, None, is_disk=False) as cached:
+                    await self._files.run(remove, folder / name)
+                    await tools.copy(cached.path, folder / name, cached.virtual_size)
+                    await self._files.run(os.chmod, folder / name, 0o644)
+            except OSError as error:
+                lack = resource_exhausted(error)
+                raise lack or InsufficientResources(f"The kernel cannot be copied: {error.strerror}.") from error
+
+    async def make_rescue_disk(
+        self, plan: GuestPlan, disks: tuple[DiskRecord, ...], boot: BootRecord | None = None
+    ) -> None:
         """Create the rescue disk, which is as large as its image; `remove_rescue_files` undoes it."""
         assert plan.rescue_image is not None
         (disk,) = (disk for disk in disks if disk.role == "rescue")
@@ -157,11 +192,13 @@ class DiskMaker:
         except OSError as error:
             lack = resource_exhausted(error)
             raise lack or InsufficientResources(f"The rescue disk cannot be made: {error.strerror}.") from error
+        if boot is not None:
+            await self._copy_boot_images(plan, plan.rescue_image, boot)
 
     def remove_rescue_files(self, uuid: str) -> None:
         """Remove what was created for a rescue. Blocks."""
         folder = self._layout.guest(uuid)
-        for name in (RESCUE_DISK, base_link(RESCUE_DISK), RESCUE_CONFIG_DRIVE):
+        for name in (RESCUE_DISK, base_link(RESCUE_DISK), RESCUE_CONFIG_DRIVE, RESCUE_KERNEL, RESCUE_RAMDISK):
             remove(folder / name)
 
     async def grow(self, plan: GuestPlan, disks: tuple[DiskRecord, ...]) -> None:
@@ -227,6 +264,12 @@ class DiskMaker:
         if size <= 0:
             raise BuildAborted("A disk without a size cannot be made: choose a flavor with one.")
         await self._files.run(_make_empty, path, size)
+
+
+def _boot_images(plan: GuestPlan, image: ImageMeta) -> list[tuple[ImageMeta, str | None]]:
+    """Return the kernel of an image, and its ramdisk if it has one, with the URLs of the plan."""
+    parts = ((image.kernel, plan.kernel_url), (image.ramdisk, plan.ramdisk_url))
+    return [(part, url) for part, url in parts if part is not None]
 
 
 def unfinished(file: str) -> str:

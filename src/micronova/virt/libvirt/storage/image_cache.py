@@ -38,7 +38,7 @@ from micronova.objects.errors import (
     Unavailable,
     resource_exhausted,
 )
-from micronova.objects.image import ImageMeta, ImageSignature
+from micronova.objects.image import KERNEL_FORMATS, NO_DISKS, RAMDISK_FORMATS, ImageMeta, ImageSignature
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.fetch import Fetcher, fetch
@@ -102,14 +102,19 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def image(self, image: ImageMeta, url: str | None, limit: int | None) -> AsyncIterator[CachedImage]:
-        """Download an image if it is not cached, and keep it while the context lasts; `limit` is its disk's size."""
+    async def image(
+        self, image: ImageMeta, url: str | None, limit: int | None, *, is_disk: bool = True
+    ) -> AsyncIterator[CachedImage]:
+        """Download an image if it is not cached, and keep it while the context lasts; `limit` is its disk's size.
+
+        A kernel and a ramdisk are no disks.
+        """
         name = base_name(image)
         self._in_use[name] = self._in_use.get(name, 0) + 1
         try:
             base = await self._files.run(self._find, name)
             if base is None:
-                await self._download(name, image, url, limit)
+                await self._download(name, image, url, limit, is_disk)
                 base = await self._files.run(self._find, name)
             if base is None:
                 raise BuildFailed(f"The image {image.id} vanished from this host's cache.")
@@ -187,7 +192,7 @@ class ImageCache:
             return self._taken()
         return sum(_blocks(self._layout.base / name) for name in self._used_by_disks())
 
-    async def _download(self, name: str, image: ImageMeta, url: str | None, limit: int | None) -> None:
+    async def _download(self, name: str, image: ImageMeta, url: str | None, limit: int | None, is_disk: bool) -> None:
         most = math.inf if limit is None else limit
         while True:
             download = self._downloads.get(name)
@@ -195,7 +200,9 @@ class ImageCache:
             if download is None:
                 if url is None:
                     raise BuildFailed(f"The order has no URL of the image {image.id}.")
-                task = asyncio.create_task(self._fetch_and_convert(name, image, url, limit), name=f"image-{name}")
+                task = asyncio.create_task(
+                    self._fetch_and_convert(name, image, url, limit, is_disk), name=f"image-{name}"
+                )
                 download = self._downloads[name] = _Download(task, image.size, most)
                 task.add_done_callback(partial(self._forget, name))
             try:
@@ -230,8 +237,8 @@ class ImageCache:
         if not task.cancelled():
             task.exception()  # the builds that waited got the error; asyncio is not to log it
 
-    async def _fetch_and_convert(self, name: str, image: ImageMeta, url: str, limit: int | None) -> None:
-        _refuse(image)
+    async def _fetch_and_convert(self, name: str, image: ImageMeta, url: str, limit: int | None, is_disk: bool) -> None:
+        _refuse(image, is_disk=is_disk)
         base = self._layout.base
         mark = secrets.token_hex(6)
         fetched, raw = base / f"{PART}{mark}-{name}.image", base / f"{PART}{mark}-{name}.raw"
@@ -245,12 +252,13 @@ class ImageCache:
                 virtual_size = await self._files.run(_check, fetched, image, limit)
             except Invalid as error:
                 raise BuildAborted(f"The image {image.id} is refused: {error.message}") from error
-            if image.disk_format in _RAW:
+            if image.disk_format in (*_RAW, *NO_DISKS):
                 raw = fetched
             else:
                 unpacking = tools.convert(fetched, _QEMU_FORMATS[image.disk_format], raw, virtual_size)
                 await self._watched(name, image, fetched, raw, unpacking)
-            if not await self._files.run(_is_bootable, raw):
+            by_firmware = is_disk and image.kernel is None
+            if by_firmware and not await self._files.run(_is_bootable, raw):
                 raise BuildAborted(
                     f"The image {image.id} cannot be booted: it has no boot sector, no partition table and no "
                     "CD file system."
@@ -352,7 +360,11 @@ def _is_bootable(disk: Path) -> bool:
     return start[32769:32774] == b"CD001"
 
 
-def _refuse(image: ImageMeta) -> None:
+def _refuse(image: ImageMeta, *, is_disk: bool) -> None:
+    if not is_disk:
+        if image.disk_format not in (*KERNEL_FORMATS, *RAMDISK_FORMATS):
+            raise BuildAborted(f"The image {image.id} has the format {image.disk_format}: it is no kernel or ramdisk.")
+        return
     if image.container_format not in ("bare", "ami"):
         raise NotSupported(f"This host boots bare images only, not {image.container_format}.")
     if image.disk_format not in _RAW and image.disk_format not in _QEMU_FORMATS:

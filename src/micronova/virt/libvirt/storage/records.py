@@ -33,6 +33,13 @@ class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_index: int = -1
 
 
+class BootRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What boots a guest instead of firmware: files in the guest's directory."""
+
+    kernel: str
+    ramdisk: str = ""  # empty: there is none
+
+
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The host CPUs, NUMA nodes and PCI devices that were claimed for a guest; it keeps them over restarts."""
 
@@ -49,6 +56,7 @@ class RescueRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int  # of the order
     disks: tuple[DiskRecord, ...]  # all that it has meanwhile, also of its own
     complete: bool = False  # it has been started with them
+    boot: BootRecord | None = None  # None: firmware boots it
 
 
 class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,12 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None  # the user that QEMU runs as; None of a guest that has not been started since it has one
     resumed: bool = False  # its last start restored saved memory instead of booting
     rescue: RescueRecord | None = None
+    boot: BootRecord | None = None  # None: firmware boots it
+
+    @property
+    def started_by(self) -> BootRecord | None:
+        """The kernel that the guest is started with; None if firmware boots it."""
+        return self.boot if self.rescue is None else self.rescue.boot
 
     @property
     def pinned_vcpus(self) -> int:

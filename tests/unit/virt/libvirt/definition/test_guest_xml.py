@@ -9,7 +9,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.client.xmltree import Element, child, element, parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import domain, domain_xml, metadata, owner_of
-from micronova.virt.libvirt.storage.records import PinRecord
+from micronova.virt.libvirt.storage.records import BootRecord, PinRecord
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 
 FOLDER = f"/var/lib/libvirt/instances/{UUID}"
@@ -53,6 +53,23 @@ def test_a_plain_guest() -> None:
         "uuid": UUID,
         "family": "Virtual Machine",
     }
+
+
+def test_a_kernel_and_a_ramdisk() -> None:
+    assert made().find("./os/kernel") is None
+    files = BootRecord(kernel="kernel", ramdisk="ramdisk")
+    root = made(record={"boot": files})
+    assert [(each.tag, each.text) for each in one(root, "./os")][1:4] == [
+        ("kernel", f"{FOLDER}/kernel"),
+        ("initrd", f"{FOLDER}/ramdisk"),
+        ("cmdline", "root=/dev/vda console=tty0 console=ttyS0 console=hvc0 no_timer_check"),
+    ]
+    root = made(record={"boot": BootRecord(kernel="kernel")}, properties={"hw_disk_bus": "scsi"})
+    assert root.find("./os/initrd") is None
+    assert str(root.findtext("./os/cmdline")).startswith("root=/dev/sda console=tty0")
+    own = made(record={"boot": files}, properties={"os_command_line": "root=LABEL=x <quiet>"})
+    assert own.findtext("./os/cmdline") == "root=LABEL=x <quiet>"
+    assert "<cmdline>root=LABEL=x &lt;quiet&gt;</cmdline>" in unparse(own)
 
 
 def test_disks() -> None:
@@ -332,7 +349,6 @@ def test_parallels() -> None:
     [
         ({"hw:mem_encryption": "true"}, {}),
         ({}, {"hw_tpm_version": "2.0"}),
-        ({}, {"kernel_id": "some-image"}),
         ({}, {"hw_architecture": "aarch64"}),
     ],
 )

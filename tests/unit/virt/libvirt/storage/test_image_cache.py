@@ -36,6 +36,9 @@ MIB = 1024**2
 DATA = b"boot" + bytes(506) + b"\x55\xaa" + bytes(MIB - 508)  # with a boot sector
 
 
+KERNEL = b"MZ" + bytes(1022)  # with neither a boot sector nor a file system
+
+
 def sha512(data: bytes) -> dict[str, Any]:
     return {"os_hash_algo": "sha512", "os_hash_value": hashlib.sha512(data).hexdigest()}
 
@@ -117,6 +120,22 @@ async def test_once(world: World) -> None:
     assert world.source.asked == ["t1"]
     assert world.files == [base_name(raw())]
     assert os.stat(world.layout.base / world.files[0]).st_blocks * 512 < MIB  # zeros became a hole
+
+
+async def test_kernels_and_what_they_boot_need_no_boot_sector(world: World) -> None:
+    world.source.data = KERNEL
+    kernel = raw(KERNEL, id="kernel", disk_format="aki", container_format="aki")
+    with pytest.raises(NotSupported, match="aki"):
+        await world.get(kernel)
+    async with world.cache.image(kernel, "t1", None, is_disk=False) as base:
+        assert base.path.read_bytes() == KERNEL
+    disk = raw(KERNEL, id="disk", disk_format="ami", container_format="ami", kernel=kernel)
+    assert await world.get(disk) == KERNEL
+    with pytest.raises(BuildAborted, match="cannot be booted"):
+        await world.get(raw(KERNEL, id="other"))
+    with pytest.raises(BuildAborted, match="no kernel or ramdisk"):
+        async with world.cache.image(raw(id="x", disk_format="qcow2"), "t1", None, is_disk=False):
+            pass
 
 
 async def test_a_signed_image_is_verified_before_anything_reads_it(

@@ -1,0 +1,154 @@
+"""Allocations: what consumers hold of resource providers."""
+
+import uuid as uuids
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.api.placement import schemas
+from micronova.api.placement.schema import is_uuid
+from micronova.api.placement.service import Answers
+from micronova.db import provider_allocations, providers
+from micronova.db.engine import Database
+from micronova.db.provider_allocations import UNKNOWN_TYPE, Wanted
+from micronova.db.provider_inventories import UnknownClass
+from micronova.http.request import Request, Response
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid
+
+_ANSWER = {
+    "allocations": {},
+    "project_id?": str,
+    "user_id?": str,
+    "consumer_generation?": int | None,
+    "consumer_type?": str,
+}
+_OF_PROVIDER = {"allocations": {}, "resource_provider_generation": int}
+
+
+def wanted(request: Request, consumer: str, body: Mapping[str, Any]) -> Wanted:
+    """Return what the body for a consumer asks for."""
+    given = body["allocations"]
+    if isinstance(given, list):
+        held = {each["resource_provider"]["uuid"]: dict(each["resources"]) for each in given}
+    else:
+        held = {provider: dict(each["resources"]) for provider, each in given.items()}
+    return Wanted(
+        consumer=consumer,
+        held=held,
+        project_id=body.get("project_id"),
+        user_id=body.get("user_id"),
+        type=body.get("consumer_type"),
+        generation=body.get("consumer_generation"),
+        checked=request.minor >= 28,
+    )
+
+
+class Allocations:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, answers: Answers) -> None:
+        self._database = database
+        self._clock = clock
+        self._answers = answers
+
+    async def show(self, request: Request, consumer_uuid: str) -> Response:
+        """Show what a consumer holds."""
+
+        def read(conn: sa.Connection) -> tuple[dict[str, Any], int | None]:
+            all_held = provider_allocations.held_by(conn, [consumer_uuid])
+            held = all_held.get(consumer_uuid, {})
+            rows = providers.get_many(conn, held)
+            shown = {
+                provider: {"resources": resources, "generation": rows[provider].generation if provider in rows else 0}
+                for provider, resources in held.items()
+            }
+            body: dict[str, Any] = {"allocations": shown}
+            consumer = provider_allocations.consumers_of(conn, all_held).get(consumer_uuid)
+            if held and consumer is not None and request.minor >= 12:
+                body |= {"project_id": consumer.project_id, "user_id": consumer.user_id}
+                if request.minor >= 28:
+                    body["consumer_generation"] = consumer.generation
+                if request.minor >= 38:
+                    body["consumer_type"] = consumer.type or UNKNOWN_TYPE
+            return body, consumer.updated_at or None if consumer is not None else None
+
+        body, changed_at = await self._database.read(read)
+        return self._answers.make(request, body, changed_at)
+
+    async def of_provider(self, request: Request, uuid: str) -> Response:
+        """Show what is held of a provider."""
+
+        def read(conn: sa.Connection) -> dict[str, Any]:
+            provider = providers.get(conn, uuid)
+            held = provider_allocations.held_of(conn, uuid)
+            shown: dict[str, dict[str, Any]] = {consumer: {"resources": each} for consumer, each in held.items()}
+            if request.minor >= 28 and held:
+                known = provider_allocations.consumers_of(conn, provider_allocations.held_by(conn, held))
+                for consumer, each in shown.items():
+                    if consumer in known:
+                        each["consumer_generation"] = known[consumer].generation
+            return {"allocations": shown, "resource_provider_generation": provider.generation}
+
+        return self._answers.make(request, await self._database.read(read))
+
+    async def replace(self, request: Request, consumer_uuid: str) -> None:
+        """Let a consumer hold exactly this."""
+        if not is_uuid(consumer_uuid):
+            raise Invalid(f"Malformed consumer_uuid: {consumer_uuid[:64]}")
+        consumer = str(uuids.UUID(consumer_uuid))
+        try:
+            await self._write([wanted(request, consumer, request.body)])
+        except UnknownClass as error:
+            raise Invalid(f"Unable to allocate inventory for consumer {consumer}: {error.message}") from None
+
+    async def replace_many(self, request: Request) -> None:
+        """Let consumers hold exactly this, all of them or none."""
+        try:
+            await self._write([wanted(request, consumer, body) for consumer, body in request.body.items()])
+        except UnknownClass as error:
+            raise Invalid(f"Unable to allocate inventory: {error.message}") from None
+
+    async def _write(self, changes: list[Wanted]) -> None:
+        await self._database.write(provider_allocations.replace, changes, micros(self._clock.now()))
+
+    async def delete(self, request: Request, consumer_uuid: str) -> None:
+        """Give back all that a consumer holds."""
+        await self._database.write(provider_allocations.release, consumer_uuid, micros(self._clock.now()))
+
+
+def routes(database: Database, clock: Clock, answers: Answers) -> list[Route]:
+    """Declare the routes of allocations."""
+    handlers = Allocations(database, clock, answers)
+    one, rule = "/allocations/{consumer_uuid}", "placement:allocations"
+    return [
+        Route(
+            method="GET",
+            path="/resource_providers/{uuid}/allocations",
+            handler=handlers.of_provider,
+            policy="placement:resource_providers:allocations:list",
+            answer=_OF_PROVIDER,
+        ),
+        Route(
+            method="POST",
+            path="/allocations",
+            handler=handlers.replace_many,
+            policy=f"{rule}:manage",
+            versions=since(13),
+            body=schemas.many_allocations,
+            status=204,
+        ),
+        Route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:list", answer=_ANSWER),
+        Route(
+            method="PUT",
+            path=one,
+            handler=handlers.replace,
+            policy=f"{rule}:update",
+            body=schemas.allocations,
+            status=204,
+        ),
+        Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=204),
+    ]

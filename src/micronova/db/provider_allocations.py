@@ -1,0 +1,344 @@
+"""Allocations through the Placement API: what consumers hold, read and replaced, with their generations.
+
+The rows are those that the scheduler claims, so a write here takes room as a claim does: the inventories are locked in
+the order of their keys, and what does not fit is refused.
+
+A consumer that another service makes has a row in `consumers` with a generation. A server or a migration has none: its
+project and user are those of the server, and its generation is a checksum of what it holds. So every claim of the
+scheduler changes the generation, without a write more, and a client that has read another state is refused.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db import placement_names, providers
+from micronova.db.allocations import change_used, count_members, lock_groups
+from micronova.db.listed import one_of
+from micronova.db.provider_inventories import UnknownClass
+from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
+from micronova.db.upsert import PerDialect
+from micronova.objects.errors import Conflict, Invalid, NotFound
+
+_a, _c = allocations.c, consumers.c
+Held = dict[str, dict[str, int]]  # provider -> resource class -> amount
+UNKNOWN_TYPE: Final = "unknown"
+INSTANCE, MIGRATION = "INSTANCE", "MIGRATION"
+NOBODY: Final = "00000000-0000-0000-0000-000000000000"  # project and user of clients that name none
+
+
+class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds resources."""
+
+    uuid: str
+    project_id: str
+    user_id: str
+    type: str | None
+    generation: int
+    updated_at: int = 0
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer shall hold, in the place of what it holds."""
+
+    consumer: str
+    held: Held
+    project_id: str | None = None
+    user_id: str | None = None
+    type: str | None = None
+    generation: int | None = None  # that the client has read; None: it has read that there is no such consumer
+    checked: bool = True  # whether the client names a generation at all
+
+
+def generation_of(held: Held) -> int:
+    """Return a number that differs for what a server holds at different times."""
+    text = msgspec.json.encode(held, order="deterministic")
+    return zlib.crc32(text) & 0x7FFFFFFF
+
+
+_HELD = sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used).order_by(
+    _a.consumer_uuid, _a.node_uuid, _a.resource_class
+)
+_ROWS = sa.select(consumers).where(one_of(_c.uuid, "uuids")).order_by(_c.uuid)
+_SERVERS = (
+    sa.select(instances.c.uuid, instances.c.project_id, instances.c.user_id, instances.c.server_group_id)
+    .where(one_of(instances.c.uuid, "uuids"))
+    .order_by(instances.c.uuid)
+)
+# The row is locked, whether it was there or not. An insert that only finds it would not lock it.
+_LOCK_CONSUMER = PerDialect(
+    lambda insert: (
+        insert(consumers)
+        .on_conflict_do_update(index_elements=[_c.uuid], set_={"updated_at": _c.updated_at})
+        .returning(*_c)
+    )
+)
+_MIGRATIONS = sa.select(
+    migrations.c.uuid, migrations.c.project_id, migrations.c.user_id, migrations.c.instance_uuid
+).where(one_of(migrations.c.uuid, "uuids"))
+
+
+def held_by(conn: sa.Connection, uuids: Collection[str]) -> dict[str, Held]:
+    """Return what consumers hold."""
+    found: dict[str, Held] = {}
+    for row in conn.execute(_HELD.where(one_of(_a.consumer_uuid, "uuids")), {"uuids": sorted(uuids)}):
+        found.setdefault(row.consumer_uuid, {}).setdefault(row.node_uuid, {})[row.resource_class] = row.used
+    return found
+
+
+def held_of(conn: sa.Connection, provider: str) -> dict[str, dict[str, int]]:
+    """Return what is held of a provider, by consumer."""
+    found: dict[str, dict[str, int]] = {}
+    for row in conn.execute(_HELD.where(_a.node_uuid == provider)):
+        found.setdefault(row.consumer_uuid, {})[row.resource_class] = row.used
+    return found
+
+
+def consumers_of(conn: sa.Connection, held: Mapping[str, Held]) -> dict[str, Consumer]:
+    """Return the consumers that hold this; a generation needs all that a consumer holds."""
+    named = {"uuids": sorted(held)}
+    servers = conn.execute(_SERVERS, named).all()
+    moving = conn.execute(_MIGRATIONS, named).all()
+    return _described(servers, moving, conn.execute(_ROWS, named).all(), held)
+
+
+def _described(
+    servers: Sequence[Any], moving: Sequence[Any], rows: Sequence[Any], held: Mapping[str, Held]
+) -> dict[str, Consumer]:
+    """Return the consumers that exist: servers and migrations that hold something, and those of other services."""
+    found: dict[str, Consumer] = {}
+    for kind, those in ((INSTANCE, servers), (MIGRATION, moving)):
+        for row in those:
+            if held.get(row.uuid):
+                found[row.uuid] = Consumer(
+                    uuid=row.uuid,
+                    project_id=row.project_id,
+                    user_id=row.user_id,
+                    type=kind,
+                    generation=generation_of(held[row.uuid]),
+                )
+    for row in rows:
+        if row.generation > 0:
+            found[row.uuid] = Consumer(
+                uuid=row.uuid,
+                project_id=row.project_id,
+                user_id=row.user_id,
+                type=row.consumer_type,
+                generation=row.generation,
+                updated_at=row.updated_at,
+            )
+    return found
+
+
+class _Locked(msgspec.Struct, frozen=True, kw_only=True):
+    """Consumers that nobody else changes until the transaction ends."""
+
+    known: dict[str, Consumer]
+    groups: dict[str, str | None]  # the server groups of those that are servers or migrations
+    held: dict[str, Held]
+
+
+def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
+    """Lock servers, their groups, and the other consumers, in this order; new ones get a row with the generation 0."""
+    named = {"uuids": sorted(uuids)}
+    moving = conn.execute(_MIGRATIONS, named).all()
+    instance_of = {row.uuid: row.instance_uuid for row in moving}
+    wanted = {"uuids": sorted({*uuids, *instance_of.values()})}
+    servers = conn.execute(_SERVERS.with_for_update(), wanted).all()
+    group_of = {row.uuid: row.server_group_id for row in servers}
+    groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
+    groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
+    lock_groups(conn, {group for group in groups.values() if group is not None})
+    rows = []
+    for uuid in sorted(set(uuids) - groups.keys()):
+        new = {"uuid": uuid, "project_id": NOBODY, "user_id": NOBODY, "generation": 0}
+        rows.append(conn.execute(_LOCK_CONSUMER.on(conn), {**new, "created_at": now, "updated_at": now}).one())
+    held = held_by(conn, uuids)
+    return _Locked(known=_described(servers, moving, rows, held), groups=groups, held=held)
+
+
+def replace(conn: sa.Connection, wanted: Sequence[Wanted], now: int, *, advance: bool = True) -> None:
+    """Let consumers hold exactly what they want, all or none of them.
+
+    Raise Invalid for a provider or resource class that does not exist, Conflict if something does not fit or a consumer
+    has another generation. The generations of the providers grow if they shall `advance`.
+    """
+    locked = _lock(conn, {each.consumer for each in wanted}, now)
+    for each in wanted:
+        _check_consumer(each, locked.known.get(each.consumer), each.consumer in locked.groups)
+    named = {provider for each in wanted for provider in each.held}
+    touched = named.union(*locked.held.values())
+    rows = providers.get_many(conn, touched, lock=True)
+    for uuid in sorted(named - rows.keys()):
+        raise Invalid(f"Allocation for resource provider '{uuid}' that does not exist.")
+    classes = {name for each in wanted for resources in each.held.values() for name in resources}
+    if unknown := placement_names.unknown_classes(conn, classes, keep=True):
+        raise UnknownClass(f"No such resource class {', '.join(unknown)}.")
+    _take(conn, wanted, locked.held, now)
+    _write(conn, wanted, locked, now)
+    for uuid in sorted(touched & rows.keys()) if advance else ():
+        providers.advance(conn, uuid, None, now)
+
+
+def _check_consumer(wanted: Wanted, known: Consumer | None, is_server: bool) -> None:
+    if wanted.checked:
+        expected = None if known is None else known.generation
+        if wanted.generation != expected:
+            raise Conflict(
+                "consumer generation conflict - expected "
+                f"{'null' if expected is None else expected} but got "
+                f"{'null' if wanted.generation is None else wanted.generation}",
+                placement_code=providers.CONCURRENT_UPDATE,
+            )
+    if not is_server or known is None:
+        return
+    for name, given, own in (
+        ("project", wanted.project_id, known.project_id),
+        ("user", wanted.user_id, known.user_id),
+        ("type", wanted.type, known.type),
+    ):
+        if given is not None and given != own:
+            raise Invalid(f"Consumer {wanted.consumer} is a server or a migration of one: its {name} is {own}.")
+
+
+def _take(conn: sa.Connection, wanted: Sequence[Wanted], before: Mapping[str, Held], now: int) -> None:
+    """Take and give back what changes; the inventories are locked first, so what they say holds."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    for each in wanted:
+        for provider, resources in each.held.items():
+            for name, amount in resources.items():
+                amounts[provider, name] += amount
+        for provider, resources in before.get(each.consumer, {}).items():
+            for name, amount in resources.items():
+                amounts[provider, name] -= amount
+    stock = {
+        (row.node_uuid, row.resource_class): row
+        for row in providers.lock_inventories(conn, {provider for provider, _ in amounts})
+    }
+    for each in wanted:
+        for provider, resources in sorted(each.held.items()):
+            for name, amount in sorted(resources.items()):
+                _check_room(stock.get((provider, name)), provider, name, amount, amounts[provider, name])
+    change_used(conn, amounts, now)
+
+
+def _check_room(row: Any, provider: str, name: str, amount: int, change: int) -> None:
+    """Raise Conflict unless the inventory has an amount; `change` is how much more of it is used in all."""
+    where = f"Inventory for '{name}' on resource provider '{provider}'"
+    if row is None:
+        raise NoRoom(f"Unable to allocate inventory: {where} invalid: the provider has none of it.")
+    if change > 0 and row.used + change > row.capacity:
+        raise NoRoom(
+            f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
+            f"'{provider}'. The requested amount would exceed the capacity: {row.capacity - row.used} are left."
+        )
+    if not (row.min_unit <= amount <= row.max_unit and amount % row.step_size == 0):
+        raise NoRoom(
+            f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
+            f"'{provider}'. The requested amount would violate inventory constraints: from {row.min_unit} to "
+            f"{row.max_unit} in steps of {row.step_size}."
+        )
+
+
+class NoRoom(Conflict):
+    """An inventory does not have what is asked of it (409)."""
+
+
+def _write(conn: sa.Connection, wanted: Sequence[Wanted], locked: _Locked, now: int) -> None:
+    conn.execute(allocations.delete().where(one_of(_a.consumer_uuid, "uuids")), {"uuids": [w.consumer for w in wanted]})
+    rows = [
+        {"consumer_uuid": each.consumer, "node_uuid": provider, "resource_class": name, "used": amount}
+        for each in wanted
+        for provider, resources in each.held.items()
+        for name, amount in resources.items()
+    ]
+    if rows:
+        conn.execute(allocations.insert(), rows)
+    for each in wanted:
+        if each.consumer in locked.groups:
+            _move_in_group(conn, locked.groups[each.consumer], locked.held.get(each.consumer, {}), each.held)
+        else:
+            _write_consumer(conn, each, locked.known.get(each.consumer), now)
+
+
+def _move_in_group(conn: sa.Connection, group: str | None, before: Held, after: Held) -> None:
+    """Count a server in and out of the hosts of its server group."""
+    if group is None or before.keys() == after.keys():
+        return
+    uuids = {"uuids": sorted({*before, *after})}
+    hosts = dict(conn.execute(sa.select(compute_nodes.c.uuid, compute_nodes.c.host).where(
+        one_of(compute_nodes.c.uuid, "uuids")), uuids).tuples().all())  # fmt: skip
+    changes: Counter[str] = Counter()
+    changes.update(hosts[uuid] for uuid in after if uuid in hosts)
+    changes.subtract(hosts[uuid] for uuid in before if uuid in hosts)
+    count_members(conn, group, changes)
+
+
+def _write_consumer(conn: sa.Connection, wanted: Wanted, known: Consumer | None, now: int) -> None:
+    """Write who the consumer is, and its next generation; one that holds nothing is no consumer."""
+    if not wanted.held:
+        conn.execute(consumers.delete().where(_c.uuid == wanted.consumer))
+        return
+    values = {
+        "project_id": wanted.project_id or (known.project_id if known else NOBODY),
+        "user_id": wanted.user_id or (known.user_id if known else NOBODY),
+        "consumer_type": wanted.type or (known.type if known else None),
+        "generation": known.generation + 1 if known else 1,
+        "updated_at": now,
+    }
+    conn.execute(consumers.update().where(_c.uuid == wanted.consumer).values(values))
+
+
+def release(conn: sa.Connection, consumer: str, now: int) -> None:
+    """Give back all that a consumer holds; raise NotFound if it holds nothing. The providers keep their generations."""
+    if not held_by(conn, [consumer]):
+        raise NotFound(f"No allocations for consumer '{consumer}'.")
+    replace(conn, [Wanted(consumer=consumer, held={}, checked=False)], now, advance=False)
+
+
+# --- usages
+
+
+def usages_of_provider(conn: sa.Connection, provider: str) -> dict[str, int]:
+    """Return how much is used of each resource class that a provider has."""
+    i = inventories.c
+    query = sa.select(i.resource_class, i.used).where(i.node_uuid == provider).order_by(i.resource_class)
+    return {row.resource_class: row.used for row in conn.execute(query)}
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What the consumers of one type hold."""
+
+    consumers: int = 0
+    amounts: dict[str, int] = {}
+
+
+_AMOUNTS = [
+    (_c.consumer_type, consumers, _c.uuid == _a.consumer_uuid),
+    (sa.literal(INSTANCE), instances, instances.c.uuid == _a.consumer_uuid),
+    (sa.literal(MIGRATION), migrations, migrations.c.uuid == _a.consumer_uuid),
+]
+
+
+def usages(conn: sa.Connection, project_id: str, user_id: str | None) -> dict[str, Usage]:
+    """Return what the consumers of a project, and of a user if one is named, hold, by the type of the consumers."""
+    found: dict[str, Usage] = {}
+    for kind, owners, same in _AMOUNTS:
+        mine = owners.c.project_id == project_id
+        if user_id is not None:
+            mine = sa.and_(mine, owners.c.user_id == user_id)
+        held = sa.select(kind.label("kind"), _a.resource_class, sa.func.sum(_a.used)).join_from(
+            allocations, owners, same
+        )
+        for each, name, used in conn.execute(held.where(mine).group_by(kind, _a.resource_class)):
+            amounts = found.setdefault(each or UNKNOWN_TYPE, Usage()).amounts
+            amounts[name] = amounts.get(name, 0) + int(used)
+        number = sa.func.count(sa.distinct(_a.consumer_uuid))
+        counted = sa.select(kind.label("kind"), number).join_from(allocations, owners, same)
+        for each, many in conn.execute(counted.where(mine).group_by(kind)):
+            found.setdefault(each or UNKNOWN_TYPE, Usage()).consumers += many
+    return found

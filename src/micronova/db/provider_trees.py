@@ -1,0 +1,156 @@
+"""Finds resource providers by what they have, and loads whole trees of them for allocation candidates."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db import providers
+from micronova.db.listed import one_of
+from micronova.db.providers import ProviderRow
+from micronova.db.tables import inventories, provider_aggregates, provider_traits, resource_providers
+from micronova.placement import candidates
+from micronova.placement.model import Candidate, Inventory, Provider, RequestGroup, ResourceRequest, by_root
+from micronova.placement.standard import SHARES_VIA_AGGREGATE
+
+_p, _i, _t, _a = resource_providers.c, inventories.c, provider_traits.c, provider_aggregates.c
+PART = 500  # trees that are loaded at once
+
+
+def search(conn: sa.Connection, *, name: str | None, uuid: str | None, group: RequestGroup) -> list[ProviderRow]:
+    """Return providers with this name or uuid that are in the group's tree and aggregates and have what it asks for."""
+    query = sa.select(resource_providers).order_by(_p.created_at, _p.uuid)
+    if name is not None:
+        query = query.where(_p.name == name)
+    if uuid is not None:
+        query = query.where(_p.uuid == uuid)
+    if group.in_tree is not None:
+        root = sa.select(_p.root_uuid).where(_p.uuid == group.in_tree).correlate(None).scalar_subquery()
+        query = query.where(_p.root_uuid == root)
+    for number, (wanted, amount) in enumerate(group.resources.items()):
+        query = query.where(_p.uuid.in_(_with_room(f"class{number}", f"amount{number}")))
+        query = query.params({f"class{number}": wanted, f"amount{number}": amount})
+    for traits in group.required:
+        query = query.where(_p.uuid.in_(sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(traits)))))
+    if group.forbidden:
+        query = query.where(_p.uuid.not_in(sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(group.forbidden)))))
+    for members in group.member_of:
+        query = query.where(_in_aggregates(members))
+    if group.not_member_of:
+        query = query.where(sa.not_(_in_aggregates(group.not_member_of)))
+    return [cast(ProviderRow, row) for row in conn.execute(query)]
+
+
+def _in_aggregates(wanted: Collection[str]) -> sa.ColumnElement[bool]:
+    """The condition that a provider is in one of these aggregates."""
+    return _p.uuid.in_(sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted))))
+
+
+def _with_room(name: str, amount: str) -> Any:
+    """The providers that have room for an amount of a class; the parameters have these names."""
+    wanted = bindparam(amount, type_=sa.BigInteger)
+    return sa.select(_i.node_uuid).where(
+        _i.resource_class == bindparam(name),
+        _i.used + wanted <= _i.capacity,
+        _i.min_unit <= wanted,
+        _i.max_unit >= wanted,
+        wanted % _i.step_size == 0,
+    )
+
+
+def load(conn: sa.Connection, rows: Sequence[ProviderRow]) -> list[Provider]:
+    """Return providers with their inventories, traits and aggregates: three statements."""
+    uuids = [row.uuid for row in rows]
+    traits, members = providers.traits_of(conn, uuids), providers.aggregates_of(conn, uuids)
+    stock: dict[str, dict[str, Inventory]] = {}
+    query = sa.select(inventories).where(one_of(_i.node_uuid, "uuids")).order_by(_i.node_uuid, _i.resource_class)
+    for each in conn.execute(query, {"uuids": uuids}):
+        stock.setdefault(each.node_uuid, {})[each.resource_class] = Inventory(
+            total=each.total,
+            reserved=each.reserved,
+            min_unit=each.min_unit,
+            max_unit=each.max_unit,
+            step_size=each.step_size,
+            allocation_ratio=each.allocation_ratio,
+            capacity=each.capacity,
+            used=each.used,
+        )
+    return [
+        Provider(
+            uuid=row.uuid,
+            name=row.name,
+            parent=row.parent_uuid,
+            root=row.root_uuid,
+            generation=row.generation,
+            traits=frozenset(traits.get(row.uuid, ())),
+            aggregates=frozenset(members.get(row.uuid, ())),
+            inventories=stock.get(row.uuid, {}),
+        )
+        for row in rows
+    ]
+
+
+def load_sharing(conn: sa.Connection) -> list[Provider]:
+    """Return the trees of the providers that share their resources by aggregates."""
+    shares = sa.select(_t.provider_uuid).where(_t.trait == SHARES_VIA_AGGREGATE)
+    in_aggregates = sa.select(_a.provider_uuid)
+    query = sa.select(_p.root_uuid).distinct().where(_p.uuid.in_(shares), _p.uuid.in_(in_aggregates))
+    roots = list(conn.execute(query).scalars())
+    return load(conn, providers.of_trees(conn, roots)) if roots else []
+
+
+def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Provider]) -> list[str]:
+    """Return the roots of the trees that may serve a request, in the order in which they came.
+
+    A resource class that no sharing provider has must be in the tree itself, in a provider with room for it.
+    """
+    shared = {name for each in sharing if each.shares for name in each.inventories}
+    query = sa.select(_p.uuid).where(_p.uuid == _p.root_uuid).order_by(_p.created_at, _p.uuid)
+    number = 0
+    for group in request.groups:
+        if group.in_tree is not None:
+            wanted = sa.select(_p.root_uuid).where(_p.uuid == group.in_tree).correlate(None).scalar_subquery()
+            if not sharing:
+                query = query.where(_p.uuid == wanted)
+        for name, amount in group.resources.items():
+            if name in shared:
+                continue
+            number += 1
+            member = resource_providers.alias()
+            able = (
+                sa.select(member.c.root_uuid)
+                .where(member.c.uuid.in_(_with_room(f"class{number}", f"amount{number}")))
+                .correlate(None)
+            )
+            query = query.where(_p.uuid.in_(able)).params({f"class{number}": name, f"amount{number}": amount})
+    return list(conn.execute(query).scalars())
+
+
+def trees(conn: sa.Connection, roots: Sequence[str]) -> Iterator[list[Provider]]:
+    """Yield the providers of these trees, some trees at a time, in their order."""
+    for first in range(0, len(roots), PART):
+        yield load(conn, providers.of_trees(conn, roots[first : first + PART]))
+
+
+def room(conn: sa.Connection, request: ResourceRequest, own: Mapping[str, int], most: int) -> dict[str, int]:
+    """Return how many consumers of a request each tree can serve, by its root; `own` is what each takes of the root."""
+    sharing = load_sharing(conn)
+    found: dict[str, int] = {}
+    for part in trees(conn, roots_of(conn, request, sharing)):
+        for root, tree in by_root(part).items():
+            others = [each for each in sharing if each.root != root]
+            if count := candidates.how_many(request, [*tree, *others], root, own, most):
+                found[root] = count
+    return found
+
+
+def serve(
+    conn: sa.Connection, root: str, request: ResourceRequest, taken: Mapping[tuple[str, str], int]
+) -> Candidate | None:
+    """Return how the tree of a root serves a request, if so much more is used of its providers; None if it cannot."""
+    sharing = [each for each in load_sharing(conn) if each.root != root]
+    tree = [*load(conn, providers.of_trees(conn, [root])), *sharing]
+    found = candidates.find(dataclasses.replace(request, limit=1), candidates.take(tree, taken), [root])
+    return found[0] if found else None

@@ -1,0 +1,210 @@
+"""Finds the ways in which resource providers can serve a request: the allocation candidates.
+
+A way is found for one tree at a time. Its providers, and the sharing providers that have an aggregate in common with
+one of them, may serve groups of the request. For each group the choices are listed first; then one choice per group is
+combined, and a combination is given up as soon as a part of it cannot be right.
+
+- A group without a suffix may be served by several providers, each resource class by one. Together they have the
+  required traits; none of them has a forbidden one.
+- A group with a suffix is served by one provider.
+- For a group without a suffix, an aggregate of the root counts for the whole tree.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root
+
+_Choice = Mapping[
+    str, Provider
+]  # who serves each resource class of a group; "" is who serves a group without resources
+
+
+def find(
+    request: ResourceRequest, providers: Iterable[Provider], roots: Sequence[str] | None = None
+) -> list[Candidate]:
+    """Return the candidates in the trees with these roots, by default in all, up to the request's limit.
+
+    `providers` has the whole trees, and the sharing providers with their trees.
+    """
+    known = {each.uuid: each for each in providers}
+    trees = by_root(known.values())
+    sharing = [each for each in known.values() if each.shares]
+    found: dict[tuple[frozenset[tuple[str, str, int]], frozenset[tuple[str, tuple[str, ...]]]], Candidate] = {}
+    for root in trees if roots is None else roots:
+        if root not in trees:
+            continue
+        for candidate in _of_tree(request, known, root, trees[root], sharing):
+            taken = frozenset(
+                (uuid, name, amount) for uuid, each in candidate.allocations.items() for name, amount in each.items()
+            )
+            found.setdefault((taken, frozenset(candidate.mappings.items())), candidate)
+            if request.limit is not None and len(found) >= request.limit:
+                return list(found.values())
+    return list(found.values())
+
+
+def take(providers: Sequence[Provider], amounts: Mapping[tuple[str, str], int]) -> list[Provider]:
+    """Return providers of which so much more is used, by provider and resource class."""
+    changed = []
+    for each in providers:
+        own = {name: amount for (uuid, name), amount in amounts.items() if uuid == each.uuid and amount}
+        stock = {
+            name: dataclasses.replace(inventory, used=inventory.used + own[name]) if name in own else inventory
+            for name, inventory in each.inventories.items()
+        }
+        changed.append(dataclasses.replace(each, inventories=stock) if own else each)
+    return changed
+
+
+def how_many(
+    request: ResourceRequest, providers: Sequence[Provider], root: str, own: Mapping[str, int], most: int
+) -> int:
+    """Return how many consumers of a request the tree of a root can serve, up to a number.
+
+    `own` is what each of them takes of the root besides.
+    """
+    for count in range(most):
+        providers = take(providers, {(root, name): amount for name, amount in own.items()})
+        found = find(dataclasses.replace(request, limit=1), providers, [root])
+        if not found:
+            return count
+        providers = take(providers, amounts_of(found[0]))
+    return most
+
+
+def amounts_of(candidate: Candidate) -> dict[tuple[str, str], int]:
+    """Return what a candidate takes, by provider and resource class."""
+    return {(uuid, name): amount for uuid, own in candidate.allocations.items() for name, amount in own.items()}
+
+
+def _of_tree(
+    request: ResourceRequest,
+    known: Mapping[str, Provider],
+    root: str,
+    tree: Sequence[Provider],
+    sharing: Sequence[Provider],
+) -> Iterator[Candidate]:
+    traits = known[root].traits if root in known else frozenset()
+    if not request.root_required <= traits or request.root_forbidden & traits:
+        return
+    aggregates = frozenset[str]().union(*(each.aggregates for each in tree))
+    usable = [*tree, *(each for each in sharing if each.root != root and each.aggregates & aggregates)]
+    choices: list[list[tuple[RequestGroup, _Choice]]] = []
+    for group in request.groups:
+        able = [each for each in usable if _may_serve(group, each, known)]
+        listed = list(_spread(group, able) if not group.suffix else _single(group, able, root))
+        if not listed:
+            return
+        choices.append([(group, each) for each in listed])
+    choices.sort(key=len)
+    for chosen in _combine(request, choices, known, [], Counter()):
+        candidate = _candidate(root, request, chosen)
+        if request.nested or _one_per_tree(candidate, known):
+            yield candidate
+
+
+def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Provider]) -> bool:
+    """Return whether a provider is where the group wants it, and has no forbidden trait."""
+    if provider.traits & group.forbidden:
+        return False
+    root = None if group.suffix else known.get(provider.root)
+    aggregates = provider.aggregates if root is None else provider.aggregates | root.aggregates
+    if not group.admits_aggregates(aggregates):
+        return False
+    return group.in_tree is None or ((wanted := known.get(group.in_tree)) is not None and provider.root == wanted.root)
+
+
+def _single(group: RequestGroup, able: Sequence[Provider], root: str) -> Iterator[_Choice]:
+    """Yield the providers that serve a whole group alone."""
+    for each in able:
+        if not group.admits_traits(each.traits) or (not group.resources and each.root != root):
+            continue
+        if _has_all(each, group.resources):
+            yield dict.fromkeys(group.resources or ("",), each)
+
+
+def _has_all(provider: Provider, resources: Mapping[str, int]) -> bool:
+    stock = provider.inventories
+    return all((own := stock.get(name)) is not None and own.has(amount) for name, amount in resources.items())
+
+
+def _spread(group: RequestGroup, able: Sequence[Provider]) -> Iterator[_Choice]:
+    """Yield the choices of one provider for each resource class that together have the required traits."""
+    by_class = [
+        [each for each in able if (own := each.inventories.get(name)) is not None and own.has(amount)]
+        for name, amount in group.resources.items()
+    ]
+    for chosen in itertools.product(*by_class):
+        together = frozenset[str]().union(*(each.traits for each in chosen))
+        if all(together & wanted for wanted in group.required):
+            yield dict(zip(group.resources, chosen, strict=True))
+
+
+def _combine(
+    request: ResourceRequest,
+    choices: Sequence[Sequence[tuple[RequestGroup, _Choice]]],
+    known: Mapping[str, Provider],
+    chosen: list[tuple[RequestGroup, _Choice]],
+    taken: Counter[tuple[str, str]],
+) -> Iterator[list[tuple[RequestGroup, _Choice]]]:
+    """Yield combinations of one choice per group that fit together."""
+    if len(chosen) == len(choices):
+        if all(_in_one_subtree(suffixes, chosen, known) for suffixes in request.same_subtrees):
+            yield list(chosen)
+        return
+    for group, choice in choices[len(chosen)]:
+        if request.isolate and group.suffix and _is_used(choice, chosen):
+            continue
+        more = Counter({(choice[name].uuid, name): amount for name, amount in group.resources.items()})
+        total = taken + more
+        if not all(choice[name].inventories[name].has(total[uuid, name]) for uuid, name in more):
+            continue
+        chosen.append((group, choice))
+        yield from _combine(request, choices, known, chosen, total)
+        chosen.pop()
+
+
+def _is_used(choice: _Choice, chosen: Sequence[tuple[RequestGroup, _Choice]]) -> bool:
+    """Return whether the provider of a choice serves another group with a suffix, too."""
+    own = {each.uuid for each in choice.values()}
+    return any(own & {each.uuid for each in other.values()} for group, other in chosen if group.suffix)
+
+
+def _in_one_subtree(
+    suffixes: frozenset[str], chosen: Sequence[tuple[RequestGroup, _Choice]], known: Mapping[str, Provider]
+) -> bool:
+    """Return whether one of the providers of these groups is an ancestor of all of them, or is all of them."""
+    uuids = {each.uuid for group, choice in chosen if group.suffix in suffixes for each in choice.values()}
+    return any(all(uuid in _lineage(other, known) for other in uuids) for uuid in uuids)
+
+
+def _lineage(uuid: str, known: Mapping[str, Provider]) -> set[str]:
+    """Return a provider and its ancestors."""
+    found: set[str] = set()
+    current: str | None = uuid
+    while current is not None and current not in found:
+        found.add(current)
+        provider = known.get(current)
+        current = provider.parent if provider is not None else None
+    return found
+
+
+def _candidate(root: str, request: ResourceRequest, chosen: Sequence[tuple[RequestGroup, _Choice]]) -> Candidate:
+    allocations: dict[str, dict[str, int]] = {}
+    mappings: dict[str, tuple[str, ...]] = {}
+    in_order = {group.suffix: (group, choice) for group, choice in chosen}
+    for wanted in request.groups:
+        group, choice = in_order[wanted.suffix]
+        for name, amount in group.resources.items():
+            own = allocations.setdefault(choice[name].uuid, {})
+            own[name] = own.get(name, 0) + amount
+        mappings[group.suffix] = tuple(dict.fromkeys(each.uuid for each in choice.values()))
+    return Candidate(root=root, allocations=allocations, mappings=mappings)
+
+
+def _one_per_tree(candidate: Candidate, known: Mapping[str, Provider]) -> bool:
+    roots = [known[uuid].root for uuid in candidate.allocations]
+    return len(roots) == len(set(roots))

@@ -1,0 +1,128 @@
+"""What flavors and images ask of resource providers: `resources:`, `trait:` and groups of them, by Nova's syntax.
+
+Without a suffix, `resources:CLASS=N` replaces the amount that follows from flavor and image, or adds a class that the
+compute node itself has, and `trait:NAME=required` or `forbidden` is about the compute node. With a suffix
+(`resources_NET:CLASS=N`, `trait_NET:NAME=required`), a group is served by one provider of the node's tree.
+`hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of them is refused.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.topology_request import resources_of
+from micronova.placement.model import RequestGroup, ResourceRequest
+
+_KEY: Final = re.compile(r"(resources|trait)([a-zA-Z0-9_-]{0,64}):([A-Z0-9_]+)")
+_NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
+GROUP_POLICY: Final = "group_policy"
+
+
+def claimed(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
+    """Return what one server of the flavor and the image holds of its compute node, by resource class."""
+    amounts = resources_of(flavor, image)
+    if not flavor.extra_specs:
+        return amounts
+    return {name: amount for name, amount in (amounts | _own(flavor)).items() if amount}
+
+
+def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the traits that the compute node must have, and those that it must not have."""
+    found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
+    for specs in (flavor.extra_specs, image.properties if image is not None else {}):
+        for kind, suffix, name, value in _parts(specs):
+            if kind == "trait" and not suffix:
+                found[_verdict(name, value)].add(name)
+    return frozenset(found["required"]), frozenset(found["forbidden"])
+
+
+def groups(flavor: Flavor) -> ResourceRequest | None:
+    """Return the groups with a suffix that a flavor asks for; None if it has none."""
+    amounts: dict[str, dict[str, int]] = {}
+    required: dict[str, set[str]] = {}
+    forbidden: dict[str, set[str]] = {}
+    for kind, suffix, name, value in _parts(flavor.extra_specs):
+        if not suffix:
+            continue
+        if kind == "resources":
+            amounts.setdefault(suffix, {})[name] = _amount(name, value)
+        else:
+            (required if _verdict(name, value) == "required" else forbidden).setdefault(suffix, set()).add(name)
+    if not amounts:
+        return None
+    return ResourceRequest(
+        groups=tuple(
+            RequestGroup(
+                suffix=suffix,
+                resources={name: amount for name, amount in own.items() if amount},
+                required=tuple(frozenset({name}) for name in sorted(required.get(suffix, ()))),
+                forbidden=frozenset(forbidden.get(suffix, ())),
+            )
+            for suffix, own in sorted(amounts.items())
+            if any(own.values())
+        ),
+        isolate=flavor.extra_specs.get(GROUP_POLICY) == "isolate",
+    )
+
+
+def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
+    """Raise Invalid for what cannot be meant: wrong values, contradictions, groups without resources."""
+    for key in (*flavor.extra_specs, *(image.properties if image is not None else ())):
+        if _NAMESPACE.match(key) and not _KEY.fullmatch(key):
+            raise Invalid(
+                f"{key[:255]!r} must name a resource class or a trait: capital letters, digits and underscores."
+            )
+    required, forbidden = traits(flavor, image)
+    if both := required & forbidden:
+        raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
+    _own(flavor)
+    for kind, suffix, name, _ in _parts(flavor.extra_specs):
+        if kind == "resources" and name == "PCPU":
+            raise Invalid(
+                f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: hw:cpu_policy "
+                "dedicated or mixed asks for dedicated CPUs."
+            )
+    named = {suffix for kind, suffix, _, _ in _parts(flavor.extra_specs) if suffix and kind == "trait"}
+    wanted = groups(flavor)
+    asked = {group.suffix for group in wanted.groups} if wanted is not None else set()
+    if lonely := named - asked:
+        group = min(lonely)
+        raise Invalid(f"Flavor {flavor.name} has traits of the group {group}, and no resources{group}:CLASS.")
+    policy = flavor.extra_specs.get(GROUP_POLICY)
+    if policy not in (None, "none", "isolate"):
+        raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
+    if len(asked) > 1 and policy is None:
+        raise Invalid(f"Flavor {flavor.name} has several groups of resources: {GROUP_POLICY} must be none or isolate.")
+
+
+def _parts(specs: Mapping[str, object]) -> list[tuple[str, str, str, str]]:
+    """Return the extra specs that are about resources and traits: kind, suffix, name, value."""
+    return [
+        (found[1], found[2], found[3], str(value).strip())
+        for key, value in specs.items()
+        if (found := _KEY.fullmatch(key)) is not None
+    ]
+
+
+def _own(flavor: Flavor) -> dict[str, int]:
+    """Return the amounts that a flavor itself names for its compute node, by resource class."""
+    return {
+        name: _amount(name, value)
+        for kind, suffix, name, value in _parts(flavor.extra_specs)
+        if kind == "resources" and not suffix
+    }
+
+
+def _amount(name: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise Invalid(f"The amount of the resource class {name} must be a whole number from 0 on, not {value[:64]!r}.")
+    return int(value)
+
+
+def _verdict(name: str, value: str) -> str:
+    if value not in ("required", "forbidden"):
+        raise Invalid(f"The trait {name} must be required or forbidden, not {value[:64]!r}.")
+    return value

@@ -1,0 +1,123 @@
+"""Allocation candidates as a function of plain data. Placement's own tests (`make placement-gabbi`) have many more."""
+
+import pytest
+
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.placement import candidates, extra_specs
+from micronova.placement.model import Inventory, Provider, RequestGroup, ResourceRequest
+from micronova.placement.standard import SHARES_VIA_AGGREGATE
+
+
+def _stock(total: int, used: int = 0, **more: int) -> Inventory:
+    units = {"min_unit": 1, "max_unit": total, "step_size": 1, **more}
+    return Inventory(total=total, reserved=0, allocation_ratio=1.0, capacity=total, used=used, **units)
+
+
+def _provider(name: str, parent: str | None = None, root: str | None = None, **more: object) -> Provider:
+    stock = more.pop("stock", {})
+    assert isinstance(stock, dict)
+    traits, aggregates = frozenset(more.get("traits", ())), frozenset(more.get("aggregates", ()))  # type: ignore[call-overload]
+    return Provider(
+        uuid=name, name=name, parent=parent, root=root or name, traits=traits, aggregates=aggregates, inventories=stock
+    )
+
+
+def _node(name: str) -> list[Provider]:
+    """A compute node with two interfaces."""
+    return [
+        _provider(name, stock={"VCPU": _stock(4)}, aggregates=["rack"]),
+        *(
+            _provider(
+                f"{name}:{port}", name, name, stock={"BANDWIDTH": _stock(10, step_size=2)}, traits=[f"NET_{port}"]
+            )
+            for port in "ab"
+        ),
+    ]
+
+
+def _found(request: ResourceRequest, *providers: Provider) -> list[dict[str, dict[str, int]]]:
+    return [{uuid: dict(own) for uuid, own in each.allocations.items()} for each in candidates.find(request, providers)]
+
+
+def _net(suffix: str, amount: int, **more: object) -> RequestGroup:
+    return RequestGroup(suffix=suffix, resources={"BANDWIDTH": amount}, **more)  # type: ignore[arg-type]
+
+
+def test_a_group_without_a_suffix_is_spread_over_the_tree() -> None:
+    request = ResourceRequest(groups=(RequestGroup(resources={"VCPU": 1, "BANDWIDTH": 4}),))
+    assert _found(request, *_node("n")) == [
+        {"n": {"VCPU": 1}, "n:a": {"BANDWIDTH": 4}},
+        {"n": {"VCPU": 1}, "n:b": {"BANDWIDTH": 4}},
+    ]
+
+
+def test_a_group_with_a_suffix_needs_one_provider_with_its_traits() -> None:
+    wanted = RequestGroup(suffix="1", resources={"VCPU": 1, "BANDWIDTH": 4})
+    assert _found(ResourceRequest(groups=(wanted,)), *_node("n")) == []
+    required = _net("1", 4, required=(frozenset({"NET_b", "NET_c"}),))
+    assert _found(ResourceRequest(groups=(required,)), *_node("n")) == [{"n:b": {"BANDWIDTH": 4}}]
+    forbidden = _net("1", 4, forbidden=frozenset({"NET_b"}))
+    assert _found(ResourceRequest(groups=(forbidden,)), *_node("n")) == [{"n:a": {"BANDWIDTH": 4}}]
+
+
+def test_groups_together_take_no_more_than_there_is() -> None:
+    both = (_net("1", 6), _net("2", 6))
+    assert len(_found(ResourceRequest(groups=both), *_node("n"))) == 2  # one of each interface, in two ways
+    small = (_net("1", 4), _net("2", 4))
+    assert len(_found(ResourceRequest(groups=small), *_node("n"))) == 4
+    assert len(_found(ResourceRequest(groups=small, isolate=True), *_node("n"))) == 2
+
+
+def test_units_are_kept() -> None:
+    assert _found(ResourceRequest(groups=(_net("1", 3),)), *_node("n")) == []
+
+
+def test_a_sharing_provider_serves_the_trees_of_its_aggregates() -> None:
+    disk = _provider("disk", stock={"DISK_GB": _stock(100)}, traits=[SHARES_VIA_AGGREGATE], aggregates=["rack"])
+    far = _provider("far", stock={"VCPU": _stock(4)}, aggregates=["another"])
+    request = ResourceRequest(groups=(RequestGroup(resources={"VCPU": 1, "DISK_GB": 10}),))
+    assert _found(request, *_node("n"), disk, far) == [{"n": {"VCPU": 1}, "disk": {"DISK_GB": 10}}]
+
+
+def test_how_many_fit_into_a_tree() -> None:
+    request = ResourceRequest(groups=(_net("1", 6),))
+    assert candidates.how_many(request, _node("n"), "n", {"VCPU": 1}, 9) == 2
+    assert candidates.how_many(request, _node("n"), "n", {"VCPU": 3}, 9) == 2
+    own = ResourceRequest(groups=(RequestGroup(suffix="1", resources={"VCPU": 1}),))
+    assert candidates.how_many(own, _node("n"), "n", {"VCPU": 1}, 9) == 2  # what it takes of the node counts, too
+
+
+def _flavor(**specs: str) -> Flavor:
+    named = {key.replace("__", ":"): value for key, value in specs.items()}
+    return Flavor(id="1", name="f", ram=64, vcpus=2, disk=1, extra_specs=named)
+
+
+def test_extra_specs_replace_and_add_amounts() -> None:
+    flavor = _flavor(
+        resources__VCPU="0", resources__VGPU="1", resources_NET__BANDWIDTH="5", trait_NET__CUSTOM_A="required"
+    )
+    assert extra_specs.claimed(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1, "VGPU": 1}
+    groups = extra_specs.groups(flavor)
+    assert groups is not None
+    [one] = groups.groups
+    assert (one.suffix, one.resources, one.required) == ("_NET", {"BANDWIDTH": 5}, (frozenset({"CUSTOM_A"}),))
+    assert extra_specs.groups(_flavor()) is None
+
+
+def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
+    dedicated = {"PCPU": 2, "MEMORY_MB": 64, "DISK_GB": 1}
+    assert extra_specs.claimed(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
+    image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
+    assert extra_specs.claimed(_flavor(resources__VGPU="1"), image) == dedicated | {"VGPU": 1}
+    for specs in ({"resources__PCPU": "2"}, {"resources1__PCPU": "2"}):
+        with pytest.raises(Invalid, match="hw:cpu_policy"):
+            extra_specs.check(_flavor(**specs))
+
+
+def test_flavor_and_image_must_not_contradict_each_other() -> None:
+    image = ImageMeta(id="i", properties={"trait:CUSTOM_A": "required"})
+    extra_specs.check(_flavor(trait__CUSTOM_A="required"), image)
+    with pytest.raises(Invalid, match="CUSTOM_A is both"):
+        extra_specs.check(_flavor(trait__CUSTOM_A="forbidden"), image)
