@@ -21,11 +21,13 @@ from micronova.embedded.network.tables import agents, metadata, networks, securi
 from micronova.embedded.network.trunk_ports import check_in_no_trunk, refresh_status, trunk_details_of
 from tests.clocks import ManualClock
 from tests.network_rows import host_of, id_of, large_cloud, trunk_rows
-from tests.plans import fill, sequential_scans
+from tests.plans import fill, rows_read, sequential_scans, too_many
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
 PORTS, PROJECTS, HOSTS, ROUTERS = 50_000, 5_000, 5_000, 2_000
+MOST_READ = 1_000
+"""Rows of a table that a hot path may read."""
 SMALL = {"router_placement", "usages", "events", "tags"}
 """Tables with one row, or with none here."""
 NOW = 1_800_000_000_000_000
@@ -105,3 +107,17 @@ async def test_an_index_serves(database: Database, name: str) -> None:
     with pytest.raises(RolledBack):
         await database.write(run)
     assert scans == []
+
+
+@pytest.mark.parametrize("name", HOT)
+async def test_few_rows_are_read(database: Database, name: str) -> None:
+    read: dict[str, int] = {}
+
+    def run(conn: sa.Connection) -> None:
+        read.update(rows_read(conn, HOT[name]))
+        raise RolledBack
+
+    with pytest.raises(RolledBack):
+        await database.write(run)
+    print("READ", name, read)
+    assert too_many(read, MOST_READ, SMALL) == {}
