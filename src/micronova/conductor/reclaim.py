@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
+from micronova.conductor.own_requests import MOST_BEGUN, TOGETHER, accept_own, record_on
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.clock import micros
@@ -27,9 +27,10 @@ async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
     """Delete the servers that have been soft-deleted for longer than `interval` seconds."""
     engine = dependencies.engine
     before = micros(engine.clock.now() - interval)
-    while found := await engine.database.read(instances.soft_deleted_before, before, TOGETHER):
-        begun = await begin_on(engine, found, _begin, dependencies, before)
-        log.info("soft-deleted servers that are reclaimed: %d", len(begun))
+    for _ in range(MOST_BEGUN // TOGETHER):
+        found = await engine.database.read(instances.soft_deleted_before, before, TOGETHER)
+        if begun := await record_on(engine.database, found, _begin, dependencies, before):
+            log.info("soft-deleted servers that are reclaimed: %d", len(begun))
         if len(found) < TOGETHER:
             return
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from micronova.conductor.operations.engine import Engine, Kind, Operation
+from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
@@ -98,13 +98,15 @@ async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> As
     await made.stop()
 
 
-async def record(database: Database, clock: SteppingClock, *deadlines: float, kind: str = "stop") -> list[str]:
+async def record(
+    database: Database, clock: SteppingClock, *deadlines: float, kind: str = "stop", together: bool = True
+) -> list[str]:
     made = [
         operation_rows.new_row(
             id=f"{kind}-{number}",
             kind=kind,
             instance_uuid=f"i-{kind}-{number}",
-            batch_id="r-1" if kind == "stop" else f"r-{number}",
+            batch_id="r-1" if kind == "stop" and together else f"r-{number}",
             step="new",
             epoch=1,
             now=micros(clock.time),
@@ -305,3 +307,26 @@ async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
     discard.may_end.set()
     await engine.idle()
     assert sorted(discard.ran) == sorted(waiting)
+
+
+async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """One conductor does not lease all that is due: what it leases waits for its places."""
+    ids = await record(database, clock, *[clock.time + 3600] * (2 * MOST_SWEPT), together=False)
+
+    async def owned() -> int:
+        rows = await database.read(operation_rows.get_many, ids)
+        return sum(row["owner"] is not None for row in rows.values())
+
+    kind.may_end.clear()
+    await engine.start()
+    async with asyncio.timeout(60):
+        while await owned() == 0:
+            await asyncio.sleep(0.01)
+        while database.statistics.by_function.get("renew", 0) < 3:
+            clock.ticks.put_nowait(None)  # for a sweep or a renewal of leases
+            await asyncio.sleep(0.01)
+    assert await owned() == MOST_SWEPT
+    kind.may_end.set()
+    await engine.idle()

@@ -62,6 +62,9 @@ class HostKind(OperationKind):
         """Return the secrets of an operation, for its order."""
         return self._dependencies.secrets.open(operation.secrets, operation.id)
 
+    def progressed(self, conn: sa.Connection, operation: Operation) -> None:
+        """Record more than the task state of a host that has told of its progress."""
+
     def upload_url_for(self, operation: Operation, progress: Progress) -> str | None:
         """Return where the host uploads an image, if that follows the task state that it has reached."""
         return None
@@ -210,6 +213,7 @@ def apply_progress(
     action = states.ACTIONS.get(kind.name)
     if action is not None and states.is_further(action, row["task_state"], progress.task_state):
         instances.update(conn, row["uuid"], now, {"task_state": progress.task_state}, epoch=operation.epoch)
+    kind.progressed(conn, operation)
     return kind, operation
 
 

@@ -216,6 +216,12 @@ class Move(MoveKind):
             ),
         )
 
+    def progressed(self, conn: sa.Connection, operation: Operation) -> None:
+        """Record that the source sends the guest: before, it may have waited until it had sent others."""
+        if operation.step == "migrate" and "under_way" in self._names.statuses:
+            status: MigrationChanges = {"status": self._names.statuses["under_way"]}
+            server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
+
     # --- the host's report, and its absence ------------------------------------------------------------------
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
