@@ -1,6 +1,6 @@
 """Reclaims servers that have been soft-deleted for long enough: each gets a `delete` operation.
 
-A restore is either refused or comes first.
+A restore is either refused or comes first. A server whose soft delete waits for its host is reclaimed as well.
 """
 
 import logging
@@ -13,7 +13,7 @@ from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.clock import micros
-from micronova.objects.instance import InstanceChanges
+from micronova.objects.instance import InstanceChanges, InstanceRow
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,16 @@ async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
 def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, before: int) -> list[str]:
     """Record the operation, unless the server was restored or is being deleted."""
     row = instances.lock(conn, id)
-    if row is None or (row["vm_state"], row["task_state"]) != (states.SOFT_DELETED, None):
+    if row is None or not _is_soft_deleted(row):
         return []
     if row["deleted_at"] is None or row["deleted_at"] >= before:
         return []
     changes: InstanceChanges = {"task_state": states.DELETING}
     return accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind="delete", payload=None, endless=True)
+
+
+def _is_soft_deleted(row: InstanceRow) -> bool:
+    return row["task_state"] == states.SOFT_DELETING or (row["vm_state"], row["task_state"]) == (
+        states.SOFT_DELETED,
+        None,
+    )

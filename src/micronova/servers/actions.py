@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
+from micronova.db import instance_actions, instances, nodes, quotas, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
 from micronova.objects import migration_states, states
@@ -39,7 +39,6 @@ class ServerActions:
         self._secrets = dependencies.secrets
         self._timeout = dependencies.action_timeout
         self._quota_defaults = dependencies.quota_defaults
-        self._service_down_time = dependencies.service_down_time
         self._reclaim_interval = reclaim_interval
 
     # --- operations ------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ class ServerActions:
         if self._reclaim_interval > 0 and not force:
             if row["task_state"] == states.SOFT_DELETING or row["vm_state"] == states.SOFT_DELETED:
                 return ()
-            if self._can_be_kept(conn, row):
+            if _can_be_kept(row):
                 return self._begin_soft_delete(conn, context, row)
         operations = self._accept(
             conn, context, row, "delete", {"task_state": states.DELETING}, None, deadline=operation_rows.NO_DEADLINE
@@ -140,12 +139,6 @@ class ServerActions:
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
         return operations
-
-    def _can_be_kept(self, conn: sa.Connection, row: InstanceRow) -> bool:
-        """Return whether a server can be soft-deleted: it has run, and its host can switch its guest off."""
-        if row["launched_at"] is None or row["host"] is None or row["task_state"] == states.SHELVING_OFFLOADING:
-            return False
-        return services.host_is_up(conn, row["host"], micros(self._clock.now()), self._service_down_time)
 
     def _begin_soft_delete(self, conn: sa.Connection, context: RequestContext, row: InstanceRow) -> tuple[str, ...]:
         changes: InstanceChanges = {
@@ -339,6 +332,13 @@ def check_state(name: str, action: states.Action, row: InstanceRow) -> None:
     reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
     if reason is not None:
         raise Conflict(f"Cannot '{name}' instance {row['uuid']} {reason}")
+
+
+def _can_be_kept(row: InstanceRow) -> bool:
+    """Return whether a server can be soft-deleted: it has run, and has a host, which may be away for the moment."""
+    return (
+        row["launched_at"] is not None and row["host"] is not None and row["task_state"] != states.SHELVING_OFFLOADING
+    )
 
 
 def check_capability(conn: sa.Connection, name: str, action: states.Action, row: InstanceRow) -> None:

@@ -135,8 +135,7 @@ class ServerMoves:
             raise Invalid(f"The target host can't be the same one: {host}.")
         if host is not None and not services.list_(conn, binary=COMPUTE, host=host):
             raise NotFound(f"Compute host {host} could not be found.")
-        if services.host_is_up(conn, row["host"], now, self._service_down_time):
-            raise Invalid(f"Compute service of {row['host']} is still in use.")
+        self._check_lost(conn, row["host"], now)
         flavor = msgspec.convert(row["flavor"], Flavor)
         payload = EvacuatePayload(
             migration=new_uuid(self._random),
@@ -156,6 +155,16 @@ class ServerMoves:
         server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
         allocations.hand_over(conn, id, holder=migration["uuid"])
         return operations
+
+    def _check_lost(self, conn: sa.Connection, host: str, now: int) -> None:
+        """Raise Invalid if a host is not lost, as far as the API can tell; a conductor asks again."""
+        if services.host_is_up(conn, host, now, self._service_down_time):
+            raise Invalid(f"Compute service of {host} is still in use.")
+        if not services.host_is_lost(conn, host, now, self._service_down_time):
+            raise Invalid(
+                f"Compute service of {host} was just stopped and may return: try again in "
+                f"{self._service_down_time:g} s, or force the service down if the host is lost."
+            )
 
     # --- resize and migrate ----------------------------------------------------------------------------------
 

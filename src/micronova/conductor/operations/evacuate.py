@@ -4,6 +4,10 @@ Steps: `schedule` (choose and claim a host, bind the ports to it) → `dispatche
 fails, back to `schedule` for the next host) → `finish` if the server must be off (the host stops the guest). Until the
 guest is built, the server belongs to its lost host; then a record of the departure lets that host remove its guest when
 it is back. If no host is left: `unbind` (the ports return), and the server is in ERROR on its lost host.
+
+A host that was only silent, because the bus or its agent was away, still has the guest and its disks. So a conductor
+that can hear hosts asks whether the host is lost: before each attempt, when it dispatches the build, and before it lets
+the server leave. If the host is not lost any more, the evacuation ends, and the server is on it as before.
 """
 
 import logging
@@ -18,9 +22,9 @@ from micronova.conductor.operations.move_kind import PlacedMoveKind, load
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placed_kind import PlacedBuildKind
 from micronova.conductor.operations.placing import ServerToPlace, place_of
-from micronova.db import departures, instances, server_migrations
+from micronova.db import departures, instances, server_migrations, services
 from micronova.objects import migration_states, power_state, states
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
@@ -61,13 +65,21 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
     async def _schedule(
         self, operation: Operation, row: InstanceRow, migration: MigrationRow, spec: RequestSpec
     ) -> None:
+        source = migration["source_compute"]
+        if not await self._engine.database.read(self.transitions.host_is_lost, source):
+            await self.fail(operation, _not_lost())
+            return
         payload = self.payload_of(operation)
-        wanted = msgspec.structs.replace(spec, ignore_hosts=(migration["source_compute"],))
+        wanted = msgspec.structs.replace(spec, ignore_hosts=(source,))
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
         placed = await self.placed_and_bound(server)
         if placed is None:
             return
-        order = await self._engine.database.write(self._dispatch_build, server, placed.vifs)
+        try:
+            order = await self._engine.database.write(self._dispatch_build, server, source, placed.vifs)
+        except OperationFailed as error:
+            await self.fail(operation, error)
+            return
         self._engine.committed(self.name, "dispatched")
         if order is None:
             await self.overtaken(operation)
@@ -78,8 +90,13 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         await self.transitions.send(operation, order)
 
     def _dispatch_build(
-        self, conn: sa.Connection, server: ServerToPlace[EvacuatePayload], vifs: tuple[VIF, ...] | None
+        self,
+        conn: sa.Connection,
+        server: ServerToPlace[EvacuatePayload],
+        source: str,
+        vifs: tuple[VIF, ...] | None,
     ) -> WorkOrder | None:
+        """Make the chosen host the owner; raise OperationFailed if the source is not lost any more."""
         operation, chosen = server.operation, server.chosen
         payload = msgspec.structs.replace(server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen)
         changes: InstanceChanges = {"epoch": operation.epoch + 1, "task_state": states.REBUILD_SPAWNING}
@@ -89,6 +106,8 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
+        if not self.transitions.host_is_lost(conn, source):
+            raise _not_lost()
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
         return self.order(conn, dispatched, changed(server.row, changes))
 
@@ -154,6 +173,9 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         now, payload = self._engine.now(), self.payload_of(operation)
         migration = server_migrations.get(conn, payload.migration)
         assert migration is not None and payload.chosen is not None
+        source = migration["source_compute"]
+        if not self.transitions.host_is_lost(conn, source):
+            return self.give_up(conn, operation, row, _not_lost(), left_behind=True)
         changes: InstanceChanges = {
             **place_of(payload.chosen),
             "vm_state": states.ACTIVE,
@@ -164,7 +186,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
             "fault": None,
         }
         # The lost host removes its guest when it is back; it is not the server's own any more.
-        departures.record(conn, migration["source_compute"], row["uuid"], operation.epoch, now)
+        departures.record(conn, source, row["uuid"], operation.epoch, now)
         if payload.stops:
             self.transitions.end_event(conn, operation, host=report.host)
             result: ReportResult = Continue(self.transitions.advance(conn, operation, "finish", changes=changes))
@@ -187,7 +209,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
     # --- failures --------------------------------------------------------------------------------------------
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Set the server to ERROR; its ports return to the host that it belongs to."""
+        """Give the evacuation up; its ports return to the host that it belongs to."""
         result = await self._engine.database.write(self._fail, operation, error)
         if result is None:
             await self.overtaken(operation)
@@ -239,6 +261,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         )
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
+        """End the evacuation: the server is in ERROR, or as before if its host is not lost."""
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return NoMoreWork()
@@ -246,7 +269,9 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         migration = server_migrations.get(conn, payload.migration)
         assert migration is not None
         fault = fault_of(payload.error, now)
-        changes: InstanceChanges = {"vm_state": states.ERROR, "task_state": None, "fault": fault}
+        changes: InstanceChanges = {"task_state": None, "fault": fault}
+        if row["host"] is None or services.host_is_lost(conn, row["host"], now, self._dependencies.service_down_time):
+            changes["vm_state"] = states.ERROR
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
@@ -254,3 +279,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
         server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
         return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])
+
+
+def _not_lost() -> OperationFailed:
+    return OperationFailed("The server's host is not lost: the server stays on it. Force its service down if it is.")

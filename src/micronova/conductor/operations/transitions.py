@@ -114,6 +114,18 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
+    def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
+        """Return whether a host is lost, so that something may be done without it that cannot be undone.
+
+        It is asked in the transaction that does it. Raise Unavailable if the host is silent and this conductor may not
+        have got its heartbeats.
+        """
+        if not service_rows.host_is_lost(conn, host, self._engine.now(), self._dependencies.service_down_time):
+            return False
+        if not self._engine.health.healthy() and not service_rows.host_is_forced_down(conn, host):
+            raise Unavailable(f"Whether host {host} is lost is not known: heartbeats may have been lost, too.")
+        return True
+
     async def wait_for_hosts(self, operations: Sequence[Operation], error: NoValidHost) -> bool:
         """Continue operations later for which there is no host if silent hosts may return; return whether they may."""
         if not await self._hosts_may_return(error):
