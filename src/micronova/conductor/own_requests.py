@@ -24,6 +24,15 @@ TOGETHER = 100
 """Servers that a periodic job reads at once."""
 
 
+OWNERS_TIME = 600.0
+"""Seconds after an outage that owners have at least, before the conductor does what they could have prevented."""
+
+
+def owners_could_act(engine: Engine, window: float) -> bool:
+    """Return whether owners had time since the last outage: as long as they have in any case, or `OWNERS_TIME`."""
+    return engine.health.undisturbed_for() >= min(window, OWNERS_TIME)
+
+
 def own_ids(namespace: UUID, *about: object) -> tuple[str, str]:
     """Return the ids of an operation and of its request; each cause has a namespace of its own."""
     name = " ".join(str(each) for each in about)

@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
+from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on, owners_could_act
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.clock import micros
@@ -26,6 +26,8 @@ LONGEST_INTERVAL = 60.0
 async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
     """Delete the servers that have been soft-deleted for longer than `interval` seconds."""
     engine = dependencies.engine
+    if not owners_could_act(engine, interval):
+        return
     before = micros(engine.clock.now() - interval)
     while found := await engine.database.read(instances.soft_deleted_before, before, TOGETHER):
         begun = await begin_on(engine, found, _begin, dependencies, before)

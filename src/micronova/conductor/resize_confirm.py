@@ -1,6 +1,7 @@
 """Confirms resizes that nobody has confirmed or reverted in time (`resize_confirm_window`): a job of the whole cloud.
 
-The sweep runs the operations.
+The sweep runs the operations. A resize is not confirmed while the server's host is down: then the guest on its source
+is the only copy of its disks that can be used, and its owner can revert.
 """
 
 import logging
@@ -9,8 +10,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import own_ids
-from micronova.db import instances, server_migrations
+from micronova.conductor.own_requests import own_ids, owners_could_act
+from micronova.db import instances, server_migrations, services
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
@@ -18,19 +19,23 @@ from micronova.objects.context import Context
 log = logging.getLogger(__name__)
 
 NAMESPACE = UUID("2f9c5a0e-7f0d-4d0b-9f0c-1f4b5f3c9a11")
-"""Of the ids of these operations and requests, which follow from the migration."""
+"""Of the ids of these operations and requests, which follow from the migration and the instance's epoch."""
 LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter window they are as far apart as that."""
 TOGETHER = 1000
-"""Resizes that one run confirms."""
+"""Resizes that are read at once."""
 
 
 async def confirm_overdue(dependencies: ConductorDependencies, window: float) -> None:
     """Confirm the resizes that ended more than `window` seconds ago."""
     engine = dependencies.engine
-    before = micros(engine.clock.now() - window)
-    for migration, instance in await engine.database.read(server_migrations.unconfirmed, before, TOGETHER):
-        await engine.database.write(_confirm, dependencies, migration, instance)
+    if not owners_could_act(engine, window):
+        return
+    before, last = micros(engine.clock.now() - window), ""
+    while found := await engine.database.read(server_migrations.unconfirmed, before, TOGETHER, after=last):
+        for migration, instance in found:
+            await engine.database.write(_confirm, dependencies, migration, instance)
+        last = found[-1][0]
 
 
 def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> None:
@@ -40,7 +45,9 @@ def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration
         return
     if (row["vm_state"], row["task_state"]) != (states.RESIZED, None):
         return
-    operation, request = own_ids(NAMESPACE, migration)
+    if row["host"] is None or not services.host_is_up(conn, row["host"], now, dependencies.service_down_time):
+        return
+    operation, request = own_ids(NAMESPACE, migration, row["epoch"])
     server_migrations.accept_confirm(
         conn,
         Context(request_id=request),

@@ -286,13 +286,24 @@ class ServerMoves:
         migration = server_migrations.open_of(conn, id)
         if migration is None or migration["status"] != migration_states.FINISHED:
             raise Invalid("Instance has not been resized.")
+        # Each removes one of two guests. The host of the other one has to be up: that guest is all that is left.
         if kind == "confirm_resize":
             self._check_up(conn, migration["source_compute"], now)
+            if row["host"] is None or not services.host_is_up(conn, row["host"], now, self._service_down_time):
+                raise Conflict(
+                    "The server's host does not answer, and a confirmation would remove the other copy of its disks: "
+                    "revert the resize, or confirm it when the host is back."
+                )
             operation = new_uuid(self._random)
             server_migrations.accept_confirm(
                 conn, context, row, migration, id=operation, now=now, deadline=self._deadline(now)
             )
             return (operation,)
+        if not services.host_is_up(conn, migration["source_compute"], now, self._service_down_time):
+            raise Conflict(
+                "The host that the server would return to does not answer: revert the resize when it is back. "
+                "The server stays as it is."
+            )
         changes: InstanceChanges = {
             "task_state": states.RESIZE_REVERTING,
             "host": migration["source_compute"],
@@ -302,13 +313,16 @@ class ServerMoves:
             "flavor_id": migration["old_flavor"]["id"],
             "flavor": migration["old_flavor"],
         }
-        payload = ResizedPayload(migration=migration["uuid"])
+        payload = ResizedPayload(
+            migration=migration["uuid"],
+            destination={name: row[name] for name in ("host", "node", "node_uuid", "availability_zone")},
+        )
         operations = self._accept(conn, context, row, changes, kind, payload, now)
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, id, old)
         devices = instances.devices(conn, [id]).get(id, ())
         instances.replace_devices(conn, id, resized(devices, id, new, old))
-        server_migrations.stay_on_source(conn, row, migration, migration_states.REVERTING, now)
+        server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.REVERTING})
         return operations
 
     def _accept(

@@ -1,9 +1,15 @@
 """What follows a resize or a cold migration: its confirmation, or its revert.
 
 Confirming: `new` → `dispatched` (the source removes the guest that left: success). Reverting: the request lets the
-server belong to its source again, with the old flavor and the claim there; `new` → `dispatched` (the destination
-removes its guest) → `bind` (the ports return) → `finish` (the source makes the old guest run: success). The last two
-are repeated until they succeed. A place that is left and cannot remove its guest, because it is down, fails, hangs or
+server belong to its source again, with the old flavor; `new` → `dispatched` (the destination removes its guest, and
+what the server holds there is given back) → `bind` (the ports return) → `finish` (the source makes the old guest run:
+success). The last two are repeated until they succeed.
+
+Before one guest is removed, the host of the other one must be up: that guest is all that is left. The conductor checks
+it when it sends the order, when it goes on without a host, and when the host asks right before it begins. Until then
+the operation waits; if that lasts until its deadline, and no host has begun, the server is RESIZED again as before.
+
+A place that is left and cannot remove its guest, because it is down, fails, hangs or
 lacks something, does it later, when it reads the record of the departure. Only a revert waits until its deadline for a
 destination that lacks something: the guest there may run. If source and destination are the same host, that host has
 both guests' disks, and its order says which of them to keep.
@@ -11,6 +17,7 @@ both guests' disks, and its order says which of them to keep.
 
 import logging
 from abc import abstractmethod
+from typing import cast
 
 import msgspec
 import sqlalchemy as sa
@@ -18,9 +25,10 @@ import sqlalchemy as sa
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, reported_error
 from micronova.conductor.operations.move_kind import MoveKind
-from micronova.conductor.operations.orders import removal_order, work_order
+from micronova.conductor.operations.orders import devices_of, removal_order, work_order
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, states
+from micronova.objects.block_device import resized
 from micronova.objects.errors import Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
@@ -69,6 +77,49 @@ class ResizedKind(MoveKind):
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
         """Give the migration its last status, and release what it holds; the operation has ended."""
+
+    def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
+        """Raise Unavailable unless the server's own host is up, if its other guest is on another host."""
+        if server_migrations.other_place(row, migration) is not None:
+            self.transitions.require_up(conn, row["host"] or "")
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Let a host remove its guest, if the other one can stay."""
+        migration = _migration(conn, operation)
+        assert migration is not None
+        self.may_leave(conn, row, migration)
+        return super().dispatch(conn, operation, row, host)
+
+    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+        """Note that the host begins to remove its guest, if the other one can stay."""
+        migration = _migration(conn, operation)
+        assert migration is not None
+        if operation.step == "dispatched" and server_migrations.other_place(row, migration) is not None:
+            self.may_leave(conn, row, migration)
+            payload = msgspec.structs.replace(_payload(operation), begun=True)
+            encoded = msgspec.msgpack.encode(payload)
+            self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
+
+    def resized_again(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception,
+        changes: InstanceChanges,
+    ) -> NoMoreWork:
+        """End an operation that has changed no guest: the server waits for its owner, as before.
+
+        The epoch is raised, so that no host carries out an order of the operation.
+        """
+        now = self._engine.now()
+        fault = fault_of(error, now)
+        changes = {**changes, "task_state": None, "fault": fault, "epoch": operation.epoch + 1}
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
+        return NoMoreWork(ended="error", notifications=[(f"{self.notification}.error", changed(row, changes), fault)])
 
     def record_departure(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
@@ -120,32 +171,44 @@ class ConfirmResize(ResizedKind):
             move=_move_order(migration),
         )
 
-    async def fail(self, operation: Operation, error: Exception) -> None:
-        """Confirm without a source that did not answer in time; set the server to ERROR if it is its own host."""
-        loaded = await self._engine.database.read(self.load, operation)
-        if loaded is None or loaded[1]["source_compute"] == loaded[0]["host"]:
-            await super().fail(operation, error)
-        else:
-            await self._continue_without_source(operation)
+    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        """Confirm without a source that did not answer in time; set the server to ERROR if it is its own host.
+
+        If the server's own host is down, nothing is removed; as long as no host has begun to, the server is as before.
+        """
+        migration = _migration(conn, operation)
+        assert migration is not None
+        if migration["source_compute"] == row["host"]:
+            if operation.step == "new":
+                return self.resized_again(conn, operation, row, migration, error, {})
+            return super().failed(conn, operation, row, error)
+        try:
+            return self._confirmed_without_source(conn, operation, row, migration)
+        except Unavailable:
+            if _payload(operation).begun:
+                raise
+            return self.resized_again(conn, operation, row, migration, error, {})
 
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
-        """Confirm without a source that lacks something; wait for it only if it is the server's own host."""
+        """Confirm without a source that lacks something; wait for it if it, or nothing else, has the guest."""
         migration = _migration(conn, operation)
         assert migration is not None
         if migration["source_compute"] == row["host"]:
             return super().postponed(conn, operation, row, report)
-        self.record_departure(conn, operation, row, migration)
-        return self._confirmed(conn, operation, row, migration)
+        try:
+            return self._confirmed_without_source(conn, operation, row, migration)
+        except Unavailable:
+            return super().postponed(conn, operation, row, report)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Confirm; a source that could not remove the guest does it later, unless it is the server's own host."""
         migration = _migration(conn, operation)
         assert migration is not None
-        if report.outcome != "done":
-            if migration["source_compute"] == row["host"]:
-                return self.failed(conn, operation, row, reported_error(report))
-            self.record_departure(conn, operation, row, migration)
-        return self._confirmed(conn, operation, row, migration)
+        if report.outcome == "done":
+            return self._confirmed(conn, operation, row, migration)
+        if migration["source_compute"] == row["host"]:
+            return self.failed(conn, operation, row, reported_error(report))
+        return self.postponed(conn, operation, row, report)
 
     async def _continue_without_source(self, operation: Operation) -> None:
         result = await self._engine.database.write(self._without_source, operation)
@@ -159,6 +222,13 @@ class ConfirmResize(ResizedKind):
         row, migration = self.transitions.lock_current(conn, operation), _migration(conn, operation)
         if row is None or migration is None:
             return None
+        return self._confirmed_without_source(conn, operation, row, migration)
+
+    def _confirmed_without_source(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+    ) -> NoMoreWork:
+        """Confirm; the source removes its guest later. Raise Unavailable if that guest is all that is left."""
+        self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
         return self._confirmed(conn, operation, row, migration)
 
@@ -197,8 +267,6 @@ class RevertResize(ResizedKind):
             await self.overtaken(operation)
             return
         row, migration = loaded
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
         if operation.step in ("new", "dispatched"):
             await self._remove(operation, row, migration)
         elif operation.step == "bind":
@@ -212,32 +280,71 @@ class RevertResize(ResizedKind):
         """Let the destination remove its guest; continue without one that is down, or if it is the source, too."""
         other = server_migrations.other_place(row, migration)
         if other is None or await self.transitions.host_is_down(other):
-            await self._continue_without_destination(operation)
+            await self._continue_without_destination(operation, row)
             return
         order = await self._engine.database.write(self.dispatch, operation, row, other)
         self._engine.committed(self.name, "dispatched")
         if order is None:
             await self.overtaken(operation)
-        else:
-            await self.transitions.send(operation, order)
+            return
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.transitions.send(operation, order)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Continue without a destination that did not answer in time, or could not be told."""
-        log.warning("server %s returns without its destination: %s", operation.instance_uuid, error)
-        await self._continue_without_destination(operation)
+        """Continue without a destination that did not answer in time, or could not be told.
 
-    async def _continue_without_destination(self, operation: Operation) -> None:
+        If the source is down, too, nothing is removed; as long as the destination has not begun to, the server stays.
+        """
+        if not await self.recorded_failure(operation, error, self._returned_or_stays):
+            await self.overtaken(operation)
+
+    def _returned_or_stays(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception
+    ) -> ReportResult:
+        migration, payload = _migration(conn, operation), _payload(operation)
+        assert migration is not None
+        try:
+            taken = self._left_behind(conn, operation, row, migration)
+        except Unavailable:
+            if payload.begun or not payload.destination:
+                raise
+            return self._stays(conn, operation, row, migration, error)
+        log.warning("server %s returns without its destination: %s", operation.instance_uuid, error)
+        return Continue(taken)
+
+    def _stays(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, error: Exception
+    ) -> NoMoreWork:
+        """Let the server belong to its destination again, where its guest is, with the new flavor."""
+        old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
+        instances.set_flavor(conn, row["uuid"], new)
+        instances.replace_devices(conn, row["uuid"], resized(devices_of(conn, row["uuid"]), row["uuid"], old, new))
+        place = cast(InstanceChanges, _payload(operation).destination)
+        changes: InstanceChanges = {**place, "flavor_id": new.id, "flavor": migration["new_flavor"]}
+        return self.resized_again(conn, operation, row, migration, error, changes)
+
+    async def _continue_without_destination(self, operation: Operation, row: InstanceRow) -> None:
         taken = await self._engine.database.write(self._without_destination, operation)
         self._engine.committed(self.name, "destination left")
         if taken is None:
             await self.overtaken(operation)
-        else:
-            await self.run([taken])
+            return
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.run([taken])
 
     def _without_destination(self, conn: sa.Connection, operation: Operation) -> Operation | None:
         row, migration = self.transitions.lock_current(conn, operation), _migration(conn, operation)
         if row is None or migration is None:
             return None
+        return self._left_behind(conn, operation, row, migration)
+
+    def _left_behind(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+    ) -> Operation:
+        """Go on without the destination, which removes its guest later; raise Unavailable if nothing else is left."""
+        self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
         return self._advance(conn, operation, row, migration)
 
@@ -247,7 +354,9 @@ class RevertResize(ResizedKind):
         """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
         away = migration["dest_compute"] != row["host"]
         step: Step = "bind" if away and row["network_info"] else "finish"
-        return self.transitions.advance(conn, operation, step, endless=True)
+        taken = self.transitions.advance(conn, operation, step, endless=True)
+        server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, self._engine.now())
+        return taken
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
@@ -304,16 +413,20 @@ class RevertResize(ResizedKind):
 
     def _destination_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report
-    ) -> Continue:
+    ) -> ReportResult:
         """Continue with the ports and the source; a destination that has not removed its guest does it later."""
         migration = _migration(conn, operation)
         assert migration is not None
-        error = None
-        if report.outcome != "done":
-            self.record_departure(conn, operation, row, migration)
-            error = reported_error(report).message
-        self.transitions.end_event(conn, operation, host=report.host, error=error)
-        return Continue(self._advance(conn, operation, row, migration))
+        if report.outcome == "done":
+            taken = self._advance(conn, operation, row, migration)
+            self.transitions.end_event(conn, operation, host=report.host)
+            return Continue(taken)
+        try:
+            taken = self._left_behind(conn, operation, row, migration)
+        except Unavailable:
+            return self.postponed(conn, operation, row, report)
+        self.transitions.end_event(conn, operation, host=report.host, error=reported_error(report).message)
+        return Continue(taken)
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
@@ -322,9 +435,12 @@ class RevertResize(ResizedKind):
         server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": status})
 
 
+def _payload(operation: Operation) -> ResizedPayload:
+    return msgspec.msgpack.decode(operation.payload, type=ResizedPayload)
+
+
 def _migration(conn: sa.Connection, operation: Operation) -> MigrationRow | None:
-    payload = msgspec.msgpack.decode(operation.payload, type=ResizedPayload)
-    return server_migrations.get(conn, payload.migration)
+    return server_migrations.get(conn, _payload(operation).migration)
 
 
 def _move_order(migration: MigrationRow) -> MoveOrder:

@@ -287,6 +287,7 @@ class Move(PlacedMoveKind):
             return NoMoreWork()
         error = OperationFailed("The destination does not answer any more.")
         if operation.step == "finish":
+            self._require_source(conn, row)
             return self._outcomes.begin_undo(conn, operation, row, error, event=self._event("finish"), arrived=True)
         migration = server_migrations.get(conn, _payload(operation).migration)
         assert migration is not None
@@ -323,6 +324,10 @@ class Move(PlacedMoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Undo the move; if the guest was not touched yet, the server is as before at once."""
+        if operation.step in ("bind", "finish") and not await self._engine.database.read(self._may_return, operation):
+            # Nothing but the destination has a guest that can be used: the move goes on until the source is back.
+            await self.run_one(operation)
+            return
         task = "migrate_server" if operation.step == "schedule" else None
         if not await self.recorded_failure(operation, error, self._failed, task):
             await self.overtaken(operation)
@@ -340,6 +345,20 @@ class Move(PlacedMoveKind):
         """Return the change of the server's task state with a step."""
         return {"task_state": self._names.task_states[step]} if step in self._names.task_states else {}
 
+    def _may_return(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Return whether the source of a guest that may have arrived is up, so that the guest can return to it."""
+        row = instances.get(conn, operation.instance_uuid)
+        try:
+            self._require_source(conn, row)
+        except Unavailable:
+            return False
+        return True
+
+    def _require_source(self, conn: sa.Connection, row: InstanceRow | None) -> None:
+        """Raise Unavailable if the source is down: the guest that may have arrived is all that is left."""
+        if row is not None and row["host"] is not None:
+            self.transitions.require_up(conn, row["host"])
+
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> ReportResult:
         migration = server_migrations.get(conn, _payload(operation).migration)
         assert migration is not None
@@ -349,6 +368,8 @@ class Move(PlacedMoveKind):
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
         arrived = operation.step in ("bind", "finish")
+        if arrived:
+            self._require_source(conn, row)
         return self._outcomes.begin_undo(conn, operation, row, known, event=event, arrived=arrived)
 
 

@@ -97,10 +97,14 @@ class MoveOutcomes:
         changes: InstanceChanges | None = None,
         undone: bool = False,
     ) -> NoMoreWork:
-        """End a move whose server is on its source as before, except for `changes`."""
+        """End a move whose server is on its source as before, except for `changes`.
+
+        The epoch is raised: a scheduler that stood still claims nothing for the move any more.
+        """
         now = self._engine.now()
         fault = fault_of(error, now)
-        values: InstanceChanges = {"task_state": None, "fault": fault, **(changes or {})}
+        epoch = operation.epoch + 1
+        values: InstanceChanges = {"task_state": None, "fault": fault, **(changes or {}), "epoch": epoch}
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
         status = self._names.statuses["undone"] if undone else migration_states.ERROR

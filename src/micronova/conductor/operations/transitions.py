@@ -114,6 +114,11 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
+    def require_up(self, conn: sa.Connection, host: str) -> None:
+        """Raise Unavailable unless a host is up: it has the copy of a guest that stays when another is removed."""
+        if not service_rows.host_is_up(conn, host, self._engine.now(), self._dependencies.service_down_time):
+            raise Unavailable(f"Host {host}, whose guest stays, does not answer.")
+
     def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
         """Return whether a host is lost, so that something may be done without it that cannot be undone.
 
