@@ -241,7 +241,6 @@ class UnshelvePayload(ChosenPayload, kw_only=True):
 
     image: ImageMeta | None = None  # the image of its disk, as the first attempt has found it
     wait_for_plugs: list[str] = []
-    lost: bool = False  # the image is gone, and with it what was on the server's disk
 
 
 class DiscardPayload(Payload, kw_only=True):

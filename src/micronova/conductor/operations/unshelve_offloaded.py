@@ -3,7 +3,7 @@
 Steps: `schedule` (find the image, choose and claim a host, bind the ports to it) → `dispatched` (the host builds the
 guest; if it fails, back to `schedule` for the next host). If no host is left: `unbind` (the ports are unbound), and the
 server is SHELVED_OFFLOADED again, with nothing claimed. The image is deleted only when the guest is built; if it is
-gone, so is the server's disk, and the server is in ERROR; if it is only deactivated, the server stays as it is. The
+gone or deactivated, the server stays as it is: who puts the image back can try again. The
 order has the properties of the server's own image, which were checked when the server was made.
 """
 
@@ -69,9 +69,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
             image = shelved.image_of(row)
             found = None if image is None else await self._images.get(image)
             if found is None:
-                payload.lost = True
-                gone = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
-                await self.fail(gone, OperationFailed(IMAGE_GONE))
+                await self.fail(operation, OperationFailed(IMAGE_GONE))
                 return
             if found.status != COMPLETE:  # its owner has deactivated it, and can reactivate it
                 error = OperationFailed(f"The image of the server's disk is {found.status}: it cannot be read.")
@@ -182,7 +180,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
     # --- failures --------------------------------------------------------------------------------------------
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Let the server be SHELVED_OFFLOADED again, or in ERROR if the image of its disk is gone."""
+        """Let the server be SHELVED_OFFLOADED again."""
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
@@ -233,8 +231,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
             return NoMoreWork()
         payload, now = self.payload_of(operation), self._engine.now()
         fault = fault_of(payload.error, now)
-        after = states.ERROR if payload.lost else states.SHELVED_OFFLOADED
-        changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
+        changes: InstanceChanges = {"vm_state": states.SHELVED_OFFLOADED, "task_state": None, "fault": fault}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         operation_rows.finish(conn, operation.id, now, "error", operation.lease)
         request = operation.context.request_id
