@@ -152,14 +152,14 @@ async def test_frames_with_a_vlan_tag_do_not_pass_the_security_groups(cloud: Age
     network, _ = await cloud.network.network("10.1.0.0/24")
     free = await cloud.guest(network, port_security_enabled=False, security_groups=[])
     other = await cloud.guest(network, port_security_enabled=False, security_groups=[])
-    guarded = await cloud.guest(network)
-    for guest in (free, other, guarded):
+    filtered = await cloud.guest(network)
+    for guest in (free, other, filtered):
         await guest.dhcp()
     await cloud.settled()
-    rule = {"security_group_id": guarded.port["security_groups"][0], "direction": "ingress", "ethertype": "IPv4"}
+    rule = {"security_group_id": filtered.port["security_groups"][0], "direction": "ingress", "ethertype": "IPv4"}
     await cloud.network.make("security_group_rule", **rule, protocol="udp", port_range_min=5001, port_range_max=5001)
     await cloud.settled()
-    for guest, received in ((other, b"tagged"), (guarded, b"filtered")):
+    for guest, received in ((other, b"tagged"), (filtered, b"filtered")):
         listening = await asyncio.create_subprocess_exec(
             "ip", "netns", "exec", guest.namespace, sys.executable, "-c", _RECEIVE, stdout=asyncio.subprocess.PIPE
         )

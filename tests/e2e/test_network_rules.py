@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from micronova.privileged import firewall, kernel, rulesets
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import check, network
-from micronova.privileged.firewall import Firewall
+from micronova.privileged.firewall import FirewallLoader
 from micronova.privileged.kernel import Failed, TimedOut
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains, run
 from tests.unit.embedded.network.world import SERVICE
@@ -96,19 +96,24 @@ def firewalls(draw: st.DrawFn) -> v.LoadFirewall:
 
     def valid(rule: v.FilterRule) -> bool:
         return _acceptable(
-            v.LoadFirewall(guarded=(v.Guarded(tap="tap00000000-00", zone=1, rules=(rule,)),), groups=groups)
+            v.LoadFirewall(filtered=(v.FilteredPort(tap="tap00000000-00", zone=1, rules=(rule,)),), groups=groups)
         )
 
-    guarded = tuple(
-        v.Guarded(
+    filtered = tuple(
+        v.FilteredPort(
             tap=f"tap00000000-{number:02x}", zone=draw(st.sampled_from([1, 2, 65535])), stateful=draw(st.booleans()),
             dscp=draw(DSCP), pairs=draw(PAIRS), rules=tuple(filter(valid, draw(RULES))),
         )
         for number in range(draw(st.integers(0, 4)))
     )  # fmt: skip
-    plain = tuple(v.Plain(device=f"vth00000000-{n:02x}", zone=3) for n in range(draw(st.integers(0, 2))))
+    unfiltered = tuple(
+        v.UnfilteredDevice(device=f"vth00000000-{n:02x}", zone=3) for n in range(draw(st.integers(0, 2)))
+    )
     return v.LoadFirewall(
-        guarded=guarded, plain=plain, groups=groups, connections=draw(st.sampled_from([0, 1, CONNECTIONS, 1 << 24]))
+        filtered=filtered,
+        unfiltered=unfiltered,
+        groups=groups,
+        connections=draw(st.sampled_from([0, 1, CONNECTIONS, 1 << 24])),
     )
 
 
@@ -116,15 +121,15 @@ def firewalls(draw: st.DrawFn) -> v.LoadFirewall:
 @given(verb=firewalls())
 def test_the_kernel_loads_every_firewall_that_the_helper_accepts(namespace: str, verb: v.LoadFirewall) -> None:
     assert _acceptable(verb)
-    assert Firewall(namespace).load(verb) == {}
+    assert FirewallLoader(namespace).load(verb) == {}
 
 
 # --- one port's rules and the others ---
 
 
-def _port(number: int, *rules: v.FilterRule) -> v.Guarded:
+def _port(number: int, *rules: v.FilterRule) -> v.FilteredPort:
     pair = v.Pair(mac=f"fa:16:3e:00:00:{number:02x}", prefix=f"10.0.0.{number}/32")
-    return v.Guarded(tap=f"tap00000000-{number:02x}", zone=1, pairs=(pair,), rules=rules)
+    return v.FilteredPort(tap=f"tap00000000-{number:02x}", zone=1, pairs=(pair,), rules=rules)
 
 
 FAULTY = v.FilterRule(ingress=True, protocol=1, low=300)  # the helper's checks do not let it come so far
@@ -137,7 +142,7 @@ def test_only_the_ports_with_faulty_rules_are_closed(namespace: str, bad: tuple[
               *([FAULTY] if number in bad else []))
         for number in range(8)
     )  # fmt: skip
-    closed = Firewall(namespace).load(v.LoadFirewall(guarded=ports))
+    closed = FirewallLoader(namespace).load(v.LoadFirewall(filtered=ports))
     assert sorted(closed) == [ports[number].tap for number in bad]
     assert all("exceeds valid range" in reason for reason in closed.values())
     loaded = run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout
@@ -164,16 +169,16 @@ def test_a_search_costs_no_more_than_a_few_rule_sets(namespace: str, checked: li
     """With 1,000 ports, one of them faulty, it took nearly as long as the helper's answer is waited for."""
     ports = [_port(number, v.FilterRule(ingress=True, protocol=6)) for number in range(128)]
     ports[77] = _port(77, FAULTY)
-    verb = v.LoadFirewall(guarded=tuple(ports))
-    rules = Firewall(namespace)
+    verb = v.LoadFirewall(filtered=tuple(ports))
+    rules = FirewallLoader(namespace)
     assert list(rules.load(verb)) == [ports[77].tap]
     assert sum(checked) < 2 * len(rulesets.firewall(verb))
     checked.clear()
-    changed = v.LoadFirewall(guarded=(*ports[:-1], _port(127)))
+    changed = v.LoadFirewall(filtered=(*ports[:-1], _port(127)))
     assert list(rules.load(changed)) == [ports[77].tap]
     assert not checked, "what was found is remembered while other ports change"
     ports[77] = _port(77)
-    assert rules.load(v.LoadFirewall(guarded=tuple(ports))) == {}
+    assert rules.load(v.LoadFirewall(filtered=tuple(ports))) == {}
 
 
 def test_a_search_that_takes_too_long_is_continued(
@@ -181,12 +186,12 @@ def test_a_search_that_takes_too_long_is_continued(
 ) -> None:
     monkeypatch.setattr(firewall, "SEARCH_SECONDS", 0.0)
     ports = tuple(_port(number, *([FAULTY] if number in (2, 3, 9) else [])) for number in range(16))
-    rules = Firewall(namespace)
+    rules = FirewallLoader(namespace)
     attempts = 0
     for _ in range(10):
         attempts += 1
         try:
-            closed = rules.load(v.LoadFirewall(guarded=ports))
+            closed = rules.load(v.LoadFirewall(filtered=ports))
             break
         except Failed as error:
             assert "the search goes on" in str(error)
@@ -200,19 +205,21 @@ def test_a_program_that_does_not_end_in_time_closes_no_port(namespace: str, monk
     def overloaded(*_: object) -> str:
         raise TimedOut("nft did not end within 30 s.")
 
-    rules = Firewall(namespace)
+    rules = FirewallLoader(namespace)
     with monkeypatch.context() as busy, pytest.raises(TimedOut):
         busy.setattr(firewall, "run", overloaded)
-        rules.load(v.LoadFirewall(guarded=ports))
-    assert list(rules.load(v.LoadFirewall(guarded=ports))) == [ports[2].tap]
+        rules.load(v.LoadFirewall(filtered=ports))
+    assert list(rules.load(v.LoadFirewall(filtered=ports))) == [ports[2].tap]
 
 
 def test_a_failure_that_no_port_causes_leaves_the_former_rules(namespace: str) -> None:
-    Firewall(namespace).load(v.LoadFirewall(guarded=(_port(1), _port(2))))
+    FirewallLoader(namespace).load(v.LoadFirewall(filtered=(_port(1), _port(2))))
     before = run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout
-    plain = (v.Plain(device="vth00000000-01", zone=1 << 20),)  # the helper's checks do not let it come so far
+    unfiltered = (
+        v.UnfilteredDevice(device="vth00000000-01", zone=1 << 20),
+    )  # the helper's checks do not let it come so far
     with pytest.raises(Failed, match="nft"):
-        Firewall(namespace).load(v.LoadFirewall(guarded=(_port(1),), plain=plain))
+        FirewallLoader(namespace).load(v.LoadFirewall(filtered=(_port(1),), unfiltered=unfiltered))
     assert run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout == before
 
 

@@ -19,6 +19,7 @@ import pytest_asyncio
 from click.testing import CliRunner, Result
 
 from micronova.cli.main import main
+from micronova.objects.errors import Invalid
 from tests.functional.cloud import CloudOptions, OneProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -157,3 +158,15 @@ async def test_commands_know_the_extension(installed: Path, tmp_path: Path) -> N
     assert f"FAIL  API extension greedy {TITLE}: GET /servers exists already\n" in checked.stdout
     assert f"FAIL  API extension unfinished {TITLE}: AttributeError: " in checked.stdout
     assert checked.exit_code == 1
+    settings = tmp_path / "settings.toml"
+    settings.write_text('api.required_extensions = ["os-maintenance-windows", "os-greedy"]')
+    checked = await run("check", "--dir", str(tmp_path / "new"), "--config", str(settings))
+    assert "FAIL  required API extensions: api.required_extensions names os-greedy" in checked.stdout
+
+
+async def test_the_api_does_not_start_without_a_required_extension(installed: Path, tmp_path: Path) -> None:
+    required = {"api": {"required_extensions": ["os-maintenance-windows", "os-greedy"]}}
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=1, settings=required))
+    with pytest.raises(Invalid, match="required_extensions names os-greedy, which the API cannot use"):
+        await cloud.start()
+    await cloud.stop()

@@ -1,8 +1,9 @@
-"""What the documents and the module docstrings name exists: files, functions, links, commands, targets, settings."""
+"""What the documents and the module docstrings name exists: files, functions, links, commands, settings, commits."""
 
 import ast
 import functools
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -185,6 +186,50 @@ def test_the_version_is_the_package_s() -> None:
     }
     assert {(where, found) for where, found in named if found != version} == set()
     assert {where for where, _ in named} >= {"docs/first-server.md", "docs/demo.svg"}
+
+
+def _git(*arguments: str) -> str:
+    # Who runs the tests may be another user than the owner of the work tree.
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_commits() -> None:
+    """The commits that documents name, such as those that figures were measured at, are in the history.
+
+    A source distribution has no history and a shallow clone only the end of it: there is nothing to check then.
+    """
+    if not (ROOT / ".git").exists() or _git("rev-parse", "--is-shallow-repository").strip() == "true":
+        return
+    history = _git("rev-list", "HEAD").split()
+    wrong = [
+        f"{_here(path)}: {word}"
+        for path in (*DOCUMENTS, ROOT / "CHANGELOG.md")
+        for word in _commits(path.read_text())
+        if not any(commit.startswith(word) for commit in history)
+    ]
+    assert wrong == []
+
+
+def _commits(text: str) -> list[str]:
+    """Return the words outside of code that have the form of a commit id: 7 to 40 hexadecimal digits of both kinds."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", " ", text, flags=re.DOTALL)
+    words = re.findall(r"(?<![\w-])[0-9a-f]{7,40}(?![\w-])", prose)
+    return [word for word in words if not word.isdecimal() and not word.isalpha()]
+
+
+def test_the_form_of_commit_ids() -> None:
+    text = "at 06c959e (41f209a), `1a2b3c4d`, bug 1161411, 87217b19-0000-4000-8000-de71e10e3050\n```\ned25519\n```"
+    assert _commits(text) == ["06c959e", "41f209a"]
+
+
+def test_promises_are_in_the_order_of_their_numbers() -> None:
+    text = (ROOT / "SPECIFICATION.md").read_text()
+    numbers = [
+        (int(section), int(number), letter)
+        for section, number, letter in re.findall(r"^\| (\d+)\.(\d+)([a-z]?) \|", text, re.MULTILINE)
+    ]
+    assert numbers == sorted(set(numbers))
 
 
 def test_the_table_of_packages_has_the_layers_of_the_import_contract() -> None:

@@ -1,7 +1,8 @@
 """The installed extensions of the compute API.
 
-An extension is used whole or not at all. A faulty one is reported with its name and its package, and skipped; it never
-stops the API. An extension cannot replace a route, a policy rule or an alias of ours, or of an extension before it.
+An extension is used whole or not at all. A faulty one is reported with its name and its package, and skipped. It stops
+the API only if operators say that they need it (`api.required_extensions`), such as one that refuses requests. An
+extension cannot replace a route, a policy rule or an alias of ours, or of an extension before it.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 from micronova.api.extension import Additions, Extension, Unusable, changed
 from micronova.http.service import AUTHENTICATED, Route
+from micronova.objects.errors import Invalid
 from micronova.plugins import entry_points
 from micronova.policies.enforcer import Rule
 
@@ -80,6 +82,16 @@ class Extensions:
                 self._skip(installed.title, error)
         return routes
 
+    def check_required(self, aliases: Collection[str]) -> None:
+        """Raise Invalid unless the extensions with these aliases are used."""
+        missing = sorted(set(aliases) - {each.extension.alias for each in self.used})
+        if missing:
+            reasons = "".join(f" {title} is skipped: {problem}." for title, problem in self.problems.items())
+            raise Invalid(
+                f"api.required_extensions names {', '.join(missing)}, which the API cannot use.{reasons} "
+                "Install or mend the package, or remove the name from the setting."
+            )
+
     def _with(self, routes: list[Route], additions: Additions) -> list[Route]:
         rules = {rule.name for rule in self.rules}
         taken = {_key(route) for route in routes}
@@ -97,7 +109,7 @@ class Extensions:
             found = [
                 each
                 for route in found
-                for each in (changed(route, change) if route.label == change.route else (route,))
+                for each in (changed(route, change) if change.route in (route.label, route.same_as) else (route,))
             ]
         return found
 

@@ -194,7 +194,7 @@ class AgentProcess:
             guests=str(self._guests),
             console=self._console.fileno(),
         )
-        told = msgspec.json.encode(start)
+        start_message = msgspec.json.encode(start)
         self._started = time.monotonic()
         # DIR is named for people who look at the list of processes.
         self._process = subprocess.Popen(
@@ -209,7 +209,7 @@ class AgentProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         with contextlib.suppress(BrokenPipeError):  # it has ended: `tend` sees that
-            self._process.stdin.write(told)
+            self._process.stdin.write(start_message)
             self._process.stdin.close()
 
     def tend(self, groups: Iterable[int]) -> None:
@@ -301,11 +301,11 @@ def main() -> None:
     listening = socket.socket(fileno=start.console)
     listening.setblocking(False)
     root = os.getppid()
-    told = False
+    stop_requested = False
 
     def stop(stopped: asyncio.Event) -> None:
-        nonlocal told
-        told = True
+        nonlocal stop_requested
+        stop_requested = True
         stopped.set()
 
     try:
@@ -317,7 +317,7 @@ def main() -> None:
     except MicronovaError as error:
         os.write(sys.stdout.fileno(), error.message.encode())  # root says it
         sys.exit(1)
-    sys.exit(0 if told else _SIGNALLED)
+    sys.exit(0 if stop_requested else _SIGNALLED)
 
 
 async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event, stop: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.conf.settings import Settings, load, options
 from micronova.objects.clock import micros
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import Invalid, MicronovaError
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -153,7 +153,7 @@ def _toml(value: Any) -> str:
     return msgspec.json.encode(list(value) if isinstance(value, tuple) else value).decode()
 
 
-class Verdict(NamedTuple):
+class CheckResult(NamedTuple):
     """What one check found."""
 
     name: str
@@ -165,9 +165,9 @@ def check(directory: Path | None, config: Path | None) -> int:
     """Print one line for each check; return 1 if one fails. What could not be found out is marked and no failure."""
     failures = 0
 
-    def say(verdict: Verdict) -> None:
+    def say(result: CheckResult) -> None:
         nonlocal failures
-        name, problem, unknown = verdict
+        name, problem, unknown = result
         failures += problem is not None and not unknown
         mark = "ok  " if problem is None else "?   " if unknown else "FAIL"
         click.echo(f"{mark}  {name}: {problem}" if problem else f"{mark}  {name}")
@@ -175,9 +175,9 @@ def check(directory: Path | None, config: Path | None) -> int:
     try:
         settings = load(config)
     except MicronovaError as error:
-        say(Verdict("settings", error.message))
+        say(CheckResult("settings", error.message))
         return 1
-    say(Verdict("settings"))
+    say(CheckResult("settings"))
     for name, key in (
         ("default.secret_key", settings.default.secret_key),
         ("glance.ticket_key", settings.glance.ticket_key),
@@ -185,28 +185,32 @@ def check(directory: Path | None, config: Path | None) -> int:
     ):
         if key:
             constant = len(set(key)) == 1
-            say(Verdict(name, "everybody can guess it: set the output of `openssl rand -hex 32`" if constant else None))
+            say(
+                CheckResult(
+                    name, "everybody can guess it: set the output of `openssl rand -hex 32`" if constant else None
+                )
+            )
     place = place_of_databases(directory, settings)
     try:
         parent = next(path for path in (place.path, *place.path.parents) if path.exists())
         place.has_keys()
     except PermissionError as error:
-        say(Verdict("state_path", f"this user may not look into {Path(error.filename).parent}: use sudo"))
+        say(CheckResult("state_path", f"this user may not look into {Path(error.filename).parent}: use sudo"))
         return 1
     free = shutil.disk_usage(parent).free
-    say(Verdict(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free"))
-    for verdict in _check_extensions(settings):
-        say(verdict)
+    say(CheckResult(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free"))
+    for result in _check_extensions(settings):
+        say(result)
     asyncio.run(_check_connections(settings, place, say))
     return 1 if failures else 0
 
 
-def _check_extensions(settings: Settings) -> Iterator[Verdict]:
+def _check_extensions(settings: Settings) -> Iterator[CheckResult]:
     """Compose the API with the installed extensions, as its start does."""
     from micronova.api.installed_extensions import GROUP
     from micronova.plugins import entry_points
 
-    if not entry_points.registered(GROUP):
+    if not (entry_points.registered(GROUP) or settings.api.required_extensions):
         return
     from micronova.api.compute.extensions import load_extensions
     from micronova.cli.openapi import composed_routes
@@ -214,12 +218,16 @@ def _check_extensions(settings: Settings) -> Iterator[Verdict]:
     extensions = load_extensions()
     asyncio.run(composed_routes(settings, extensions))
     for installed in extensions.used:
-        yield Verdict(f"API extension {installed.title}")
+        yield CheckResult(f"API extension {installed.title}")
     for title, problem in extensions.problems.items():
-        yield Verdict(f"API extension {title}", problem)
+        yield CheckResult(f"API extension {title}", problem)
+    try:
+        extensions.check_required(settings.api.required_extensions)
+    except Invalid as error:
+        yield CheckResult("required API extensions", str(error))
 
 
-async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[Verdict], None]) -> None:
+async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[CheckResult], None]) -> None:
     from micronova.cli.names import COMPUTE_ROLES
     from micronova.cli.wiring import NO_CONTROL_USERS, Process
 
@@ -229,7 +237,7 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
     try:
         if not settings.database.connection and not place.path.exists():
             host = settings.default.transport_url != "local://"  # agents alone have a broker and no database
-            say(Verdict(f"{place.path} would be made" if host else f"a new cloud would be made in {place.path}"))
+            say(CheckResult(f"{place.path} would be made" if host else f"a new cloud would be made in {place.path}"))
         else:
             for name, (_, migrations) in SCHEMAS.items():
                 say(await _check_database(process, name, migrations))
@@ -237,10 +245,10 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
                 say(_check_heartbeats(settings, hosts))
         if settings.default.transport_url != "local://":
             say(await _check_bus(process))
-            say(Verdict("control users", None if settings.default.control_users else NO_CONTROL_USERS))
+            say(CheckResult("control users", None if settings.default.control_users else NO_CONTROL_USERS))
         identity = settings.identity
         if identity.auth_url and not identity.password and not place.has_keys():
-            say(Verdict("service identity", f"the user {identity.username} has no password: set identity.password"))
+            say(CheckResult("service identity", f"the user {identity.username} has no password: set identity.password"))
         else:
             for service, ask, left_open in process.clients.questions():
                 say(await _check_service(f"service {service}", ask, left_open))
@@ -248,19 +256,19 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
         await process.stop()
 
 
-async def _check_database(process: "Process", service: str, migrations: str) -> Verdict:
+async def _check_database(process: "Process", service: str, migrations: str) -> CheckResult:
     from micronova.db import schema
 
     name = f"database {service}"
     if not process.settings.database.connection and not process.directory.has_database(service):
-        return Verdict(f"{name} (the first start makes it)")
+        return CheckResult(f"{name} (the first start makes it)")
     try:
         database = await process.open_database(service)
         at, newest = await database.read(schema.current), schema.head(migrations)
     except MicronovaError as error:
-        return Verdict(name, error.message)
+        return CheckResult(name, error.message)
     behind = at not in (None, newest)
-    return Verdict(name, f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
+    return CheckResult(name, f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
 
 
 async def _hosts(process: "Process") -> int | None:
@@ -279,37 +287,39 @@ async def _hosts(process: "Process") -> int | None:
         return None
 
 
-def _check_heartbeats(settings: Settings, hosts: int) -> Verdict:
+def _check_heartbeats(settings: Settings, hosts: int) -> CheckResult:
     from micronova.conductor.heartbeat_interval import longest_interval, too_often
 
     longest = longest_interval(settings.default.service_down_time, settings.conductor.lease)
     problem = too_often(hosts, report_interval=settings.default.report_interval, longest=longest)
-    return Verdict(f"heartbeats of {hosts} hosts", problem)
+    return CheckResult(f"heartbeats of {hosts} hosts", problem)
 
 
-async def _check_bus(process: "Process") -> Verdict:
+async def _check_bus(process: "Process") -> CheckResult:
     try:
         process.bus = await process.connect_bus()
         broker = (await process.bus.probe()).broker
     except MicronovaError as error:
-        return Verdict("bus", error.message)
+        return CheckResult("bus", error.message)
     if broker.blocked:
         reason = f"the broker accepts no messages ({broker.blocked_reason}): free memory or disk space there"
-        return Verdict("bus", reason)
+        return CheckResult("bus", reason)
     if broker.probe_error:
-        return Verdict("bus", f"the login works, but the broker cannot be asked: {broker.probe_error}", unknown=True)
-    return Verdict("bus")
+        return CheckResult(
+            "bus", f"the login works, but the broker cannot be asked: {broker.probe_error}", unknown=True
+        )
+    return CheckResult("bus")
 
 
-async def _check_service(name: str, ask: Callable[[], Awaitable[object]], left_open: str) -> Verdict:
+async def _check_service(name: str, ask: Callable[[], Awaitable[object]], left_open: str) -> CheckResult:
     try:
         async with asyncio.timeout(SERVICE_TIMEOUT):
             await ask()
     except MicronovaError as error:
-        return Verdict(name, error.message)
+        return CheckResult(name, error.message)
     except TimeoutError:
-        return Verdict(name, f"it does not answer within {SERVICE_TIMEOUT:g} s")
-    return Verdict(name, left_open, unknown=True) if left_open else Verdict(name)
+        return CheckResult(name, f"it does not answer within {SERVICE_TIMEOUT:g} s")
+    return CheckResult(name, left_open, unknown=True) if left_open else CheckResult(name)
 
 
 def check_policy(roles: tuple[str, ...], prefix: str, policy_file: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from micronova.compute.handlers.table import HANDLERS, UNDO
 from micronova.compute.host import Host
-from micronova.compute.work import InstanceWork, Outcome, Phase, Work
+from micronova.compute.work import REMOVES, InstanceWork, Outcome, Phase, Work
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, NotSupported, resource_exhausted
 from micronova.objects.host_limits import MOST_REPORTED
@@ -72,8 +72,8 @@ class HostAgent:
 
     # --- orders ---
 
-    def receive(self, order: WorkOrder, context: Context) -> None:
-        """Accept an order that was sent to this host, unless it is older than the first reply to a heartbeat.
+    def accept_sent(self, order: WorkOrder, context: Context) -> None:
+        """Accept an order that came as a message, unless it is older than the first reply to a heartbeat.
 
         That reply brings all orders that are valid. A message from before may be out of date: a broker can deliver it
         to a new agent after a newer order was carried out by the agent before.
@@ -82,9 +82,9 @@ class HostAgent:
         if since is None or 0.0 < order.issued_at <= since:
             log.info("host %s: order %s is older than this agent and is ignored", self.host.name, order.operation_id)
         else:
-            self.accept(order, context)
+            self.begin(order, context)
 
-    def accept(self, order: WorkOrder, context: Context | None = None) -> None:
+    def begin(self, order: WorkOrder, context: Context | None = None) -> None:
         """Begin to carry out an order, unless it is a duplicate or stale."""
         if context is None:
             context = Context(request_id=order.request_id, traceparent=order.traceparent)
@@ -186,7 +186,7 @@ class HostAgent:
         instance_work = self._registry.acquire(uuid)
         try:
             for work in instance_work.works:
-                if work.order.epoch <= epoch and work.order.kind != "delete":
+                if work.order.epoch <= epoch and work.order.kind not in REMOVES:
                     work.cancel()
             async with instance_work.lock:
                 guest = await self.host.driver.info(uuid)
@@ -240,7 +240,7 @@ class HostAgent:
             ),
             nodes=nodes,
             power_changes=self.host.power_changes()[:MOST_REPORTED],
-            boots=self.host.boots.verdicts()[:MOST_REPORTED],
+            boots=self.host.boots.results()[:MOST_REPORTED],
             metrics=None if self.host.cpu_monitor is None else self.host.cpu_monitor.take(),
         )
 
@@ -259,7 +259,7 @@ class HostAgent:
         again = frozenset(() if reply is None else reply.repeat_power)
         self.host.power_changes_uncertain(tuple(c for c in beat.power_changes if c.instance_uuid in again))
         self.host.power_changes_received(tuple(c for c in beat.power_changes if c.instance_uuid not in again))
-        self.host.boots.verdicts_received(beat.boots, () if reply is None else reply.repeat_verdicts)
+        self.host.boots.results_received(beat.boots, () if reply is None else reply.repeat_boots)
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
@@ -272,7 +272,7 @@ class HostAgent:
         for departure in reply.departures:
             self._depart(departure)
         for order in reply.orders:
-            self.accept(order)
+            self.begin(order)
 
     @property
     def synchronised(self) -> bool:

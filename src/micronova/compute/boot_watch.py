@@ -16,7 +16,7 @@ from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.work import WorkRegistry
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
-from micronova.objects.orders import BootVerdict
+from micronova.objects.orders import BootResult
 from micronova.virt.driver import BootSigns, Driver
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class BootWatch:
         self._power = power  # returns the power state of a guest, None if there is no such guest
         self._signs: BootSigns | None = None
         self._starts: dict[str, _Start] = {}
-        self._verdicts: dict[str, str] = {}  # guest -> its fault, or BOOTED; no conductor has received these yet
+        self._results: dict[str, str] = {}  # guest -> its fault, or BOOTED; no conductor has received these yet
         self._maybe_known_as_not_booting: set[str] = set()  # guests that a conductor may know as not booting
         self._found: set[str] = set()  # guests of an earlier agent that have had no order since
 
@@ -80,7 +80,7 @@ class BootWatch:
         """Watch a guest that was just started."""
         if self._signs is not None:
             self._starts[uuid] = _Start(self._clock.monotonic())
-            self._verdicts.pop(uuid, None)
+            self._results.pop(uuid, None)
 
     def order_accepted(self, uuid: str) -> None:
         """Note that an order for this guest was accepted: it contains the epoch of the instance."""
@@ -89,7 +89,7 @@ class BootWatch:
     def guest_gone(self, uuid: str) -> None:
         """Forget a guest."""
         self._starts.pop(uuid, None)
-        self._verdicts.pop(uuid, None)
+        self._results.pop(uuid, None)
         self._maybe_known_as_not_booting.discard(uuid)
         self._found.discard(uuid)
 
@@ -115,27 +115,27 @@ class BootWatch:
                 start.timed_out = True
                 self._timed_out(uuid, sign.seen)
 
-    def verdicts(self) -> tuple[BootVerdict, ...]:
+    def results(self) -> tuple[BootResult, ...]:
         """Return what no conductor has received, except about instances that are worked on."""
         return tuple(
-            BootVerdict(
+            BootResult(
                 instance_uuid=uuid,
                 epoch=self._registry.epochs.highest(uuid),
                 fault=fault,
                 found=uuid in self._found,
             )
-            for uuid, fault in self._verdicts.items()
+            for uuid, fault in self._results.items()
             if not self._registry.of_instance(uuid)
         )
 
-    def verdicts_received(self, verdicts: Iterable[BootVerdict], again: Iterable[str] = ()) -> None:
-        """Forget verdicts that a conductor has received, except those that it wants again."""
+    def results_received(self, results: Iterable[BootResult], again: Iterable[str] = ()) -> None:
+        """Forget results that a conductor has received, except those that it wants again."""
         wanted_again = set(again)
-        for verdict in verdicts:
-            uuid = verdict.instance_uuid
-            if uuid not in wanted_again and self._verdicts.get(uuid) == verdict.fault:
-                del self._verdicts[uuid]
-                if verdict.fault == BOOTED:
+        for result in results:
+            uuid = result.instance_uuid
+            if uuid not in wanted_again and self._results.get(uuid) == result.fault:
+                del self._results[uuid]
+                if result.fault == BOOTED:
                     self._maybe_known_as_not_booting.discard(uuid)
 
     def _booted(self, uuid: str) -> None:
@@ -148,9 +148,9 @@ class BootWatch:
                 uuid,
                 seconds,
             )
-        self._verdicts.pop(uuid, None)
+        self._results.pop(uuid, None)
         if uuid in self._maybe_known_as_not_booting:
-            self._verdicts[uuid] = BOOTED
+            self._results[uuid] = BOOTED
 
     def _timed_out(self, uuid: str, seen: str) -> None:
         what_was_seen = f"within {self._timeout:g} s it {seen}"
@@ -161,7 +161,7 @@ class BootWatch:
             what_was_seen,
         )
         self._maybe_known_as_not_booting.add(uuid)
-        self._verdicts[uuid] = (
+        self._results[uuid] = (
             f"The guest has not begun to boot: {what_was_seen}. "
             "Can its image be booted on this host? Look at its console; a hard reboot tries again."
         )

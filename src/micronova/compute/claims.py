@@ -17,7 +17,7 @@ class Holder(Protocol):
 
 
 class HeldClaim:
-    """A context manager: the claim is released when the body fails, and stays when the body succeeds."""
+    """What an instance holds, as a context manager: it is released if the body fails, and stays if it succeeds."""
 
     __slots__ = ("_holder", "_uuid")
 

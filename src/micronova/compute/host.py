@@ -72,9 +72,7 @@ class Host:
         self.cpu_monitor = _cpu_monitor(name, driver, settings, clock)
         self.image_caching = ImageFetches(name, driver, clock)
         self.build_slots = Slots(settings.max_concurrent_builds)
-        # Uploads last as long as the image service wants: one project does not make all others wait for its own.
-        most = settings.max_concurrent_snapshots
-        self.snapshot_slots = Slots(most, per_project=max(1, most - 1))
+        self.snapshot_slots = Slots(settings.max_concurrent_snapshots)
         self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
         self._trackers: dict[str, ResourceTracker] = {}
         self._guests: dict[str, _KnownGuest] = {}

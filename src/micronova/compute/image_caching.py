@@ -12,7 +12,7 @@ from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
 from micronova.objects.errors import NotSupported, Unavailable
 from micronova.objects.image import ImageMeta
-from micronova.virt.driver import Driver, ImageCache
+from micronova.virt.driver import Driver, ImageCache, verifies
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ImageFetches:
         driver = self._driver
         if not isinstance(driver, ImageCache):
             raise NotSupported(f"The host {self._host} has no image cache.")
-        if image.signature is not None and "trusted_certs" not in self._driver.capabilities():
+        if not verifies(driver, image):
             raise NotSupported(f"The host {self._host} does not verify signatures of images.")
         task = self._downloads.get(image.id)
         if task is None:

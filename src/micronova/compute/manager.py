@@ -86,7 +86,7 @@ class HostManager:
 
     async def execute_order(self, context: Context, order: WorkOrder) -> None:
         """Start to carry out an order; a report tells the conductor how it ends."""
-        self._agent.receive(order, context)
+        self._agent.accept_sent(order, context)
 
     async def external_instance_event(self, context: Context, event: InstanceEvent) -> None:
         """Pass an event about a port to the orders that wait for it."""

@@ -39,7 +39,12 @@ class ResourceTracker:
         return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in ("VCPU", "MEMORY_MB", "DISK_GB")}
 
     def instance_claim(self, order: WorkOrder) -> HeldClaim:
-        """Claim what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
+        """Hold what an instance needs while the body of a `with` runs, and longer if the body does not fail."""
+        self.hold(order)
+        return HeldClaim(self, order.instance.uuid)
+
+    def hold(self, order: WorkOrder) -> None:
+        """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
 
         What the instance holds already is never refused, also if the node has less than that by now.
         """
@@ -53,12 +58,11 @@ class ResourceTracker:
         missing = shortage(more, used, self._limits)
         if missing is not None:
             raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
-        self.hold(order)
-        return HeldClaim(self, uuid)
+        self.keep(order)
 
-    def hold(self, order: WorkOrder) -> None:
+    def keep(self, order: WorkOrder) -> None:
         """Note what an instance holds that stays on this node: its claim is in the database, so nothing is checked."""
-        self._hold(order.instance.uuid, order.instance.flavor.resources())
+        self._set_held(order.instance.uuid, order.instance.flavor.resources())
         self.changed = True
 
     def release(self, uuid: str) -> None:
@@ -83,7 +87,7 @@ class ResourceTracker:
             for name, amount in amounts.items():
                 ours[name] += amount
             if guest.uuid not in building:
-                self._hold(guest.uuid, amounts)
+                self._set_held(guest.uuid, amounts)
         for uuid in self._held.keys() - present - set(building):
             self.release(uuid)
         seen = {
@@ -107,7 +111,7 @@ class ResourceTracker:
             allocation_ratios=self._ratios,
         )
 
-    def _hold(self, uuid: str, amounts: dict[str, int]) -> None:
+    def _set_held(self, uuid: str, amounts: dict[str, int]) -> None:
         for name, amount in self._held.get(uuid, {}).items():
             self._used[name] -= amount
         self._held[uuid] = amounts

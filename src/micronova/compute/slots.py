@@ -9,22 +9,21 @@ class Slots:
     """Slots for work that runs at the same time; 0: any number.
 
     A slot that becomes free is given to the project that has the fewest, and then to the work that has waited longest.
-    So the work of one project does not wait until all work of another is done.
+    One project has all slots but one at most. So its work, which may last long, does not make all others wait.
     """
 
-    def __init__(self, most: int, *, per_project: int | None = None) -> None:
-        """One project has at most `per_project` slots, if that is given: the others are kept for other projects."""
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._per_project = per_project or most
+        self._per_project = max(1, most - 1)
         self._taken: Counter[str] = Counter()
         self._waiting: dict[int, tuple[str, asyncio.Future[None]]] = {}  # in the order of their numbers
         self._numbers = itertools.count()
 
-    def one(self, project: str = "") -> "Slot":
-        """Return a slot for a project, which is not taken yet."""
+    def one(self, project: str) -> "Slot":
+        """Return a slot for a project, which is not acquired yet."""
         return Slot(self, project)
 
-    async def take(self, project: str) -> None:
+    async def acquire(self, project: str) -> None:
         """Wait for a slot."""
         # Work that waits could not have the slot that is free now, or it would have got it: nobody is overtaken here.
         if self._has_room(project):
@@ -36,11 +35,11 @@ class Slots:
             await given
         except asyncio.CancelledError:
             if self._waiting.pop(number, None) is None:  # it was given meanwhile
-                self.leave(project)
+                self.release(project)
             raise
 
-    def leave(self, project: str) -> None:
-        """Give a slot back."""
+    def release(self, project: str) -> None:
+        """Release a slot; work that waits gets it."""
         self._taken[project] -= 1
         if not self._taken[project]:
             del self._taken[project]
@@ -60,28 +59,28 @@ class Slots:
 
 
 class Slot:
-    """One of `Slots`. It is left while the work waits for a guest."""
+    """One of `Slots`. It is released while the work waits for a guest."""
 
     def __init__(self, slots: Slots, project: str) -> None:
         self._slots = slots
         self._project = project
         self._taken = False
 
-    async def take(self) -> None:
-        """Wait for the slot, unless it is taken."""
+    async def acquire(self) -> None:
+        """Wait for the slot, unless it is acquired."""
         if not self._taken:
-            await self._slots.take(self._project)
+            await self._slots.acquire(self._project)
             self._taken = True
 
-    def leave(self) -> None:
-        """Let others have the slot."""
+    def release(self) -> None:
+        """Release the slot, unless that is done."""
         if self._taken:
             self._taken = False
-            self._slots.leave(self._project)
+            self._slots.release(self._project)
 
     async def __aenter__(self) -> "Slot":
-        await self.take()
+        await self.acquire()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.leave()
+        self.release()

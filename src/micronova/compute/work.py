@@ -4,6 +4,7 @@ import asyncio
 import enum
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,12 @@ from micronova.objects.errors import Stale
 from micronova.objects.orders import OrderOutcome, Progress, ProgressReply, Report, RunningOrder, WorkOrder
 
 FINISHED_REMEMBERED = 4_096
+
+REMOVES: Final = frozenset({"delete"})
+"""Kinds of orders that a record of the instance's departure from the host neither refuses nor cancels: both remove the
+guest for good. Orders that remove the guest of a server that stays (`shelve_offload`, `revert_resize`,
+`confirm_resize`) are not among them: the conductor has continued without them then, and the server may return to this
+host."""
 
 SendProgress = Callable[[Progress, Context], Awaitable[ProgressReply]]
 
@@ -162,7 +169,7 @@ class WorkRegistry:
             return "is being carried out already"
         if (order.operation_id, order.epoch) in self._finished:
             return "was finished and reported"
-        if not self.epochs.admit(order.instance.uuid, order.epoch, removes=order.kind == "delete"):
+        if not self.epochs.admit(order.instance.uuid, order.epoch, removes=order.kind in REMOVES):
             return "is stale"
         return None
 

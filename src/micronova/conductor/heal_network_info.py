@@ -61,5 +61,5 @@ class NetworkInfoHealing:
             return not isinstance(error, Unavailable)
         written = await engine.database.write(network_info.record, uuid, row["updated_at"], found, groups, engine.now())
         if written == "changed":
-            log.info("the interfaces of server %s were not what the network service has, and are now", uuid)
+            log.info("the recorded interfaces of server %s differed from the network service and were replaced", uuid)
         return True

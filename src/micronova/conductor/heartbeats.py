@@ -24,6 +24,7 @@ from micronova.conductor import boots, power_changes
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, known_kind
+from micronova.conductor.operations.operation_kind import OperationKind
 from micronova.conductor.operations.orders import size_of
 from micronova.db import departures as departure_rows
 from micronova.db import instances, nodes, server_migrations, services
@@ -95,7 +96,7 @@ class Heartbeats:
     """Handles heartbeats."""
 
     def __init__(
-        self, dependencies: ConductorDependencies, kinds: dict[str, HostKind], ratios: dict[str, float]
+        self, dependencies: ConductorDependencies, kinds: dict[str, OperationKind], ratios: dict[str, float]
     ) -> None:
         """`ratios` are the allocation ratios of hosts that report none, by resource class."""
         self._dependencies = dependencies
@@ -277,8 +278,8 @@ class Heartbeats:
             return _Applied(newer)
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
-        told = ((each.host, change) for each in beats for change in each.power_changes)
-        power = power_changes.compare(conn, told)
+        reported_changes = ((each.host, change) for each in beats for change in each.power_changes)
+        power = power_changes.compare(conn, reported_changes)
         owned: dict[str, list[OperationRow]] = {name: [] for name in names}
         owners = {operation_rows.host_owner(name): name for name in names}
         for row in operation_rows.owned(conn, owners):
@@ -289,9 +290,10 @@ class Heartbeats:
         # Only of departures that are recorded: a host can name any number of guests.
         removed = {each.host: _removed(each, departures[each.host]) for each in beats}
         left = {gone.instance_uuid for each in removed.values() for gone in each}
-        _lock(conn, beats, owned, {*power.differing, *left})
+        boot_results = boots.of_own_servers(conn, beats)
+        _lock(conn, beats, owned, {*power.differing, *left, *(each.instance_uuid for _, each in boot_results)})
         recorded = power_changes.record(conn, power, now)
-        repeat_verdicts = boots.apply(conn, beats, now)
+        repeat_boots = boots.apply(conn, boot_results, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
         operation_rows.renew_of_hosts(
@@ -320,7 +322,7 @@ class Heartbeats:
                 again,
                 departures[each.host],
                 void,
-                repeat_verdicts=repeat_verdicts.get(each.host, ()),
+                repeat_boots=repeat_boots.get(each.host, ()),
                 repeat_power=recorded.repeat.get(each.host, ()),
             )
             for each in beats
@@ -373,23 +375,22 @@ class Heartbeats:
         for beat in beats:
             reported = {each.operation_id: each.epoch for each in beat.running_orders}
             # Newer conductors send the orders that only they can make.
-            missing += [
-                Operation.of(row)
-                for row in owned[beat.host]
-                if reported.get(row["id"]) != row["epoch"] and known_kind(self._kinds, row) is not None
-            ]
+            for row in owned[beat.host]:
+                kind = known_kind(self._kinds, row)
+                if reported.get(row["id"]) != row["epoch"] and isinstance(kind, HostKind):
+                    missing.append((kind, Operation.of(row)))
         if not missing:
             return {}
-        found = instances.get_many(conn, [operation.instance_uuid for operation in missing])
+        found = instances.get_many(conn, [operation.instance_uuid for _, operation in missing])
         orders = {}
-        for operation in missing:
+        for kind, operation in missing:
             instance, now = found.get(operation.instance_uuid), self._engine.now()
             if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
                 continue
             if operation.is_late(now, self._engine.undisturbed()) or instance["updated_at"] > now - JUST_SENT:
                 continue
             try:
-                orders[operation.id] = self._kinds[operation.kind].order(conn, operation, instance)
+                orders[operation.id] = kind.order(conn, operation, instance)
             except (Unavailable, OperationFailed) as error:
                 # The image service is not known yet, or the server has grown; the next heartbeat asks again.
                 log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
@@ -399,7 +400,7 @@ class Heartbeats:
         """Take the operations of stopping hosts that can continue elsewhere; the hosts get the others again later."""
         taken = []
         for row in owned:
-            if (kind := known_kind(self._kinds, row)) is not None:
+            if isinstance(kind := known_kind(self._kinds, row), HostKind):
                 result = kind.host_stops(conn, Operation.of(row))
                 if result is not None:
                     taken.append(result.operation)
@@ -427,7 +428,7 @@ def _reply(
     departures: list[Departure],
     void: set[tuple[str, int]],
     *,
-    repeat_verdicts: tuple[str, ...],
+    repeat_boots: tuple[str, ...],
     repeat_power: tuple[str, ...],
 ) -> HostReply:
     operations = {row["id"] for row in owned}
@@ -440,15 +441,15 @@ def _reply(
             if each.operation_id not in operations and (each.operation_id, each.epoch) in void
         ),
         departures=tuple(departures),
-        repeat_verdicts=repeat_verdicts,
+        repeat_boots=repeat_boots,
         repeat_power=repeat_power,
     )
 
 
 def _removed(beat: HostBeat, departures: Iterable[Departure]) -> frozenset[Departure]:
     """Return the departures whose guests a host has removed."""
-    told = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
-    return frozenset(each for each in departures if each.epoch <= told.get(each.instance_uuid, -1))
+    removed = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
+    return frozenset(each for each in departures if each.epoch <= removed.get(each.instance_uuid, -1))
 
 
 def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:
@@ -474,7 +475,6 @@ def _lock(
     """Lock the instances and the operations that heartbeats change."""
     uuids = set(named)
     for beat in beats:
-        uuids |= {verdict.instance_uuid for verdict in beat.boots}
         if beat.stopping:
             uuids |= {row["instance_uuid"] for row in owned[beat.host]}
     if uuids:

@@ -105,7 +105,7 @@ class _Request:
                 results = await self._fetch_all(host)
             self._done += 1
             self._counts.update(results.values())
-            told = partial(
+            notification = partial(
                 resources.aggregate_cache,
                 self._aggregate,
                 host,
@@ -114,7 +114,7 @@ class _Request:
                 index=self._done,
                 total=len(self._hosts),
             )
-            self._dependencies.notifier.announce(self._context, told)
+            self._dependencies.notifier.announce(self._context, notification)
 
     async def _fetch_all(self, host: str) -> Results:
         """Let a host fetch the images; return what became of each."""
@@ -137,7 +137,7 @@ class _Request:
     async def _fetch(self, host: str, image: ImageMeta) -> CacheStatus:
         """Let a host fetch an image."""
         client, compute = self._dependencies.image_client, self._dependencies.compute
-        clock, longest = self._dependencies.engine.clock, self._dependencies.action_timeout
+        clock, longest = self._dependencies.engine.clock, self._dependencies.operation_timeout
         until = clock.monotonic() + longest
         while clock.monotonic() < until:
             url = None if client is None else client.download_url(image.id)
@@ -152,8 +152,8 @@ class _Request:
         return found is not None and services.is_up(found, engine.now(), self._dependencies.service_down_time)
 
     def _announce(self, phase: str) -> None:
-        told = partial(resources.aggregate_of, "cache_images", phase, self._aggregate, self._hosts)
-        self._dependencies.notifier.announce(self._context, told)
+        notification = partial(resources.aggregate_of, "cache_images", phase, self._aggregate, self._hosts)
+        self._dependencies.notifier.announce(self._context, notification)
 
 
 def _with_hosts(conn: sa.Connection, number: int) -> tuple[AggregateRow, list[str]]:

@@ -22,9 +22,10 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import DiscardImage
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.operations.evacuate import Evacuate
-from micronova.conductor.operations.host_kind import Continue, HostKind, apply_progress, apply_report, reported_error
+from micronova.conductor.operations.host_kind import apply_progress, apply_report, reported_error
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.move import MOVE_KINDS, Move
+from micronova.conductor.operations.operation_kind import Continue, OperationKind
 from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.rebuild import Rebuild
 from micronova.conductor.operations.rescue import Rescue
@@ -106,7 +107,7 @@ class ConductorManager:
         self._servers: list[Server] = []
         self._loops: list[asyncio.Task[None]] = []
         scheduler = SchedulerAPI(bus)
-        kinds: tuple[HostKind, ...] = (
+        kinds: tuple[OperationKind, ...] = (
             Build(dependencies, scheduler, max_attempts),
             Rebuild(dependencies, scheduler),
             Delete(dependencies),

@@ -49,11 +49,10 @@ def accept_own(
     kind: str,
     payload: Payload | None,
     endless: bool = False,
-    instance_action: str | None = None,
 ) -> list[str]:
     """Record an operation on a server, whose row is locked; return the operations to start: it, and those it ends.
 
-    With `endless` it has no deadline. `instance_action` is as in `accept_action`.
+    With `endless` it has no deadline.
     """
     now = dependencies.engine.now()
     operation, request = own_ids(namespace, row["uuid"], row["epoch"] + 1)
@@ -66,8 +65,7 @@ def accept_own(
         context=Context(request_id=request),
         payload=payload,
         now=now,
-        deadline=operation_rows.NO_DEADLINE if endless else now + micros(dependencies.action_timeout),
-        instance_action=instance_action,
+        deadline=operation_rows.NO_DEADLINE if endless else now + micros(dependencies.operation_timeout),
     )
     return [operation, *to_end]
 

@@ -70,12 +70,12 @@ def compare(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> 
     most power states are those that the instances have.
     """
     # By host too: a host that names the guest of another one must not hide what that one says.
-    told = {(host, change.instance_uuid): change for host, change in changes}
+    reported = {(host, change.instance_uuid): change for host, change in changes}
     found = Compared({}, {})
-    if not told:
+    if not reported:
         return found
-    for row in instances.states_of(conn, {uuid for _, uuid in told}):
-        change = None if row.host is None else told.get((row.host, row.uuid))
+    for row in instances.states_of(conn, {uuid for _, uuid in reported}):
+        change = None if row.host is None else reported.get((row.host, row.uuid))
         if change is None or row.host is None or not _differs(change, row.epoch, row.power_state):
             continue
         if _is_free(row.task_state):

@@ -10,16 +10,18 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import own_ids, owners_could_act
+from micronova.conductor.own_requests import accept_own, owners_could_act
 from micronova.db import instances, server_migrations, services
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
-from micronova.objects.context import Context
+from micronova.objects.instance import InstanceChanges
+from micronova.objects.operations import ResizedPayload
 
 log = logging.getLogger(__name__)
 
+CONFIRM = "confirm_resize"
 NAMESPACE = UUID("2f9c5a0e-7f0d-4d0b-9f0c-1f4b5f3c9a11")
-"""Of the ids of these operations and requests, which follow from the migration and the instance's epoch."""
+"""Of the ids of these operations and requests, which follow from the instance and its epoch."""
 LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter window they are as far apart as that."""
 TOGETHER = 1000
@@ -39,22 +41,17 @@ async def confirm_overdue(dependencies: ConductorDependencies, window: float) ->
 
 
 def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> None:
-    now = dependencies.engine.now()
     row, known = instances.lock(conn, instance), server_migrations.get(conn, migration)
     if row is None or known is None or known["status"] != migration_states.FINISHED:
         return
     if (row["vm_state"], row["task_state"]) != (states.RESIZED, None):
         return
+    now = dependencies.engine.now()
     if row["host"] is None or not services.host_is_up(conn, row["host"], now, dependencies.service_down_time):
         return
-    operation, request = own_ids(NAMESPACE, migration, row["epoch"])
-    server_migrations.accept_confirm(
-        conn,
-        Context(request_id=request),
-        row,
-        known,
-        id=operation,
-        now=now,
-        deadline=now + micros(dependencies.action_timeout),
-    )
+    changes: InstanceChanges = {"task_state": states.ACTIONS[CONFIRM].task_state}
+    payload = ResizedPayload(migration=migration)
+    # A sweep starts the operation.
+    accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind=CONFIRM, payload=payload)
+    server_migrations.update(conn, migration, now, {"status": migration_states.CONFIRMING})
     log.info("the resize of server %s is confirmed: its owner has not done it in time", instance)

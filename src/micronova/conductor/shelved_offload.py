@@ -33,7 +33,7 @@ async def offload_overdue(dependencies: ConductorDependencies, after: float) -> 
         rows = await engine.database.read(instances.get_many, found)
         leaving = [id for id, row in sorted(rows.items()) if await _may_leave(images, row)]
         begun = await begin_on(engine, leaving, _begin, dependencies, before)
-        log.info("servers that leave their hosts, shelved for more than %g s: %d", after, len(begun))
+        log.info("%d servers that have been shelved for more than %g s are offloaded", len(begun), after)
         last = found[-1]  # the operations of these may have failed by now
 
 
@@ -61,5 +61,4 @@ def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, be
         namespace=NAMESPACE,
         kind="shelve_offload",
         payload=Payload(),
-        instance_action="shelveOffload",
     )

@@ -84,6 +84,13 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     policy_file: Annotated[
         str | None, Meta(description="Path of a policy.yaml with the rules that differ from the defaults.")
     ] = None
+    required_extensions: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Aliases of API extensions without which the API does not start. Other extensions that cannot "
+            "be used are skipped. Name those that refuse requests, such as to delete protected servers."
+        ),
+    ] = ()
     fault_injection: Annotated[
         bool, Meta(description="Whether admins may change the fault rules of the fake driver by the API, for tests.")
     ] = False

@@ -123,7 +123,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_concurrent_builds: Annotated[
         int,
         Meta(
-            ge=0, description="Builds that run at the same time on one host; 0: no limit. Lower it if the disk is slow."
+            ge=0,
+            description="Builds that run at the same time on one host, one fewer of one project; 0: no limit. "
+            "Lower it if the disk is slow.",
         ),
     ] = 10
     max_concurrent_snapshots: Annotated[
@@ -226,8 +228,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         float,
         Meta(
             gt=0,
-            description="Seconds after which an operation that has not ended fails. "
-            "A build then puts its server in ERROR; most actions leave its state as it was.",
+            description="Seconds after which an operation on a server (a build, a move or another action) that has not "
+            "ended fails; in Nova it limits builds only. A build then puts its server in ERROR; most actions leave "
+            "its state as it was. Deletes, and what is being undone, have no such limit.",
         ),
     ] = 3600.0
     reclaim_instance_interval: Annotated[

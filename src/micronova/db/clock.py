@@ -68,9 +68,9 @@ class DatabaseClock:
     async def measure(self) -> None:
         """Measure once; the result counts if it is more exact than the last one, or shows that it is wrong."""
         begin = self._inner.monotonic()
-        told = await self._database.read(self._read_now)
+        now = await self._database.read(self._read_now)
         end = self._inner.monotonic()
-        offset, bound = told - (begin + end) / 2, (end - begin) / 2
+        offset, bound = now - (begin + end) / 2, (end - begin) / 2
         change = abs(offset - self._offset)
         if bound > self._bound and change <= bound + self._bound:
             return

@@ -92,13 +92,18 @@ _FAILED = (
 
 
 def _record_finished(insert: Any, dialect: str) -> tuple[sa.Executable, sa.Executable]:
-    told = pairs("requests", dialect)
+    requests = pairs("requests", dialect)
     now = sa.bindparam("now", type_=sa.BigInteger)
 
     def each(table: sa.Table, values: dict[str, Any]) -> sa.Executable:
-        shared = {"request_id": told.c.value, "instance_uuid": instances.c.uuid, "start_time": now, "finish_time": now}
+        shared = {
+            "request_id": requests.c.value,
+            "instance_uuid": instances.c.uuid,
+            "start_time": now,
+            "finish_time": now,
+        }
         named = shared | values
-        found = sa.select(*named.values()).where(instances.c.uuid == told.c.key)
+        found = sa.select(*named.values()).where(instances.c.uuid == requests.c.key)
         inserted: sa.Executable = insert(table).from_select(list(named), found).on_conflict_do_nothing()
         return inserted
 
@@ -221,10 +226,10 @@ def record_finished(
 
     `requests` are the ids of the requests by server. The event's sequence number is the server's epoch.
     """
-    told = {"requests": as_pairs(requests), "now": now}
+    parameters = {"requests": as_pairs(requests), "now": now}
     actions, events = _RECORD_FINISHED[conn.dialect.name]
-    conn.execute(actions, {**told, "action": action, "message": "Error" if result == "Error" else None})
-    conn.execute(events, {**told, "event": event, "result": result, "details": details})
+    conn.execute(actions, {**parameters, "action": action, "message": "Error" if result == "Error" else None})
+    conn.execute(events, {**parameters, "event": event, "result": result, "details": details})
 
 
 def finish(conn: sa.Connection, instance_uuid: str, request_id: str, now: int, message: str | None = None) -> None:

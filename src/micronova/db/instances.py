@@ -254,10 +254,16 @@ def request_of(row: SpecRow) -> RequestSpec:
     return msgspec.msgpack.decode(row["spec"], type=RequestSpec)
 
 
+def request_spec(conn: sa.Connection, uuid: str) -> RequestSpec | None:
+    """Return the request spec of an instance, if there is one."""
+    row = specs(conn, [uuid]).get(uuid)
+    return None if row is None else request_of(row)
+
+
 def _change_spec(conn: sa.Connection, uuid: str, **fields: Any) -> None:
     """Change fields of an instance's request spec, if there is one."""
-    if (row := specs(conn, [uuid]).get(uuid)) is not None:
-        spec = msgspec.structs.replace(request_of(row), **fields)
+    if (known := request_spec(conn, uuid)) is not None:
+        spec = msgspec.structs.replace(known, **fields)
         conn.execute(_UPDATE_SPEC, {"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
 
 

@@ -54,27 +54,27 @@ def one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bo
 
 def pairs(parameter: str, dialect: str) -> sa.TableValuedAlias:
     """Return the pairs of a mapping as a table with the columns `key` and `value`; the parameter is `as_pairs(…)`."""
-    told = sa.bindparam(parameter, type_=sa.Text())
+    value = sa.bindparam(parameter, type_=sa.Text())
     if dialect == "sqlite":
-        return sa.func.json_each(told).table_valued("key", "value")
-    return sa.func.jsonb_each_text(sa.cast(told, postgresql.JSONB)).table_valued("key", "value")
+        return sa.func.json_each(value).table_valued("key", "value")
+    return sa.func.jsonb_each_text(sa.cast(value, postgresql.JSONB)).table_valued("key", "value")
 
 
 def triples(parameter: str, dialect: str) -> sa.Select[str, str, int]:
     """Return triples of two strings and a number as a query; the parameter is `as_triples(…)`."""
-    told = sa.bindparam(parameter, type_=sa.Text())
+    value = sa.bindparam(parameter, type_=sa.Text())
     if dialect == "sqlite":
-        each: Any = sa.func.json_each(told).table_valued("value").c.value
+        each: Any = sa.func.json_each(value).table_valued("value").c.value
         parts = [sa.func.json_extract(each, f"$[{number}]") for number in range(3)]
     else:
-        each = sa.func.jsonb_array_elements(sa.cast(told, postgresql.JSONB)).column_valued()
+        each = sa.func.jsonb_array_elements(sa.cast(value, postgresql.JSONB)).column_valued()
         parts = [each.op("->>")(sa.literal_column(str(number))) for number in range(3)]
     return sa.select(parts[0], parts[1], sa.cast(parts[2], sa.Integer))
 
 
-def as_triples(told: Iterable[tuple[str, str, int]]) -> str:
+def as_triples(values: Iterable[tuple[str, str, int]]) -> str:
     """Return triples as the parameter of `triples`."""
-    return json.dumps(list(told))
+    return json.dumps(list(values))
 
 
 def as_pairs(mapping: Mapping[str, str | int]) -> str:

@@ -16,7 +16,15 @@ from micronova.db.tables import instances, operations
 from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import IMAGE_KINDS, NEVER_CANCELLED, VERSIONS, OperationRow, Result, Step
+from micronova.objects.operations import (
+    IMAGE_KINDS,
+    NEVER_CANCELLED,
+    VERSIONS,
+    OperationRow,
+    Result,
+    Step,
+    instance_action,
+)
 
 _HOST = "host:"
 NO_DEADLINE = 253_402_300_799_000_000
@@ -138,9 +146,11 @@ _STEP = (
 _STEP_WITHOUT_DEADLINE = _STEP.values(deadline=NO_DEADLINE)
 _RELEASE_LEASES = operations.update().where(in_order(operations.c.id, _OPEN, _OWN), _OPEN, _OWN).values(lease_until=0)
 _NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_HOST + "%"))
+# One that nobody has leased does not wait for another: it is free, or deferred until its image is created.
+_WAITS = sa.and_(_OPEN, _NO_HOST, operations.c.leases > 0)
 _WAKE = (
     operations.update()
-    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NO_HOST), _OPEN, _NO_HOST)
+    .where(in_order(operations.c.id, _OF_INSTANCE, _WAITS), _WAITS)
     .values(lease_until=0)
     .returning(operations.c.id)
 )
@@ -328,7 +338,6 @@ def accept_action(
     payload: msgspec.Struct | None,
     now: int,
     deadline: int,
-    instance_action: str | None = None,
     deferred_until: int = 0,
     step: Step = "new",
     secrets: bytes | None = None,
@@ -336,13 +345,12 @@ def accept_action(
     """Record an action on an instance, whose row is locked: the changes at the next epoch, the instance action, and the
     operation with this id; earlier operations are cancelled. Return those that a conductor has to end.
 
-    The instance action has the name of the kind, unless `instance_action` names it. No conductor takes the operation
-    before `deferred_until`, or until `start_deferred` is called.
+    No conductor takes the operation before `deferred_until`, or until `start_deferred` is called.
     """
     uuid, epoch = row["uuid"], row["epoch"] + 1
     update_instance(conn, uuid, now, {**changes, "epoch": epoch})
     to_end = cancel_open(conn, uuid, now)
-    name = instance_action or kind
+    name = instance_action(kind)
     instance_actions.start(conn, uuid, context.request_id, name, context.user_id, context.project_id, now)
     operation = new_row(
         id=id,

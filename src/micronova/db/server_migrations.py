@@ -14,17 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db import allocations, departures, keyset, quotas
-from micronova.db import operations as operation_rows
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, migrations
-from micronova.objects import migration_states, states
-from micronova.objects.context import Context
+from micronova.objects import migration_states
 from micronova.objects.instance import InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
-from micronova.objects.operations import ResizedPayload
-
-CONFIRM = "confirm_resize"
-"""The kind of the operation."""
 
 _m = migrations.c
 _GET = sa.select(migrations).where(_m.uuid == bindparam("uuid"))
@@ -100,8 +94,8 @@ def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) 
 def complete_evacuations(conn: sa.Connection, removed: Sequence[tuple[str, str]], now: int) -> None:
     """Complete the evacuations of instances from hosts (host, instance) that are back and have removed the guests."""
     if removed:
-        told = as_triples([(host, uuid, 0) for host, uuid in removed])
-        conn.execute(_COMPLETE[conn.dialect.name], {"removed": told, "now": now})
+        places = as_triples([(host, uuid, 0) for host, uuid in removed])
+        conn.execute(_COMPLETE[conn.dialect.name], {"removed": places, "now": now})
 
 
 def address_of(conn: sa.Connection, node_uuid: str) -> str | None:
@@ -182,32 +176,6 @@ def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: Migrat
     update(conn, migration["uuid"], now, {"status": status})
     allocations.release(conn, migration["uuid"], now=now, group_uuid=row["server_group_id"])
     quotas.release(conn, row["project_id"], quota_held(migration["new_flavor"], migration), row["user_id"])
-
-
-def accept_confirm(
-    conn: sa.Connection,
-    context: Context,
-    row: InstanceRow,
-    migration: MigrationRow,
-    *,
-    id: str,
-    now: int,
-    deadline: int,
-) -> None:
-    """Record the confirmation of a resize of a server, whose row is locked, with the operation of this id."""
-    operation_rows.accept_action(
-        conn,
-        row,
-        {"task_state": states.ACTIONS[CONFIRM].task_state},
-        id=id,
-        kind=CONFIRM,
-        context=context,
-        payload=ResizedPayload(migration=migration["uuid"]),
-        now=now,
-        deadline=deadline,
-        instance_action="confirmResize",
-    )
-    update(conn, migration["uuid"], now, {"status": migration_states.CONFIRMING})
 
 
 def abandon(

@@ -69,20 +69,20 @@ _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
 _NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
 
 
-def _seen_in_order(told: sa.TableValuedAlias) -> sa.Update:
-    """Return the statement that records heartbeats, unless newer ones are recorded; `told` has the number by host."""
-    number = sa.cast(told.c.value, sa.BigInteger)
-    return _SEEN.where(_s.host == told.c.key, _s.heartbeat_number <= number).values(heartbeat_number=number)
+def _seen_in_order(numbers: sa.TableValuedAlias) -> sa.Update:
+    """Return the statement that records heartbeats, unless newer ones are recorded; `numbers` are by host."""
+    number = sa.cast(numbers.c.value, sa.BigInteger)
+    return _SEEN.where(_s.host == numbers.c.key, _s.heartbeat_number <= number).values(heartbeat_number=number)
 
 
-def _newer(told: sa.TableValuedAlias) -> sa.Select[Any]:
-    """Return the statement that reads heartbeats that are newer than those told."""
-    newer = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS, _s.host == told.c.key)
-    return newer.where(_s.heartbeat_number > sa.cast(told.c.value, sa.BigInteger))
+def _newer(numbers: sa.TableValuedAlias) -> sa.Select[Any]:
+    """Return the statement that reads heartbeats that are newer than these."""
+    newer = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS, _s.host == numbers.c.key)
+    return newer.where(_s.heartbeat_number > sa.cast(numbers.c.value, sa.BigInteger))
 
 
-_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("told", dialect)) for dialect in DIALECTS}
-_NEWER = {dialect: _newer(pairs("told", dialect)) for dialect in DIALECTS}
+_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("numbers", dialect)) for dialect in DIALECTS}
+_NEWER = {dialect: _newer(pairs("numbers", dialect)) for dialect in DIALECTS}
 STATE_OF_HOST = (
     _s.disabled.label("service_disabled"),
     _s.forced_down.label("service_forced_down"),
@@ -111,7 +111,7 @@ def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
 
 def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[str, int]:
     """Return the numbers of recorded heartbeats of compute hosts that are newer than these, by host."""
-    values = {"b_binary": COMPUTE, "b_hosts": sorted(numbers), "told": as_pairs(numbers)}
+    values = {"b_binary": COMPUTE, "b_hosts": sorted(numbers), "numbers": as_pairs(numbers)}
     return {row.host: row.heartbeat_number for row in conn.execute(_NEWER[conn.dialect.name], values)}
 
 
@@ -121,7 +121,7 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
     The heartbeat that was applied last may be applied again: a message may be delivered twice. Return the new hosts.
     """
     of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
-    values = {**of_hosts, "now": now, "b_version": version, "told": as_pairs(numbers)}
+    values = {**of_hosts, "now": now, "b_version": version, "numbers": as_pairs(numbers)}
     if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
         return set()
     known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}

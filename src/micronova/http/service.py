@@ -63,6 +63,7 @@ class Route:
     about_own_token: bool = False  # open to a token with access rules, if X-Subject-Token is that token
     for_hosts: bool = False  # a compute host's ticket may replace the token; the handler calls `authorize_host`
     name: str = ""  # a stable name for metrics and documents; "" = method and path
+    same_as: str = ""  # the label of the route that this is under an old path: what changes that one changes this one
     # The answer's body, for the OpenAPI document (api/openapi.py says how it is written); None: there is none.
     answer: Any = field(default=None, compare=False)
     also: Mapping[int, Any] = field(default_factory=dict, compare=False)  # further statuses of success, with bodies

@@ -54,7 +54,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     trust_user_domain_id: str | None = None
     impersonation: bool = False  # the token is the trustor's, and the trustee uses it
     access_rules: AccessRules | None = None  # of the application credential; None: it has none, and may do everything
-    trust_agents: tuple[tuple[str, str], ...] = ()  # of a trust made from others: their parties, and their domains
+    trust_agents: tuple[tuple[str, str], ...] = ()  # of a redelegated trust: parties of the others, and their domains
 
 
 class TokenKey(msgspec.Struct, frozen=True):

@@ -7,12 +7,12 @@ seen, so a message that is sent again after a lost connection is processed once.
 
 from random import Random
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import msgspec
 
 from micronova.notifications import times
 from micronova.objects.context import Context
+from micronova.objects.ids import new_uuid
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -48,7 +48,7 @@ def _enclose(
 ) -> bytes:
     stamp = times.stamp(now)
     message = {
-        "message_id": str(UUID(int=random.getrandbits(128), version=4)),
+        "message_id": new_uuid(random),
         "publisher_id": publisher,
         "event_type": event,
         "priority": priority,

@@ -1,5 +1,6 @@
 """The network interfaces of servers: requested, planned, and bound."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -70,3 +71,8 @@ class VIF(msgspec.Struct, frozen=True, kw_only=True):
     preserve_on_delete: bool = False  # the user's own port: it is unbound, not deleted, with the server
     details: dict[str, Any] = {}
     subnets: tuple[dict[str, Any], ...] = ()
+
+
+def unplugged(vifs: Iterable[VIF]) -> list[str]:
+    """Return the ports of interfaces that the network service has not plugged yet."""
+    return [vif.port_id for vif in vifs if vif.status != "ACTIVE"]

@@ -48,6 +48,20 @@ VERSIONS: Final[Mapping[str, int]] = {
 payload or the meaning of a step changes."""
 
 
+INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
+    "build": "create",
+    "soft_delete": "delete",
+    "change_password": "changePassword",
+    "create_image": "createImage",
+    "create_backup": "createBackup",
+    "confirm_resize": "confirmResize",
+    "revert_resize": "revertResize",
+    "live_migrate": "live-migration",
+    "shelve_offload": "shelveOffload",
+    "unshelve_offloaded": "unshelve",
+}
+"""The names of the instance actions of kinds, which are Nova's, where they are not the kinds: `instance_action`."""
+
 IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
@@ -56,6 +70,12 @@ NEVER_CANCELLED: Final = ("bind_ports", "discard_image")
 
 IMAGE_CREATION_TIME: Final = 60.0
 """Seconds in which the API creates the image of an operation that it has recorded; later no such image appears."""
+
+
+def instance_action(kind: str) -> str:
+    """Return the name of the instance action of a kind."""
+    return INSTANCE_ACTIONS.get(kind, kind)
+
 
 Step = Literal[
     "new", "schedule", "dispatched", "rotate", "cleanup", "done",
@@ -208,6 +228,12 @@ class ChosenPayload(RequestedPayload, kw_only=True):
 
 class MigrationPayload(ChosenPayload, kw_only=True):
     """The payload of a kind that moves a server to a host that the scheduler chooses."""
+
+    migration: str  # its uuid
+
+
+class MigrationReference(msgspec.Struct):
+    """What the payloads of all kinds have that move a server, or end a move."""
 
     migration: str  # its uuid
 

@@ -267,7 +267,7 @@ class GuestsToStart(msgspec.Struct, frozen=True, kw_only=True):
     instance_uuids: tuple[str, ...]
 
 
-class BootVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class BootResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a host found out about a guest that was started: that it does not boot, or that it does after all."""
 
     instance_uuid: Name
@@ -303,7 +303,7 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     power_changes: Annotated[tuple[PowerChange, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     stopping: bool = False  # the last heartbeat: the host releases its leases
     # Guests that do not boot, or do after all; a normal boot is not reported.
-    boots: Annotated[tuple[BootVerdict, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
+    boots: Annotated[tuple[BootResult, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     metrics: HostMetrics | None = None  # if monitors are enabled and have measured since the last heartbeat
 
 
@@ -324,7 +324,8 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     drop: tuple[str, ...] = ()  # operations that are no longer this host's: it stops and undoes them
     departures: tuple[Departure, ...] = ()  # guests to remove
     resend_nodes: bool = False  # the database has no nodes of this host
-    repeat_verdicts: tuple[str, ...] = ()  # instances whose verdict came during an operation: report it again
+    # Instances whose boot result came during an operation: report it again. Messages have the name of earlier releases.
+    repeat_boots: tuple[str, ...] = msgspec.field(name="repeat_verdicts", default=())
     repeat_power: tuple[str, ...] = ()  # instances whose power change came during an operation: report it again
 
 

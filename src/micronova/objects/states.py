@@ -180,12 +180,16 @@ ACTIONS = {
             then=(IMAGE_SNAPSHOT, *_UPLOAD),
         ),
         Action("create_backup", _COPYABLE, IMAGE_BACKUP, None, None, capability="snapshot", then=_UPLOAD),
-        Action("resize", _MOVABLE, RESIZE_PREP, RESIZED, None, capability="resize"),
-        Action("migrate", _MOVABLE, RESIZE_PREP, RESIZED, None, capability="migrate"),
-        Action("live_migrate", frozenset({ACTIVE, PAUSED}), MIGRATING, None, None, capability="live_migrate"),
-        # What an operation wants of a host that is lost does not happen.
+        # Where a move leads decides what its hosts must be able to do (`servers/moves.py`). One that cannot be undone
+        # leaves the server in ERROR (`conductor/operations/move_outcomes.py`).
+        Action("resize", _MOVABLE, RESIZE_PREP, RESIZED, None),
+        Action("migrate", _MOVABLE, RESIZE_PREP, RESIZED, None),
+        Action("live_migrate", frozenset({ACTIVE, PAUSED}), MIGRATING, None, None),
+        # What an operation wants of a host that is lost does not happen. It ends in STOPPED if the server must be off
+        # (`conductor/operations/evacuate.py`).
         Action("evacuate", frozenset({ACTIVE, STOPPED, ERROR}), REBUILDING, ACTIVE, ERROR, interrupts_all=True),
-        # With `shelved_offload_time` 0 it goes on as `shelve_offload` does.
+        # With `shelved_offload_time` 0 it goes on as `shelve_offload` does. If it fails after it has switched the guest
+        # off, the server is STOPPED (`conductor/operations/create_image.py`).
         Action(
             "shelve",
             _COPYABLE,
@@ -196,6 +200,8 @@ ACTIONS = {
             then=(SHELVING_IMAGE_PENDING_UPLOAD, SHELVING_IMAGE_UPLOADING),
         ),
         Action("shelve_offload", frozenset({SHELVED}), SHELVING_OFFLOADING, SHELVED_OFFLOADED, None),
+        # If the image of a server that has left its host is gone, it fails in ERROR
+        # (`conductor/operations/unshelve_offloaded.py`).
         Action("unshelve", frozenset({SHELVED, SHELVED_OFFLOADED}), UNSHELVING, ACTIVE, None),
         # They end in ACTIVE or STOPPED, as the server was before it was resized (`after_resize`).
         Action("confirm_resize", frozenset({RESIZED}), RESIZE_CONFIRMING, ACTIVE, ERROR),

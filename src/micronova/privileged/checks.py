@@ -126,19 +126,19 @@ def _distinct(names: Iterable[str]) -> None:
 
 
 def _firewall(verb: v.LoadFirewall) -> None:
-    _distinct([*(port.tap for port in verb.guarded), *(each.device for each in verb.plain)])
-    if len(verb.guarded) + len(verb.plain) > v.MAX_TAPS:
+    _distinct([*(port.tap for port in verb.filtered), *(each.device for each in verb.unfiltered)])
+    if len(verb.filtered) + len(verb.unfiltered) > v.MAX_TAPS:
         raise Refused(f"A firewall has at most {v.MAX_TAPS} ports.")
     _distinct(group.id for group in verb.groups)
     known = {group.id for group in verb.groups}
     for group in verb.groups:
         for member in group.addresses:
             network(member)
-    for port in verb.guarded:
+    for port in verb.filtered:
         check_port(port, known)
 
 
-def check_port(port: v.Guarded, groups: Container[str]) -> None:
+def check_port(port: v.FilteredPort, groups: Container[str]) -> None:
     """Raise Refused unless the addresses and rules of a port are well-formed; `groups` are the known remote ones."""
     for pair in port.pairs:
         _unicast(pair.mac)

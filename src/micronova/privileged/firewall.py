@@ -19,12 +19,12 @@ The search and the rule set before and after it have to end before the client st
 
 
 class _Refused(NamedTuple):
-    port: v.Guarded
+    port: v.FilteredPort
     groups: tuple[v.Group, ...]  # that its rules name
     reason: str
 
 
-class Firewall:
+class FirewallLoader:
     """Loads the rule set of a cloud, and remembers the ports whose rules nft refuses.
 
     Otherwise each change of another port would cause the same search, which takes several times as long as to load
@@ -56,7 +56,7 @@ class Firewall:
         """Forget the ports whose rules are other ones now."""
         self._refused = {
             port.tap: known
-            for port in verb.guarded
+            for port in verb.filtered
             if (known := self._refused.get(port.tap)) is not None
             and (known.port, known.groups) == (port, _groups_of(verb, [port]))
         }
@@ -66,7 +66,7 @@ class Firewall:
         known = len(self._refused)
         deadline = time.monotonic() + SEARCH_SECONDS
 
-        def search(ports: Sequence[v.Guarded], *, refused: bool) -> bool:
+        def search(ports: Sequence[v.FilteredPort], *, refused: bool) -> bool:
             """Search a part of the ports, of which the rules are `refused` together or may be."""
             found = len(self._refused) - known
             if found and time.monotonic() > deadline:
@@ -89,14 +89,14 @@ class Firewall:
         with fresh_namespace():
             if (reason := _reason(verb, ())) is not None:
                 raise Failed(reason)  # it is not a port's fault
-            suspects = [port for port in verb.guarded if port.tap not in self._refused]
+            suspects = [port for port in verb.filtered if port.tap not in self._refused]
             return bool(suspects) and search(suspects, refused=True)
 
 
-def _reason(verb: v.LoadFirewall, ports: Sequence[v.Guarded]) -> str | None:
+def _reason(verb: v.LoadFirewall, ports: Sequence[v.FilteredPort]) -> str | None:
     """Return why nft refuses a firewall with only these ports; None if it accepts it."""
     try:
-        alone = msgspec.structs.replace(verb, guarded=tuple(ports), groups=_groups_of(verb, ports))
+        alone = msgspec.structs.replace(verb, filtered=tuple(ports), groups=_groups_of(verb, ports))
         run(["nft", "--check", "-f", "-"], rulesets.firewall(alone))
         return None
     except TimedOut:
@@ -105,7 +105,7 @@ def _reason(verb: v.LoadFirewall, ports: Sequence[v.Guarded]) -> str | None:
         return str(error)
 
 
-def _groups_of(verb: v.LoadFirewall, ports: Collection[v.Guarded]) -> tuple[v.Group, ...]:
+def _groups_of(verb: v.LoadFirewall, ports: Collection[v.FilteredPort]) -> tuple[v.Group, ...]:
     named = {rule.remote_group for port in ports for rule in port.rules}
     return tuple(group for group in verb.groups if group.id in named)
 
@@ -114,5 +114,7 @@ def _without(verb: v.LoadFirewall, closed: Collection[str]) -> v.LoadFirewall:
     """Return a firewall in which some ports are closed."""
     if not closed:
         return verb
-    guarded = tuple(v.Guarded(tap=port.tap, zone=port.zone) if port.tap in closed else port for port in verb.guarded)
-    return msgspec.structs.replace(verb, guarded=guarded, groups=_groups_of(verb, guarded))
+    filtered = tuple(
+        v.FilteredPort(tap=port.tap, zone=port.zone) if port.tap in closed else port for port in verb.filtered
+    )
+    return msgspec.structs.replace(verb, filtered=filtered, groups=_groups_of(verb, filtered))

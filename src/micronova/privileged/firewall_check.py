@@ -58,9 +58,9 @@ def _rules() -> v.LoadFirewall:
         v.FilterRule(ingress=True, version=version, protocol=_UDP, low=_OPEN, high=_OPEN) for version in _ADDRESSES
     )
     return v.LoadFirewall(
-        guarded=(
-            v.Guarded(tap=_TAPS[0], zone=1, pairs=pairs[0], rules=sends),
-            v.Guarded(tap=_TAPS[1], zone=1, pairs=pairs[1], rules=receives),
+        filtered=(
+            v.FilteredPort(tap=_TAPS[0], zone=1, pairs=pairs[0], rules=sends),
+            v.FilteredPort(tap=_TAPS[1], zone=1, pairs=pairs[1], rules=receives),
         )
     )
 

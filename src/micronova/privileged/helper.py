@@ -49,7 +49,7 @@ class Helper:
         self.directory = directory
         self._guests = guests
         self._lock = threading.Lock()
-        rules = firewall.Firewall(prefix)
+        rules = firewall.FirewallLoader(prefix)
         self._verbs: dict[type[v.Verb], Callable[[Any], Answer | None]] = {
             v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb, prefix),
             v.DeleteNamespace: self._delete_namespace,

@@ -32,12 +32,12 @@ _PASSED = 0xFFFFFFFF  # the mark of packets that the rules of both ports allow
 def firewall(verb: v.LoadFirewall) -> str:
     """Return the rule set of the namespace with the bridges."""
     groups = {group.id: number for number, group in enumerate(verb.groups, 1)}
-    ports = list(enumerate(verb.guarded, 1))
-    zones = {port.tap: port.zone for port in verb.guarded} | {each.device: each.zone for each in verb.plain}
+    ports = list(enumerate(verb.filtered, 1))
+    zones = {port.tap: port.zone for port in verb.filtered} | {each.device: each.zone for each in verb.unfiltered}
     taps = [device for device in zones if device.startswith("tap")]
     marks = numbers_of(taps, v.MAX_TAPS)  # of 16 bits
-    guarded = {port.tap: marks[port.tap] for port in verb.guarded}
-    marked = {port.tap: port.dscp for port in verb.guarded} | {each.device: each.dscp for each in verb.plain}
+    filtered = {port.tap: marks[port.tap] for port in verb.filtered}
+    marked = {port.tap: port.dscp for port in verb.filtered} | {each.device: each.dscp for each in verb.unfiltered}
     bridge = [
         *(line for number, port in ports for line in _sources(number, port)),
         *(line for number, port in ports for line in _antispoof(number, port)),
@@ -47,7 +47,7 @@ def firewall(verb: v.LoadFirewall) -> str:
         ),
         # br_netfilter does not show frames with a VLAN tag to the inet family, and a guest accepts those with tag 0.
         *(
-            f"chain to{mark} {{ {_FILTERED if tap in guarded else ''} meta mark set meta mark or {mark << 16:#x}; }}"
+            f"chain to{mark} {{ {_FILTERED if tap in filtered else ''} meta mark set meta mark or {mark << 16:#x}; }}"
             for tap, mark in marks.items()
         ),
         "chain pre {",
@@ -80,13 +80,13 @@ def firewall(verb: v.LoadFirewall) -> str:
         "type filter hook output priority -300; policy accept;",
         _map(
             "ct zone set oifname",
-            {f'"{each.device}"': str(each.zone) for each in verb.plain if each.device.startswith("brq")},
+            {f'"{each.device}"': str(each.zone) for each in verb.unfiltered if each.device.startswith("brq")},
         ),
         "}",
         "chain rules {",
         "type filter hook forward priority 0; policy accept;",
-        _dispatch("meta mark and 0xffff", {f"{guarded[p.tap]:#x}": f"jump out{n}" for n, p in ports}),
-        _dispatch("meta mark and 0xffff0000", {f"{guarded[p.tap] << 16:#x}": f"jump in{n}" for n, p in ports}),
+        _dispatch("meta mark and 0xffff", {f"{filtered[p.tap]:#x}": f"jump out{n}" for n, p in ports}),
+        _dispatch("meta mark and 0xffff0000", {f"{filtered[p.tap] << 16:#x}": f"jump in{n}" for n, p in ports}),
         "}",
         "chain passed {",
         "type filter hook forward priority 20; policy accept;",
@@ -275,7 +275,7 @@ def _split(pairs: Sequence[v.Pair]) -> tuple[list[v.Pair], list[v.Pair]]:
     )
 
 
-def _sources(number: int, port: v.Guarded) -> list[str]:
+def _sources(number: int, port: v.FilteredPort) -> list[str]:
     lines = []
     for name, kind, pairs in zip(("four", "six"), ("ipv4_addr", "ipv6_addr"), _split(port.pairs), strict=True):
         ranges: dict[str, list[str]] = {}
@@ -288,7 +288,7 @@ def _sources(number: int, port: v.Guarded) -> list[str]:
     return lines
 
 
-def _antispoof(number: int, port: v.Guarded) -> list[str]:
+def _antispoof(number: int, port: v.FilteredPort) -> list[str]:
     v4, v6 = _split(port.pairs)
     macs = f"{{ {', '.join(sorted({pair.mac for pair in port.pairs}))} }}"
     lines = [f"chain antispoof{number} {{"]
@@ -337,7 +337,7 @@ def _members(number: int, group: v.Group) -> list[str]:
     return lines
 
 
-def _port(number: int, port: v.Guarded, groups: dict[str, int]) -> list[str]:
+def _port(number: int, port: v.FilteredPort, groups: dict[str, int]) -> list[str]:
     lines = []
     for ingress in (False, True):
         lines += [

@@ -185,7 +185,7 @@ class FilterRule(Part, frozen=True, kw_only=True):
     remote_group: Uuid | None = None
 
 
-class Guarded(Part, frozen=True, kw_only=True):
+class FilteredPort(Part, frozen=True, kw_only=True):
     """A guest's port with port security."""
 
     tap: Tap
@@ -196,7 +196,7 @@ class Guarded(Part, frozen=True, kw_only=True):
     rules: tuple[FilterRule, ...] = ()
 
 
-class Plain(Part, frozen=True, kw_only=True):
+class UnfilteredDevice(Part, frozen=True, kw_only=True):
     """A device on a bridge without a filter; its connections are tracked in the network's zone."""
 
     device: Device
@@ -217,8 +217,8 @@ class LoadFirewall(Verb, frozen=True, kw_only=True, tag="load_firewall"):
     A port whose rules cannot be loaded is closed, and the reply names its tap.
     """
 
-    guarded: tuple[Guarded, ...] = ()
-    plain: tuple[Plain, ...] = ()
+    filtered: tuple[FilteredPort, ...] = ()
+    unfiltered: tuple[UnfilteredDevice, ...] = ()
     groups: tuple[Group, ...] = ()
     connections: Annotated[int, Meta(ge=0, le=1 << 24)] = 0  # per port; 0 is no limit
 

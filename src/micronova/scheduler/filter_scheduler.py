@@ -128,7 +128,7 @@ class FilterScheduler:
         table.now = now
         row = table.index(node_uuid)
         hosts = table.view(np.array([] if row is None else [row], np.intp))
-        mask, steps, _ = self._filter(hosts, spec, {}, [each for each in self.filters if each.judges_images])
+        mask, steps, _ = self._filter(hosts, spec, {}, [each for each in self.filters if each.compares_images])
         explanation = Explanation(hosts=len(hosts), filters=tuple(steps))
         if row is None or (mask is not None and not mask.all()):
             raise NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=0, reasons=explanation.reasons())

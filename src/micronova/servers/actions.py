@@ -18,7 +18,8 @@ from micronova.objects.context import Context, RequestContext
 from micronova.objects.errors import Conflict, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import OperationRow, PowerPayload
+from micronova.objects.operations import OperationRow, PowerPayload, instance_action
+from micronova.servers.accept import AcceptedActions
 from micronova.servers.dependencies import RequestDependencies
 
 FIRST_POLL = 0.02
@@ -36,8 +37,7 @@ class ServerActions:
         self._random = dependencies.random
         self._conductor = dependencies.conductor
         self._notifier = dependencies.notifier
-        self._secrets = dependencies.secrets
-        self._timeout = dependencies.action_timeout
+        self._accepted = AcceptedActions(dependencies)
         self._quota_defaults = dependencies.quota_defaults
         self._service_down_time = dependencies.service_down_time
         self._reclaim_interval = reclaim_interval
@@ -82,7 +82,6 @@ class ServerActions:
         check: Callable[[InstanceRow], None] | None = None,
         *,
         respects_lock: bool = True,
-        instance_action: str | None = None,
         secrets: Secrets | None = None,
         timeout: float | None = None,
     ) -> str:
@@ -102,7 +101,6 @@ class ServerActions:
             action,
             payload,
             check,
-            instance_action=instance_action,
             secrets=secrets,
             timeout=timeout,
         )
@@ -133,9 +131,8 @@ class ServerActions:
                 return ()
             if _can_be_kept(row):
                 return self._begin_soft_delete(conn, context, row)
-        operations = self._accept(
-            conn, context, row, "delete", {"task_state": states.DELETING}, None, deadline=operation_rows.NO_DEADLINE
-        )
+        changes: InstanceChanges = {"task_state": states.DELETING}
+        operations = self._accepted.record(conn, context, row, "delete", changes, None, endless=True)
         # Of two places, the order to delete goes to the server's own.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
@@ -147,10 +144,7 @@ class ServerActions:
             "deleted_at": micros(self._clock.now()),
             "progress": 0,
         }
-        deadline = operation_rows.NO_DEADLINE
-        operations = self._accept(
-            conn, context, row, "soft_delete", changes, None, deadline=deadline, instance_action="delete"
-        )
+        operations = self._accepted.record(conn, context, row, "soft_delete", changes, None, endless=True)
         operations += self._end_move(conn, context.for_bus(), row, migration_states.FAILED)
         if row["deleted_at"] is None:
             quotas.release_server(conn, row)
@@ -161,9 +155,7 @@ class ServerActions:
         action = states.ACTIONS["restore"]
         check_state("restore", action, row)
         changes: InstanceChanges = {"task_state": action.task_state, "deleted_at": None}
-        deadline = micros(self._clock.now() + self._timeout)
-        payload = PowerPayload(action="restore")
-        operations = self._accept(conn, context, row, "restore", changes, payload, deadline=deadline)
+        operations = self._accepted.record(conn, context, row, "restore", changes, PowerPayload(action="restore"))
         if row["deleted_at"] is not None:  # else it is charged
             limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
             quotas.charge_server(conn, row, limits)
@@ -179,74 +171,33 @@ class ServerActions:
         payload: msgspec.Struct,
         check: Callable[[InstanceRow], None] | None = None,
         *,
-        instance_action: str | None = None,
         operation_id: str | None = None,
         deferred_for: float = 0.0,
         secrets: Secrets | None = None,
         timeout: float | None = None,
     ) -> tuple[str, ...]:
-        """Record an action in the caller's transaction; return the operations to start, first its own.
+        """Record an action in the caller's transaction, if the server's state and its host's driver allow it.
 
-        `instance_action` is the name of the instance action, if it is not the kind. With `deferred_for`, no conductor
-        takes the operation for so many seconds, or until `start_deferred`. It fails if it has not ended after `timeout`
-        seconds.
+        `check` is as in `begin`, and `AcceptedActions.record` explains the others and what is returned.
         """
         row = instances.lock_existing(conn, id)
-        name = instance_action or kind
+        name = instance_action(kind)
         check_state(name, action, row)
         check_capability(conn, name, action, row)
         if check is not None:
             check(row)
-        now = self._clock.now()
-        return self._accept(
+        return self._accepted.record(
             conn,
             context,
             row,
             kind,
             {"task_state": action.task_state},
             payload,
-            deadline=micros(now + (timeout or self._timeout)),
-            instance_action=instance_action,
             operation_id=operation_id,
-            deferred_until=micros(now + deferred_for) if deferred_for else 0,
+            deferred_for=deferred_for,
             secrets=secrets,
+            timeout=timeout,
         )
-
-    def _accept(
-        self,
-        conn: sa.Connection,
-        context: RequestContext,
-        row: InstanceRow,
-        kind: str,
-        changes: InstanceChanges,
-        payload: msgspec.Struct | None,
-        *,
-        deadline: int,
-        instance_action: str | None = None,
-        operation_id: str | None = None,
-        deferred_until: int = 0,
-        secrets: Secrets | None = None,
-    ) -> tuple[str, ...]:
-        """Record the action on the server, whose row is locked.
-
-        Return the id of its operation, and the ids of earlier operations that a conductor has to end.
-        """
-        id = operation_id or new_uuid(self._random)
-        to_end = operation_rows.accept_action(
-            conn,
-            row,
-            changes,
-            id=id,
-            kind=kind,
-            context=context.for_bus(),
-            payload=payload,
-            now=micros(self._clock.now()),
-            deadline=deadline,
-            instance_action=instance_action,
-            deferred_until=deferred_until,
-            secrets=None if secrets is None else self._secrets.seal(secrets, id),
-        )
-        return (id, *to_end)
 
     # --- changes without an operation ------------------------------------------------------------------------
 

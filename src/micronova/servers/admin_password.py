@@ -9,11 +9,10 @@ from micronova.objects import states
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, NotSupported, OperationFailed
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import PasswordPayload
+from micronova.objects.operations import PasswordPayload, instance_action
 from micronova.servers.actions import ServerActions, check_lock, check_state
 
 KIND = "change_password"
-NAME = "changePassword"  # of the instance action
 TIMEOUT = 120.0
 """Seconds after which the operation fails: the caller waits, and a host may lack something for the moment."""
 
@@ -30,14 +29,12 @@ class AdminPasswords:
         """Set a password; return when the guest has taken it."""
         action = states.ACTIONS[KIND]
         check_lock(context, row)
-        check_state(NAME, action, row)
+        check_state(instance_action(KIND), action, row)
         await self._check_host(row)
         uuid = row["uuid"]
         secrets = Secrets(admin_password=password)
         payload = PasswordPayload(action=KIND)
-        operation = await self._actions.begin(
-            context, row, KIND, action, payload, instance_action=NAME, secrets=secrets, timeout=TIMEOUT
-        )
+        operation = await self._actions.begin(context, row, KIND, action, payload, secrets=secrets, timeout=TIMEOUT)
         late = f"The password of instance {uuid} is still being changed: look at its actions later."
         found = await self._actions.ended(operation, late)
         if found is None:

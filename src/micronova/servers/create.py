@@ -13,15 +13,11 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db import (
-    aggregates,
-    flavors,
     instance_actions,
     instances,
-    keypairs,
     nodes,
     quotas,
     server_groups,
-    services,
 )
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
@@ -34,9 +30,8 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import NetworkPlan, PlannedPorts
-from micronova.objects.operations import BuildPayload, OperationRow
+from micronova.objects.operations import BuildPayload, OperationRow, instance_action
 from micronova.objects.scheduling import GroupSpec, RequestSpec
-from micronova.objects.service_names import COMPUTE
 from micronova.plugins.hooks import Hooks
 from micronova.servers.create_rules import (
     Created,
@@ -52,6 +47,7 @@ from micronova.servers.create_rules import (
 )
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
+from micronova.servers.lookups import check_host, check_zone, flavor_for, public_key
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
 
@@ -90,7 +86,7 @@ class ServerCreator:
         self._network_client = dependencies.network_client
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
-        self._timeout = dependencies.action_timeout
+        self._timeout = dependencies.operation_timeout
         self._default_zone = dependencies.default_zone
         self._default_schedule_zone = default_schedule_zone
 
@@ -98,7 +94,7 @@ class ServerCreator:
         """Accept a request to create servers; it is durable when this returns."""
         self._hooks.pre("create_instance", context, request)
         self._unsupported.check_hints(request.hints)
-        flavor, public_key, group = await self._database.read(self._look_up, context, request)
+        flavor, key, group = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
         check_image(image, flavor, request)
@@ -134,7 +130,7 @@ class ServerCreator:
             context=context,
             request=request,
             spec=spec,
-            public_key=public_key,
+            public_key=key,
             devices=devices,
             ports=plan.ports,
             security_groups=list(plan.security_groups),
@@ -166,29 +162,16 @@ class ServerCreator:
         self, conn: sa.Connection, context: RequestContext, request: CreateRequest
     ) -> tuple[Flavor, str | None, GroupSpec | None]:
         """Return the flavor, the public key and the server group that the request names; check hosts and zone."""
-        try:
-            flavor = flavors.get(conn, request.flavor_id, None if context.is_admin else context.project_id)
-        except NotFound:
-            raise Invalid(f"Flavor {request.flavor_id} could not be found.") from None
-        if flavor.disabled:
-            raise Invalid(f"Flavor {request.flavor_id} is disabled: choose another one.")
-        public_key = None
-        if request.key_name is not None:
-            try:
-                public_key = keypairs.get(conn, context.user_id, request.key_name).public_key
-            except NotFound:
-                raise Invalid(
-                    f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours."
-                ) from None
+        flavor = flavor_for(conn, context, request.flavor_id)
+        key = None if request.key_name is None else public_key(conn, context, request.key_name)
         self._check_destination(conn, request)
-        return flavor, public_key, self._server_group(conn, context, request)
+        return flavor, key, self._server_group(conn, context, request)
 
     def _check_destination(self, conn: sa.Connection, request: CreateRequest) -> None:
         """Refuse hosts, nodes and availability zones that do not exist."""
-        hosts = {request.force_host, request.requested_host} - {None}
+        hosts = {host for host in (request.force_host, request.requested_host) if host is not None}
         for host in hosts:
-            if not services.list_(conn, binary=COMPUTE, host=host):
-                raise Invalid(f"Compute host {host} could not be found.")
+            check_host(conn, host)
         for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
             found = nodes.hosts_of_name(conn, node)
             if not found or not hosts <= found:
@@ -196,8 +179,7 @@ class ServerCreator:
         wanted = request.availability_zone
         if wanted is None or request.force_host is not None or request.force_node is not None:
             return
-        if not aggregates.zone_is_in_service(conn, wanted, self._default_zone):
-            raise Invalid(f"The requested availability zone {wanted!r} is not available.")
+        check_zone(conn, wanted, self._default_zone)
 
     def _server_group(self, conn: sa.Connection, context: RequestContext, request: CreateRequest) -> GroupSpec | None:
         named = request.hints.get("group")
@@ -283,7 +265,8 @@ class ServerCreator:
             [{"instance_uuid": id, "spec": msgspec.msgpack.encode(spec), "networks": ports} for id in uuids],
             [self._device_row(id, device) for id in uuids for device in accepted.devices],
         )
-        instance_actions.start(conn, uuids, context.request_id, "create", context.user_id, context.project_id, now)
+        action = instance_action("build")
+        instance_actions.start(conn, uuids, context.request_id, action, context.user_id, context.project_id, now)
         operations = [self._operation(accepted, id, now) for id in uuids]
         operation_rows.insert(conn, operations)
         return uuids, [row["id"] for row in operations]

@@ -30,6 +30,6 @@ class RequestDependencies:
     unsupported: Unsupported
     signatures: ImageSignatures
     quota_defaults: Mapping[str, int]
-    action_timeout: float  # seconds after which an operation that has not ended fails
+    operation_timeout: float  # seconds after which an operation that has not ended fails
     service_down_time: float
     default_zone: str

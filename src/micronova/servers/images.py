@@ -21,7 +21,7 @@ from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotSuppo
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import BACKUP, CANNOT_UPLOAD, SNAPSHOT
 from micronova.objects.instance import InstanceRow, fault_of
-from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload
+from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload, instance_action
 from micronova.servers.actions import ServerActions, check_state
 from micronova.servers.dependencies import RequestDependencies
 
@@ -43,7 +43,6 @@ _NOT_INHERITED: Final = frozenset(
 )
 _RESERVED: Final = "os_glance"
 LONGEST_NAME: Final = 255
-_ACTION_NAMES: Final = {"create_image": "createImage", "create_backup": "createBackup", "shelve": "shelve"}
 
 
 class ServerImages:
@@ -92,7 +91,7 @@ class ServerImages:
     ) -> str:
         """Accept a request for a backup of a server, of which the newest are kept; return the image's id."""
         document = self._document(context, row, name, BACKUP, {**metadata, "backup_type": backup_type})
-        check_state(_ACTION_NAMES["create_backup"], states.ACTIONS["create_backup"], row)
+        check_state(instance_action("create_backup"), states.ACTIONS["create_backup"], row)
         # Only those of the project that makes this one: anybody can give an image the properties of a backup, and it
         # must not push out others. No backup is made of the server meanwhile, so the list holds until the end.
         older = await self._client().backups(row["uuid"], backup_type, owner=context.project_id, token=context.token)
@@ -107,7 +106,7 @@ class ServerImages:
     async def _create(
         self, context: RequestContext, row: InstanceRow, kind: str, document: dict[str, Any], payload: ImagePayload
     ) -> str:
-        client, action, name = self._client(), states.ACTIONS[kind], _ACTION_NAMES[kind]
+        client, action, name = self._client(), states.ACTIONS[kind], instance_action(kind)
         check_state(name, action, row)
         if not client.takes_uploads:
             raise NotSupported(CANNOT_UPLOAD)
@@ -119,7 +118,6 @@ class ServerImages:
             kind,
             action,
             payload,
-            instance_action=name,
             operation_id=id,
             deferred_for=IMAGE_CREATION_TIME,
         )

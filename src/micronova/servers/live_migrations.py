@@ -66,14 +66,14 @@ class LiveMigrations:
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
         """Let a live migration that runs end soon; the guest may be paused for it."""
         check_lock(context, row)
-        told = context.for_bus()
+        bus_context = context.for_bus()
         source = await self._database.write(self._check_running, context, row["uuid"], number)
-        self._notifier.instance("live_migration_force_complete.start", row, context=told)
+        self._notifier.instance("live_migration_force_complete.start", row, context=bus_context)
         try:
-            await self._compute.force_complete_live_migration(told, source, row["uuid"])
+            await self._compute.force_complete_live_migration(bus_context, source, row["uuid"])
         except RpcError as error:
             raise Unavailable(f"The host does not answer: {error}") from error
-        self._notifier.instance("live_migration_force_complete.end", row, context=told)
+        self._notifier.instance("live_migration_force_complete.end", row, context=bus_context)
 
     def _check_running(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None) -> str:
         """Record the request; return the host that sends the guest."""

@@ -7,24 +7,24 @@ the instance action and the operation together.
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import allocations, flavors, instances, nodes, quotas, server_migrations, services
-from micronova.db import operations as operation_rows
+from micronova.db import allocations, instances, nodes, quotas, server_migrations, services
 from micronova.db.secrets import Secrets
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.clock import micros
-from micronova.objects.context import Context, RequestContext
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
-from micronova.objects.operations import EvacuatePayload, MovePayload, PlacedPayload, ResizedPayload
-from micronova.objects.service_names import COMPUTE
+from micronova.objects.operations import EvacuatePayload, MovePayload, ResizedPayload
+from micronova.servers.accept import AcceptedActions
 from micronova.servers.actions import check_lock, check_state
 from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.lookups import check_host, flavor_for, host_exists
 
 TYPES = {
     "resize": migration_states.RESIZE,
@@ -33,8 +33,6 @@ TYPES = {
     "live_migrate": migration_states.LIVE_MIGRATION,
 }
 """Kind of the operation -> type of its migration."""
-ACTION_NAMES = {"revert_resize": "revertResize", "live_migrate": "live-migration"}
-"""Kinds whose instance actions have other names."""
 
 
 class ServerMoves:
@@ -46,10 +44,9 @@ class ServerMoves:
         self._random = dependencies.random
         self._conductor = dependencies.conductor
         self._notifier = dependencies.notifier
-        self._secrets = dependencies.secrets
         self._unsupported = dependencies.unsupported
         self._quota_defaults = dependencies.quota_defaults
-        self._timeout = dependencies.action_timeout
+        self._accepted = AcceptedActions(dependencies)
         self._service_down_time = dependencies.service_down_time
         self._same_host = allow_resize_to_same_host
 
@@ -133,7 +130,7 @@ class ServerMoves:
         assert row["host"] is not None
         if host == row["host"]:
             raise Invalid(f"The target host can't be the same one: {host}.")
-        if host is not None and not services.list_(conn, binary=COMPUTE, host=host):
+        if host is not None and not host_exists(conn, host):
             raise NotFound(f"Compute host {host} could not be found.")
         self._check_lost(conn, row["host"], now)
         flavor = msgspec.convert(row["flavor"], Flavor)
@@ -144,11 +141,9 @@ class ServerMoves:
             stops=row["vm_state"] == states.STOPPED or (stops and row["vm_state"] != states.ERROR),
         )
         migration = self._migration(context, row, "evacuate", flavor, host, payload.migration, now)
-        operation = new_uuid(self._random)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
-        sealed = self._secrets.seal(secrets, operation)
-        operations = self._accept(
-            conn, context.for_bus(), row, changes, "evacuate", payload, now, id=operation, secrets=sealed
+        operations = self._accepted.record(
+            conn, context, row, "evacuate", changes, payload, step="schedule", secrets=secrets
         )
         # A move that waits for the lost host ends.
         server_migrations.abandon(conn, row, now, epoch=row["epoch"] + 1)
@@ -170,14 +165,9 @@ class ServerMoves:
 
     def _flavor(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, flavor_id: str) -> Flavor:
         """Return the flavor of a resize; raise Invalid if the server cannot get it."""
-        try:
-            flavor = flavors.get(conn, flavor_id, None if context.is_admin else context.project_id)
-        except NotFound:
-            raise Invalid(f"Flavor {flavor_id} could not be found.") from None
+        flavor = flavor_for(conn, context, flavor_id, present=row["flavor_id"])
         if flavor.id == row["flavor_id"]:
             raise Invalid("When resizing, instances must change flavor!")
-        if flavor.disabled:
-            raise Invalid(f"Flavor {flavor_id} could not be found.")
         if row["image_ref"] is not None and flavor.disk == 0 and row["flavor"]["disk"] != 0:
             raise Invalid("Server disk was unable to be resized because: Resize to zero disk flavor is not allowed.")
         return flavor
@@ -201,7 +191,7 @@ class ServerMoves:
         migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
         self._choose_places(conn, row, kind, payload)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
-        operations = self._accept(conn, context.for_bus(), row, changes, kind, payload, now)
+        operations = self._accepted.record(conn, context, row, kind, changes, payload, step="schedule")
         server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
         allocations.hand_over(conn, id, holder=migration["uuid"])
         if kind == "resize":
@@ -252,8 +242,7 @@ class ServerMoves:
     def _check_destination(self, conn: sa.Connection, row: InstanceRow, host: str | None) -> None:
         if host is None:
             return
-        if not services.list_(conn, binary=COMPUTE, host=host):
-            raise Invalid(f"Compute host {host} could not be found.")
+        check_host(conn, host)
         if host == row["host"]:
             raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {host}.")
 
@@ -276,10 +265,10 @@ class ServerMoves:
 
     async def _end(self, context: RequestContext, row: InstanceRow, kind: str) -> None:
         check_lock(context, row)
-        operations = await self._database.write(self._record_end, context.for_bus(), row["uuid"], kind)
+        operations = await self._database.write(self._record_end, context, row["uuid"], kind)
         await self._conductor.run_operations(context.for_bus(), operations)
 
-    def _record_end(self, conn: sa.Connection, context: Context, id: str, kind: str) -> tuple[str, ...]:
+    def _record_end(self, conn: sa.Connection, context: RequestContext, id: str, kind: str) -> tuple[str, ...]:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
         check_state(kind, states.ACTIONS[kind], row)
@@ -287,6 +276,7 @@ class ServerMoves:
         if migration is None or migration["status"] != migration_states.FINISHED:
             raise Invalid("Instance has not been resized.")
         # Each removes one of two guests. The host of the other one has to be up: that guest is all that is left.
+        payload = ResizedPayload(migration=migration["uuid"])
         if kind == "confirm_resize":
             self._check_up(conn, migration["source_compute"], now)
             if row["host"] is None or not services.host_is_up(conn, row["host"], now, self._service_down_time):
@@ -294,11 +284,10 @@ class ServerMoves:
                     "The server's host does not answer, and a confirmation would remove the other copy of its disks: "
                     "revert the resize, or confirm it when the host is back."
                 )
-            operation = new_uuid(self._random)
-            server_migrations.accept_confirm(
-                conn, context, row, migration, id=operation, now=now, deadline=self._deadline(now)
-            )
-            return (operation,)
+            confirming: InstanceChanges = {"task_state": states.ACTIONS[kind].task_state}
+            operations = self._accepted.record(conn, context, row, kind, confirming, payload)
+            server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.CONFIRMING})
+            return operations
         if not services.host_is_up(conn, migration["source_compute"], now, self._service_down_time):
             raise Conflict(
                 "The host that the server would return to does not answer: revert the resize when it is back. "
@@ -313,48 +302,11 @@ class ServerMoves:
             "flavor_id": migration["old_flavor"]["id"],
             "flavor": migration["old_flavor"],
         }
-        payload = ResizedPayload(
-            migration=migration["uuid"],
-            destination={name: row[name] for name in ("host", "node", "node_uuid", "availability_zone")},
-        )
-        operations = self._accept(conn, context, row, changes, kind, payload, now)
+        payload.destination = {name: row[name] for name in ("host", "node", "node_uuid", "availability_zone")}
+        operations = self._accepted.record(conn, context, row, kind, changes, payload)
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, id, old)
         devices = instances.devices(conn, [id]).get(id, ())
         instances.replace_devices(conn, id, resized(devices, id, new, old))
         server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.REVERTING})
         return operations
-
-    def _accept(
-        self,
-        conn: sa.Connection,
-        context: Context,
-        row: InstanceRow,
-        changes: InstanceChanges,
-        kind: str,
-        payload: msgspec.Struct,
-        now: int,
-        *,
-        id: str | None = None,
-        secrets: bytes | None = None,
-    ) -> tuple[str, ...]:
-        """Record the action; return the id of its operation, and those of operations that a conductor has to end."""
-        id = id or new_uuid(self._random)
-        to_end = operation_rows.accept_action(
-            conn,
-            row,
-            changes,
-            id=id,
-            kind=kind,
-            context=context,
-            payload=payload,
-            now=now,
-            deadline=self._deadline(now),
-            step="schedule" if isinstance(payload, PlacedPayload) else "new",
-            instance_action=ACTION_NAMES.get(kind),
-            secrets=secrets,
-        )
-        return (id, *to_end)
-
-    def _deadline(self, now: int) -> int:
-        return now + micros(self._timeout)

@@ -9,21 +9,19 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import instances, keypairs, quotas
-from micronova.db import operations as operation_rows
+from micronova.db import instances, quotas
 from micronova.db.secrets import Secrets
 from micronova.objects import states
-from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.errors import Conflict, Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_cpus import CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
-from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import ImageData, InstanceChanges, InstanceRow
 from micronova.objects.operations import RebuildPayload
 from micronova.objects.orders import InjectedFile
+from micronova.servers.accept import AcceptedActions
 from micronova.servers.actions import check_capability, check_lock, check_state
 from micronova.servers.create_rules import (
     check_disk_config,
@@ -35,6 +33,7 @@ from micronova.servers.create_rules import (
 )
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
+from micronova.servers.lookups import public_key
 
 KIND = "rebuild"
 
@@ -66,15 +65,13 @@ class ServerRebuilder:
 
     def __init__(self, dependencies: RequestDependencies) -> None:
         self._database = dependencies.database
-        self._clock = dependencies.clock
         self._random = dependencies.random
         self._conductor = dependencies.conductor
-        self._secrets = dependencies.secrets
         self._quota_defaults = dependencies.quota_defaults
         self._image_client = dependencies.image_client
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
-        self._timeout = dependencies.action_timeout
+        self._accepted = AcceptedActions(dependencies)
 
     async def rebuild(
         self, context: RequestContext, row: InstanceRow, request: RebuildRequest
@@ -131,23 +128,10 @@ class ServerRebuilder:
         }
         if request.files or image_needs_config_drive(image):
             changes["config_drive"] = True
-        now = micros(self._clock.now())
-        operation = new_uuid(self._random)
         secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.files))
-        to_end = operation_rows.accept_action(
-            conn,
-            row,
-            changes,
-            id=operation,
-            kind=KIND,
-            context=context.for_bus(),
-            payload=_payload(row),
-            now=now,
-            deadline=now + micros(self._timeout),
-            secrets=self._secrets.seal(secrets, operation),
-        )
+        operations = self._accepted.record(conn, context, row, KIND, changes, _payload(row), secrets=secrets)
         instances.change_image(conn, id, image)
-        return (operation, *to_end), instances.lock_existing(conn, id)
+        return operations, instances.lock_existing(conn, id)
 
     def _key(self, conn: sa.Connection, context: RequestContext, wanted: InstanceChanges) -> InstanceChanges:
         """Return the public key of the key pair that the request names; it is one of the caller's."""
@@ -156,10 +140,7 @@ class ServerRebuilder:
         name = wanted["key_name"]
         if name is None:
             return {"key_data": None}
-        try:
-            return {"key_data": keypairs.get(conn, context.user_id, name).public_key}
-        except NotFound:
-            raise Invalid(f"Invalid key_name provided: there is no key pair {name!r} of yours.") from None
+        return {"key_data": public_key(conn, context, name)}
 
 
 def _check(row: InstanceRow) -> None:

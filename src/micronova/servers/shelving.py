@@ -3,19 +3,18 @@
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
-from micronova.db import aggregates, instances, services
-from micronova.db import operations as operation_rows
+from micronova.db import aggregates, instances
 from micronova.objects import states
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid, NotSupported
-from micronova.objects.ids import new_uuid
-from micronova.objects.instance import InstanceRow
+from micronova.objects.errors import Conflict, NotSupported
+from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import Payload, PowerPayload, UnshelvePayload
-from micronova.objects.service_names import COMPUTE
+from micronova.servers.accept import AcceptedActions
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.images import ServerImages
+from micronova.servers.lookups import check_host, check_zone
 
 UNSHELVE = "unshelve"
 
@@ -26,11 +25,10 @@ class ServerShelving:
     def __init__(self, dependencies: RequestDependencies, actions: ServerActions, images: ServerImages) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
-        self._random = dependencies.random
         self._actions = actions
         self._images = images
         self._conductor = dependencies.conductor
-        self._timeout = dependencies.action_timeout
+        self._accepted = AcceptedActions(dependencies)
         self._default_zone = dependencies.default_zone
 
     async def shelve(self, context: RequestContext, row: InstanceRow) -> None:
@@ -43,7 +41,7 @@ class ServerShelving:
     async def offload(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept the request to take a shelved server from its host."""
         action = states.ACTIONS["shelve_offload"]
-        await self._actions.begin(context, row, action.name, action, Payload(), instance_action="shelveOffload")
+        await self._actions.begin(context, row, action.name, action, Payload())
 
     async def unshelve(
         self,
@@ -75,39 +73,26 @@ class ServerShelving:
         self, conn: sa.Connection, context: RequestContext, id: str, zone: str | None | UnsetType, host: str | None
     ) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
-        action, now = states.ACTIONS[UNSHELVE], micros(self._clock.now())
+        action = states.ACTIONS[UNSHELVE]
         check_state(UNSHELVE, action, row)
         if row["vm_state"] not in states.WITHOUT_HOST:
             raise Conflict(f"Cannot '{UNSHELVE}' instance {id}: another request has changed it meanwhile.")
         self._check_place(conn, row["pinned_availability_zone"] if isinstance(zone, UnsetType) else zone, zone, host)
         if not isinstance(zone, UnsetType):
-            instances.pin_to_zone(conn, id, now, {}, zone=zone)
-        operation = new_uuid(self._random)
-        to_end = operation_rows.accept_action(
-            conn,
-            row,
-            {"task_state": action.task_state},
-            id=operation,
-            kind="unshelve_offloaded",
-            context=context.for_bus(),
-            payload=UnshelvePayload(requested_host=host),
-            now=now,
-            deadline=now + micros(self._timeout),
-            instance_action=UNSHELVE,
-            step="schedule",
-        )
-        return (operation, *to_end)
+            instances.pin_to_zone(conn, id, micros(self._clock.now()), {}, zone=zone)
+        changes: InstanceChanges = {"task_state": action.task_state}
+        payload = UnshelvePayload(requested_host=host)
+        return self._accepted.record(conn, context, row, "unshelve_offloaded", changes, payload, step="schedule")
 
     def _check_place(
         self, conn: sa.Connection, pinned: str | None, asked: str | None | UnsetType, host: str | None
     ) -> None:
         """Raise Invalid for a zone or host that does not exist, Conflict for a host outside of the zone."""
-        if isinstance(asked, str) and not aggregates.zone_is_in_service(conn, asked, self._default_zone):
-            raise Invalid(f"The requested availability zone {asked!r} is not available.")
+        if isinstance(asked, str):
+            check_zone(conn, asked, self._default_zone)
         if host is None:
             return
-        if not services.list_(conn, binary=COMPUTE, host=host):
-            raise Invalid(f"Compute host {host} could not be found.")
+        check_host(conn, host)
         actual = aggregates.zones(conn, [host]).get(host, self._default_zone)
         if pinned not in (None, actual):
             raise Conflict(f"Host {host} is not in the availability zone {pinned}.")

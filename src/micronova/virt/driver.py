@@ -293,7 +293,8 @@ class HotPlug(Protocol):
 class Resize(Protocol):
     """Changes the size of guests on this host, and can make them again what they were before.
 
-    The guest is off in all of these. What was before is kept until the resize is confirmed or reverted.
+    The guest is off when `resize` is called. The others are also called while it runs, and `revert_resize` stops it
+    first. What was before is kept until the resize is confirmed or reverted.
     """
 
     async def resize(self, plan: GuestPlan) -> None:
@@ -446,6 +447,11 @@ CAPABILITIES: Final[dict[str, type]] = {
     "serial_console": SerialConsole,
     "fault_injection": FaultInjection,
 }
+
+
+def verifies(driver: Driver, image: ImageMeta) -> bool:
+    """Return False if the signature of an image has to be verified and the driver would not do it."""
+    return image.signature is None or "trusted_certs" in driver.capabilities()
 
 
 def implemented(driver: Driver) -> frozenset[str]:

@@ -120,7 +120,10 @@ async def test_bad_rules(cloud: Cloud) -> None:
     body = {"application_credential": {"name": "x", "access_rules": many}}
     assert (await alice.request("POST", path, body)).status == 400, "they do not fit into a token"
     body = {"application_credential": {"name": "x", "access_rules": [rule(f"/{n}") for n in range(MAX_RULES + 1)]}}
+    statistics = cloud.identity.core.database.statistics
+    written = dict(statistics.by_function)
     assert (await alice.request("POST", path, body)).status == 400, "too many to compare requests with"
+    assert statistics.by_function == written, "it is refused before a transaction"
     assert (await alice.get(path))["application_credentials"] == []
     assert (await alice.get(f"/users/{alice.user_id}/access_rules"))["access_rules"] == [], "all or nothing"
     # One that just fits gives a token that is accepted.

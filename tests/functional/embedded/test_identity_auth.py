@@ -317,7 +317,7 @@ async def test_application_credentials(cloud: Cloud, admin: Caller, clock: HeldC
     reader = cloud.caller(await cloud.authenticate(by_credential(limited)))
     assert reader.roles == {"reader"} and reader.body["expires_at"] == "2023-11-14T23:00:00.000000Z"
     more = {"application_credential": {"name": "more", "roles": [{"name": "member"}]}}
-    assert (await reader.request("POST", path, more)).status == 400, "it cannot pass on more roles than it has"
+    assert (await reader.request("POST", path, more)).status == 400, "it cannot delegate more roles than it has"
     for roles in ([{"name": "reader"}], []):  # without roles, those of the token
         child = await reader.make(path, name=f"child {roles}", roles=roles)
         assert [role["name"] for role in child["roles"]] == ["reader"]
@@ -350,7 +350,7 @@ async def test_an_application_credential_gets_a_role_that_is_newer_than_the_toke
     delegated = cloud.caller(await cloud.authenticate(by_credential(made)))
     reader = [{"name": "reader"}]
     answer = await delegated.request("POST", path, {"application_credential": {"name": "two", "roles": reader}})
-    assert answer.status == 400, "a token that was delegated passes on its own roles only"
+    assert answer.status == 400, "a token of an application credential delegates its own roles only"
     passed = await delegated.make(path, name="three")
     assert [each["name"] for each in passed["roles"]] == ["new"]
 

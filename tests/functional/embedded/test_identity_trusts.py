@@ -127,7 +127,7 @@ async def test_who_may_trust_whom_with_what(cloud: Cloud) -> None:
     assert (await admin.get(PATH))["trusts"] == []
 
 
-async def test_an_application_credential_lends_only_what_it_has(cloud: Cloud) -> None:
+async def test_an_application_credential_delegates_only_what_it_has(cloud: Cloud) -> None:
     admin, alice, bob = await parties(cloud)
     member = (await admin.get("/roles?name=member"))["roles"][0]["id"]
     other = await admin.make("/projects", name="other")
@@ -241,20 +241,20 @@ async def as_trustee(cloud: Cloud, user: str, trust: dict[str, Any]) -> Caller:
 
 
 @pytest.mark.parametrize("impersonation", [True, False])
-async def test_a_trust_is_passed_on(cloud: Cloud, impersonation: bool) -> None:
+async def test_a_trust_is_redelegated(cloud: Cloud, impersonation: bool) -> None:
     admin, alice, bob = await parties(cloud)
     carol, dave = await cloud.member(admin, "carol"), await cloud.member(admin, "dave")
     first = await given(alice, bob, impersonation=impersonation, allow_redelegation=True, redelegation_count=2)
     assert (first["redelegation_count"], first["redelegated_trust_id"]) == (2, None)
-    lent = await as_trustee(cloud, "bob", first)
+    trustee = await as_trustee(cloud, "bob", first)
     common = {"project_id": alice.project_id, "impersonation": impersonation}
-    second = await given(lent, carol, **common, allow_redelegation=True)
+    second = await given(trustee, carol, **common, allow_redelegation=True)
     assert (second["redelegation_count"], second["redelegated_trust_id"]) == (1, first["id"])
     assert second["trustor_user_id"] == (alice.user_id if impersonation else bob.user_id)
-    lent = await as_trustee(cloud, "carol", second)
-    assert lent.user_id == (alice.user_id if impersonation else carol.user_id)
-    assert (lent.project_id, lent.roles) == (alice.project_id, {"member", "reader"})
-    third = await given(lent, dave, **common, allow_redelegation=True)
+    trustee = await as_trustee(cloud, "carol", second)
+    assert trustee.user_id == (alice.user_id if impersonation else carol.user_id)
+    assert (trustee.project_id, trustee.roles) == (alice.project_id, {"member", "reader"})
+    third = await given(trustee, dave, **common, allow_redelegation=True)
     assert (third["redelegation_count"], third["redelegated_trust_id"]) == (0, second["id"])
     last = await as_trustee(cloud, "dave", third)
     assert last.roles == {"member", "reader"}
@@ -268,17 +268,17 @@ async def test_a_trust_is_passed_on(cloud: Cloud, impersonation: bool) -> None:
     assert none["redelegation_count"] == 0
     held = await as_trustee(cloud, "dave", none)
     answer = await held.request("POST", PATH, {"trust": {**body, "trustor_user_id": held.user_id}})
-    assert answer.status == 403, "passed on no times means not at all"
+    assert answer.status == 403, "its redelegation_count is 0"
     # The whole chain goes with its beginning.
     await alice.do("DELETE", f"{PATH}/{first['id']}")
-    for caller in (lent, last):
+    for caller in (trustee, last):
         assert (await caller.request("GET", "/auth/catalog")).status == 401
     for user, trust in (("carol", second), ("dave", third), ("dave", ended)):
         assert (await admin.request("GET", f"{PATH}/{trust['id']}")).status == 404
         assert (await use(cloud, user, trust)).status == 401
 
 
-async def test_what_is_passed_on_is_not_more_than_was_given(cloud: Cloud, clock: HeldClock) -> None:
+async def test_what_is_redelegated_is_not_more_than_was_given(cloud: Cloud, clock: HeldClock) -> None:
     admin, alice, bob = await parties(cloud)
     carol = await cloud.member(admin, "carol")
     until = iso_time(clock.now() + 600)
@@ -293,7 +293,7 @@ async def test_what_is_passed_on_is_not_more_than_was_given(cloud: Cloud, clock:
         "trustor_user_id": bob.user_id, "trustee_user_id": carol.user_id, "project_id": alice.project_id,
         "impersonation": False, "roles": [{"name": "reader"}],
     }  # fmt: skip
-    lent = await as_trustee(cloud, "bob", first)
+    trustee = await as_trustee(cloud, "bob", first)
     for changed in (
         {"roles": [{"name": "member"}]},
         {"impersonation": True},
@@ -303,20 +303,20 @@ async def test_what_is_passed_on_is_not_more_than_was_given(cloud: Cloud, clock:
         {"project_id": bob.project_id},
         {"trustor_user_id": alice.user_id},
     ):
-        answer = await lent.request("POST", PATH, {"trust": {**good, **changed}})
+        answer = await trustee.request("POST", PATH, {"trust": {**good, **changed}})
         assert answer.status == 403, (changed, answer)
     answer = await (await as_trustee(cloud, "bob", plain)).request("POST", PATH, {"trust": good})
-    assert answer.status == 403, "it may not be passed on"
-    made = await lent.make(PATH, **good)
+    assert answer.status == 403, "it may not be redelegated"
+    made = await trustee.make(PATH, **good)
     assert made["expires_at"] == until, "it does not last longer"
-    shorter = await lent.make(PATH, **good, expires_at=iso_time(clock.now() + 60))
+    shorter = await trustee.make(PATH, **good, expires_at=iso_time(clock.now() + 60))
     assert shorter["expires_at"] == iso_time(clock.now() + 60)
     clock.time += 600
     assert (await use(cloud, "carol", made)).status == 401
 
 
 @pytest.mark.parametrize("impersonation", [True, False])
-@pytest.mark.parametrize("what", ["agent disabled", "agent deleted", "role lost", "lender disabled"])
+@pytest.mark.parametrize("what", ["agent disabled", "agent deleted", "role lost", "first trustor disabled"])
 async def test_a_token_ends_with_what_its_chain_rests_on(cloud: Cloud, what: str, impersonation: bool) -> None:
     admin, alice, bob = await parties(cloud)
     carol = await cloud.member(admin, "carol")
@@ -329,7 +329,7 @@ async def test_a_token_ends_with_what_its_chain_rests_on(cloud: Cloud, what: str
         await admin.do("PATCH", f"/users/{bob.user_id}", {"user": {"enabled": False}}, 200)
     elif what == "agent deleted":
         await admin.do("DELETE", f"/users/{bob.user_id}")
-    elif what == "lender disabled":
+    elif what == "first trustor disabled":
         await admin.do("PATCH", f"/users/{alice.user_id}", {"user": {"enabled": False}}, 200)
     else:
         role = (await admin.get("/roles?name=manager"))["roles"][0]["id"]

@@ -1,4 +1,4 @@
-"""RBAC policies: who may use what another project owns, and which entries cannot be removed; on both databases."""
+"""RBAC policies: who may use what another project owns, and which of them cannot be removed; on both databases."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +20,7 @@ async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         assert await made.database.read(quota_drift) == []
 
 
-def entry(kind: str, thing: dict[str, Any], target: str, action: str = "access_as_shared") -> dict[str, Any]:
+def policy_body(kind: str, thing: dict[str, Any], target: str, action: str = "access_as_shared") -> dict[str, Any]:
     return {"object_type": kind, "object_id": thing["id"], "action": action, "target_tenant": target}
 
 
@@ -35,7 +35,7 @@ async def create(cloud: World, wanted: dict[str, Any], token: str = ALICE) -> An
 
 async def test_a_network_is_shared_with_one_project(cloud: World) -> None:
     network, subnet = await cloud.network()
-    made = await cloud.make("rbac_policy", **entry("network", network, "p2"))
+    made = await cloud.make("rbac_policy", **policy_body("network", network, "p2"))
     assert made == {
         "id": made["id"], "project_id": "p1", "tenant_id": "p1", "object_type": "network", "object_id": network["id"],
         "action": "access_as_shared", "target_tenant": "p2",
@@ -61,7 +61,7 @@ async def test_a_network_is_shared_with_one_project(cloud: World) -> None:
     assert (await cloud.call("PUT", path, {"subnet_id": subnet["id"]}, token=BOB)).status == 200
     path = f"/routers/{router['id']}/remove_router_interface"
     assert (await cloud.call("PUT", path, {"subnet_id": subnet["id"]}, token=BOB)).status == 200
-    # The entry is needed until the port is gone.
+    # The RBAC policy is needed until the port is gone.
     path = f"/rbac-policies/{made['id']}"
     assert await refused(cloud, "DELETE", path) == (409, "RbacPolicyInUse")
     changed = {"rbac_policy": {"target_tenant": "p3"}}
@@ -73,7 +73,7 @@ async def test_a_network_is_shared_with_one_project(cloud: World) -> None:
     assert await cloud.list("network", token=CAROL) == []
 
 
-async def test_shared_with_all_is_an_entry(cloud: World) -> None:
+async def test_shared_with_all_is_an_rbac_policy(cloud: World) -> None:
     network, _ = await cloud.network(token=ADMIN, shared=True, project_id="p1")
     assert network["shared"] is True
     [found] = await cloud.list("rbac_policy")
@@ -83,10 +83,10 @@ async def test_shared_with_all_is_an_entry(cloud: World) -> None:
     assert await refused(cloud, "DELETE", path) == (409, "RbacPolicyInUse")
     unshared = {"network": {"shared": False}}
     assert await refused(cloud, "PUT", f"/networks/{network['id']}", unshared, ADMIN) == (409, "InvalidSharedSetting")
-    # With an entry of its own the project does not need the other one, and the other way round.
-    own = await cloud.make("rbac_policy", **entry("network", network, "p2"))
+    # With an RBAC policy of its own the project does not need the other one, and the other way round.
+    own = await cloud.make("rbac_policy", **policy_body("network", network, "p2"))
     await cloud.delete("rbac_policy", own["id"])
-    own = await cloud.make("rbac_policy", **entry("network", network, "p2"))
+    own = await cloud.make("rbac_policy", **policy_body("network", network, "p2"))
     assert (await cloud.change("network", network["id"], ADMIN, shared=False))["shared"] is False
     assert await cloud.list("rbac_policy") == [own]
     assert (await cloud.show("network", network["id"], BOB))["shared"] is True
@@ -102,7 +102,7 @@ async def test_external_networks_can_be_for_some_projects(cloud: World) -> None:
     public, _ = await cloud.network("203.0.113.0/24", ADMIN, router__external=True)
     [everybody] = await cloud.list("rbac_policy", token=ADMIN)
     assert (everybody["action"], everybody["target_tenant"]) == ("access_as_external", "*")
-    mine = await cloud.make("rbac_policy", ADMIN, **entry("network", public, "p1", "access_as_external"))
+    mine = await cloud.make("rbac_policy", ADMIN, **policy_body("network", public, "p1", "access_as_external"))
     gateway = {"network_id": public["id"]}
     router = await cloud.make("router", BOB, external_gateway_info=gateway)
     path = f"/rbac-policies/{everybody['id']}"
@@ -118,13 +118,13 @@ async def test_external_networks_can_be_for_some_projects(cloud: World) -> None:
     router = await cloud.make("router", external_gateway_info=gateway)
     assert await refused(cloud, "DELETE", f"/rbac-policies/{mine['id']}", token=ADMIN) == (409, "RbacPolicyInUse")
     await cloud.delete("router", router["id"])
-    # A network that is not external any more has no such entries, and an entry makes one external.
+    # A network that is not external any more has no such RBAC policies, and an RBAC policy makes one external.
     await cloud.change("network", public["id"], ADMIN, router__external=False)
     assert await cloud.list("rbac_policy", token=ADMIN) == []
-    await cloud.make("rbac_policy", ADMIN, **entry("network", public, "p2", "access_as_external"))
+    await cloud.make("rbac_policy", ADMIN, **policy_body("network", public, "p2", "access_as_external"))
     assert (await cloud.show("network", public["id"], BOB))["router:external"] is True
     own = await cloud.make("network")
-    assert (await create(cloud, entry("network", own, "p2", "access_as_external"))).status == 403
+    assert (await create(cloud, policy_body("network", own, "p2", "access_as_external"))).status == 403
     default = await cloud.make("network", ADMIN, router__external=True, is_default=True)
     [everybody] = await cloud.list("rbac_policy", f"object_id={default['id']}", ADMIN)
     assert await refused(cloud, "DELETE", f"/rbac-policies/{everybody['id']}", token=ADMIN) == (409, "RbacPolicyInUse")
@@ -136,7 +136,7 @@ async def test_security_groups_are_shared(cloud: World) -> None:
     network, _ = await cloud.network(token=BOB)
     body: dict[str, Any] = {"port": {"network_id": network["id"], "security_groups": [group["id"]]}}
     assert await refused(cloud, "POST", "/ports", body, BOB) == (404, "SecurityGroupNotFound")
-    made = await cloud.make("rbac_policy", **entry("security_group", group, "p2"))
+    made = await cloud.make("rbac_policy", **policy_body("security_group", group, "p2"))
     assert (await cloud.show("security_group", group["id"], BOB))["shared"] is True
     assert {each["name"] for each in await cloud.list("security_group", token=BOB)} == {"default", "web"}
     assert [each["name"] for each in await cloud.list("security_group", "shared=true", BOB)] == ["web"]
@@ -157,8 +157,8 @@ async def test_security_groups_are_shared(cloud: World) -> None:
 async def test_qos_policies_and_subnet_pools_are_shared(cloud: World) -> None:
     policy = await cloud.make("policy", ADMIN, name="slow")
     pool = await cloud.make("subnetpool", name="pool", prefixes=["10.77.0.0/16"], default_prefixlen=24)
-    limit = await cloud.make("rbac_policy", ADMIN, **entry("qos_policy", policy, "p2"))
-    ranges = await cloud.make("rbac_policy", **entry("subnetpool", pool, "p2"))
+    limit = await cloud.make("rbac_policy", ADMIN, **policy_body("qos_policy", policy, "p2"))
+    ranges = await cloud.make("rbac_policy", **policy_body("subnetpool", pool, "p2"))
     for kind, thing in (("policy", policy), ("subnetpool", pool)):
         assert (await cloud.show(kind, thing["id"], BOB))["shared"] is True
         assert [each["id"] for each in await cloud.list(kind, "shared=true", BOB)] == [thing["id"]]
@@ -179,10 +179,10 @@ async def test_qos_policies_and_subnet_pools_are_shared(cloud: World) -> None:
     assert await cloud.list("rbac_policy", token=ADMIN) == []
 
 
-async def test_only_the_owner_of_the_object_and_admins_change_its_entries(cloud: World) -> None:
-    """An entry that an admin made belongs to the admin's project; that makes its members no owners of the object."""
+async def test_only_the_owner_of_the_object_and_admins_change_its_rbac_policies(cloud: World) -> None:
+    """An RBAC policy of an admin belongs to the admin's project; that makes its members no owners of the object."""
     network, _ = await cloud.network()
-    made = await cloud.make("rbac_policy", ADMIN, **entry("network", network, "p2"))
+    made = await cloud.make("rbac_policy", ADMIN, **policy_body("network", network, "p2"))
     assert made["project_id"] == "p0"
     path, mallory = f"/rbac-policies/{made['id']}", "mallory@p0"
     changed = {"rbac_policy": {"target_tenant": "p3"}}
@@ -195,7 +195,7 @@ async def test_only_the_owner_of_the_object_and_admins_change_its_entries(cloud:
 
 async def test_what_makes_no_sense_is_refused(cloud: World) -> None:
     network = await cloud.make("network")
-    good = entry("network", network, "p2")
+    good = policy_body("network", network, "p2")
     for bad in (
         {"object_type": "port"}, {"object_type": 7}, {"action": "access_as_friend"}, {"target_tenant": ""},
         {"target_tenant": None}, {"target_tenant": "x" * 256}, {"object_id": ""}, {"id": "x"}, {"project_id": "p2"},
@@ -209,7 +209,7 @@ async def test_what_makes_no_sense_is_refused(cloud: World) -> None:
     made = (await create(cloud, good)).json()["rbac_policy"]
     again = await create(cloud, good)
     assert (again.status, error(again)) == (409, "DuplicateRbacPolicy")
-    second = await cloud.make("rbac_policy", **entry("network", network, "p3"))
+    second = await cloud.make("rbac_policy", **policy_body("network", network, "p3"))
     path = f"/rbac-policies/{second['id']}"
     same = {"rbac_policy": {"target_tenant": "p2"}}
     assert await refused(cloud, "PUT", path, same) == (409, "DuplicateRbacPolicy")
@@ -227,8 +227,8 @@ async def test_what_makes_no_sense_is_refused(cloud: World) -> None:
     assert len(await cloud.list("network", token=SERVICE)) == 1
 
 
-async def _lent(cloud: World, kind: str) -> tuple[dict[str, Any], tuple[str, str, dict[str, Any]]]:
-    """Let a project share something with another; return the entry, and a request of the other that uses it."""
+async def _shared(cloud: World, kind: str) -> tuple[dict[str, Any], tuple[str, str, dict[str, Any]]]:
+    """Let a project share something with another; return the RBAC policy, and a request of the other that uses it."""
     if kind == "gateway":
         network, _ = await cloud.network("203.0.113.0/24", ADMIN, router__external=True)
         [everybody] = await cloud.list("rbac_policy", f"object_id={network['id']}", ADMIN)
@@ -236,26 +236,26 @@ async def _lent(cloud: World, kind: str) -> tuple[dict[str, Any], tuple[str, str
         return everybody, ("POST", "/routers", {"router": gateway})
     own, _ = await cloud.network("10.9.0.0/24", BOB)
     if kind.startswith("network"):
-        lent, subnet = await cloud.network()
-        use = ("POST", "/ports", {"port": {"network_id": lent["id"]}})
+        owned, subnet = await cloud.network()
+        use = ("POST", "/ports", {"port": {"network_id": owned["id"]}})
         if kind.endswith("interface"):
             router = await cloud.make("router", BOB)
             use = ("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
     elif kind.startswith("security_group"):
-        lent = await cloud.make("security_group", name="lent")
-        wanted = {"security_groups": [lent["id"]]}
+        owned = await cloud.make("security_group", name="owned")
+        wanted = {"security_groups": [owned["id"]]}
         use = ("POST", "/ports", {"port": {"network_id": own["id"], **wanted}})
         if kind.endswith("update"):
             port = await cloud.make("port", BOB, network_id=own["id"])
             use = ("PUT", f"/ports/{port['id']}", {"port": wanted})
     else:
-        lent = await cloud.make("policy", ADMIN, name="lent")
-        use = ("PUT", f"/networks/{own['id']}", {"network": {"qos_policy_id": lent["id"]}})
+        owned = await cloud.make("policy", ADMIN, name="owned")
+        use = ("PUT", f"/networks/{own['id']}", {"network": {"qos_policy_id": owned["id"]}})
         if kind.endswith("port"):
-            use = ("POST", "/ports", {"port": {"network_id": own["id"], "qos_policy_id": lent["id"]}})
+            use = ("POST", "/ports", {"port": {"network_id": own["id"], "qos_policy_id": owned["id"]}})
     token = ADMIN if kind.startswith("qos_policy") else ALICE
-    entry_of = "qos_policy" if kind.startswith("qos_policy") else kind.partition(" ")[0]
-    return await cloud.make("rbac_policy", token, **entry(entry_of, lent, "p2")), use
+    object_type = "qos_policy" if kind.startswith("qos_policy") else kind.partition(" ")[0]
+    return await cloud.make("rbac_policy", token, **policy_body(object_type, owned, "p2")), use
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_what_is_taken_back_meanwhile_is_not_used(
     cloud: World, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The request has found that it may use the object, and has not written anything yet."""
-    made, (method, path, body) = await _lent(cloud, kind)
+    made, (method, path, body) = await _shared(cloud, kind)
     write, taken_back = cloud.database.write, False
 
     async def late(fn: Any, *args: Any, **named: Any) -> Any:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from micronova.conductor.rpcapi import HEARTBEAT
 from micronova.db.tables import instances
 from micronova.objects.context import Context
-from micronova.objects.orders import BootVerdict, Heartbeat, HostBeat
+from micronova.objects.orders import BootResult, Heartbeat, HostBeat
 from tests.functional.cloud import (
     ON_CLUSTER,
     Caller,
@@ -135,7 +135,7 @@ async def test_an_agent_that_is_killed_meanwhile(cloud: OneProcess, user: Caller
     await cloud.assert_clean()
 
 
-async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: Cloud, user: Caller) -> None:
+async def test_a_result_counts_only_for_a_server_at_rest_at_its_epoch(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     host = await user.host_of(id)
     [[epoch]] = await cloud.read(sa.select(instances.c.epoch).where(instances.c.uuid == id))
@@ -143,11 +143,11 @@ async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: Cl
     bus = cloud.process.bus
     numbers = itertools.count(1 << 60, 1 << 20)  # the agent of the host learns each, and goes on from there
 
-    async def send_verdict(host: str = host, id: str = id, **fields: Any) -> tuple[str, ...]:
-        beat = HostBeat(host=host, boots=(BootVerdict(instance_uuid=id, **fields),))
+    async def send_result(host: str = host, id: str = id, **fields: Any) -> tuple[str, ...]:
+        beat = HostBeat(host=host, boots=(BootResult(instance_uuid=id, **fields),))
         sent = Heartbeat(hosts=(beat,), number=next(numbers))
         reply = await bus.call(HEARTBEAT.interface.target(), HEARTBEAT, sent, context=Context(), timeout=10.0)
-        return reply.hosts[0].repeat_verdicts
+        return reply.hosts[0].repeat_boots
 
     async def status() -> str:
         return str((await user.show(id))["status"])
@@ -156,18 +156,18 @@ async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: Cl
         {"epoch": epoch - 1}, {"epoch": epoch + 1}, {"epoch": epoch + 1, "found": True}, {"epoch": epoch, "id": "gone"},
         {"epoch": epoch, "host": next(other for other in cloud.hosts if other != host)},
     ):  # fmt: skip
-        assert await send_verdict(fault="It hangs.", **stale) == ()
+        assert await send_result(fault="It hangs.", **stale) == ()
         assert await status() == "ACTIVE"
-    assert await send_verdict(epoch=epoch, fault="It hangs.") == ()
+    assert await send_result(epoch=epoch, fault="It hangs.") == ()
     assert (await user.show(id))["fault"]["message"] == "It hangs."
-    assert await send_verdict(epoch=epoch - 1) == () and await status() == "ERROR"
-    assert await send_verdict(epoch=epoch) == () and await status() == "ACTIVE"
+    assert await send_result(epoch=epoch - 1) == () and await status() == "ERROR"
+    assert await send_result(epoch=epoch) == () and await status() == "ACTIVE"
     # An agent that has just started does not know the newest epoch.
-    assert await send_verdict(epoch=epoch - 1, found=True, fault="It hangs.") == () and await status() == "ERROR"
-    assert await send_verdict(epoch=epoch - 1, found=True) == () and await status() == "ACTIVE"
+    assert await send_result(epoch=epoch - 1, found=True, fault="It hangs.") == () and await status() == "ERROR"
+    assert await send_result(epoch=epoch - 1, found=True) == () and await status() == "ACTIVE"
     async with cloud.faults({"operation": "reboot", "kind": "hang"}):
         await user.act(id, "reboot", {"type": "HARD"})
-        assert await send_verdict(epoch=epoch, fault="It hangs.") == (id,), "the host is to report it again"
+        assert await send_result(epoch=epoch, fault="It hangs.") == (id,), "the host is to report it again"
     await cloud.delete_all()
 
 

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,7 +46,7 @@ from micronova.objects.errors import Conflict, Invalid, NotSupported, StaleHeart
 from micronova.objects.host_keys import HostKeys
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import (
-    BootVerdict,
+    BootResult,
     GuestAtEpoch,
     GuestsOff,
     Heartbeat,
@@ -372,7 +372,7 @@ async def test_a_heartbeat_with_very_long_lists_is_refused(cloud: OneProcess, en
         "running_orders": lambda id: RunningOrder(id, 1),
         "removed_guests": lambda id: RemovedGuest(id, 1),
         "power_changes": lambda id: PowerChange(id, 1, 1),
-        "boots": lambda id: BootVerdict(instance_uuid=id, epoch=1),
+        "boots": lambda id: BootResult(instance_uuid=id, epoch=1),
     }
     ids = [f"{number:08}-0000-0000-0000-000000000000" for number in range(100_000)]
     database = cloud.process.database
@@ -387,6 +387,30 @@ async def test_a_heartbeat_with_very_long_lists_is_refused(cloud: OneProcess, en
         _beat(cloud, HostBeat(host="evil", **entries)), _beat(cloud, HostBeat(host="good"))
     )
     assert evil.hosts[0].departures == () and other.hosts[0].host == "good"
+
+
+@pytest.mark.parametrize("entry", ["removed_guests", "power_changes", "boots"])
+async def test_a_heartbeat_locks_no_servers_of_other_hosts(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """A stolen host that names them again and again would delay all work on them."""
+    id = (await user.boot(networks="none"))["id"]
+    kinds: dict[str, Any] = {
+        "removed_guests": RemovedGuest(id, 99),
+        "power_changes": PowerChange(id, 99, 4),
+        "boots": BootResult(instance_uuid=id, epoch=99),
+    }
+    locked: list[str] = []
+    lock_many = instances_of.lock_many
+
+    def noted(conn: sa.Connection, uuids: Iterable[str]) -> Any:
+        locked.extend(found := list(uuids))
+        return lock_many(conn, found)
+
+    monkeypatch.setattr(instances_of, "lock_many", noted)
+    entries: Any = {entry: (kinds[entry],)}
+    await _beat(cloud, HostBeat(host="evil", **entries))
+    assert locked == []
 
 
 async def test_heartbeats_with_long_lists_wait_behind_the_others(

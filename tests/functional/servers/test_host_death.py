@@ -115,7 +115,7 @@ async def test_a_server_that_was_sent_to_this_host_only(
     await cloud.assert_clean()
 
 
-@pytest.mark.parametrize("crash", [None, ("delete", "host left")])
+@pytest.mark.parametrize("crash", [None, ("delete", "without host")])
 async def test_a_server_on_a_dead_host_can_be_deleted(
     cloud: Cloud, user: Caller, killable_host: KillableHost, crash: tuple[str, str] | None
 ) -> None:

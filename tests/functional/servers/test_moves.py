@@ -3,7 +3,8 @@
 import uuid
 from typing import Any
 
-from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
+from micronova.db.tables import flavors
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 
 CLOUD = CloudOptions(hosts=3, settings={"default": {"allow_resize_to_same_host": False}})
 SMALL, MEDIUM = "2", "3"  # flavors: 2 has 1 vCPU, 2048 MB and 20 GB; 3 has 2 vCPUs, 4096 MB and 40 GB
@@ -276,3 +277,23 @@ async def test_a_server_stays_in_its_zone(cloud: Cloud, user: Caller) -> None:
         await user.gone(pinned)
     finally:
         await user.admin.post(f"/os-aggregates/{aggregate}/action", {"remove_host": {"host": free}}, 200)
+
+
+@only_in_one_process("the API cannot disable a flavor: the test changes the database")
+async def test_a_disabled_flavor_counts_as_none_for_new_servers_and_resizes(cloud: OneProcess, user: Caller) -> None:
+    names = (f"own-{uuid.uuid4()}", f"other-{uuid.uuid4()}")
+    own, other = [(await user.admin.post("/flavors", _flavor(name), 200))["flavor"]["id"] for name in names]
+    id, _ = await _booted(user, flavorRef=own)
+    assert cloud.process.database is not None
+    disabled = flavors.update().where(flavors.c.flavorid.in_([own, other])).values(disabled=True)
+    await cloud.process.database.write(lambda conn: conn.execute(disabled))
+    missing = f"Flavor {other} could not be found."
+    assert missing in await user.refused(400, "POST", "/servers", user.body(flavorRef=other))
+    action = f"/servers/{id}/action"
+    assert missing in await user.refused(400, "POST", action, {"resize": {"flavorRef": other}})
+    same = await user.refused(400, "POST", action, {"resize": {"flavorRef": own}})
+    assert "must change flavor" in same
+
+
+def _flavor(name: str) -> dict[str, Any]:
+    return {"flavor": {"name": name, "vcpus": 1, "ram": 256, "disk": 1}}

@@ -1,5 +1,6 @@
 """Resizing a server on its own host: its disk grows, and a revert gives back the disk as it was."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_proc
 
 pytestmark = only_in_one_process("all hosts but one are disabled, and the disks of its guests are read")
 
-CLOUD = CloudOptions(hosts=2, settings={"default": {"allow_resize_to_same_host": True}})
+CLOUD = CloudOptions(hosts=2, settings={"default": {"allow_resize_to_same_host": True, "max_concurrent_builds": 3}})
 SMALL, MEDIUM = "2", "3"
 HOST = "fake-1"
 
@@ -124,3 +125,27 @@ async def test_a_resize_is_overtaken(cloud: Cloud, user: Caller, call: str, how:
             await user.act(id, "reboot", {"type": "HARD"})
             await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()
+
+
+async def test_resizes_of_one_project_leave_room_for_builds_of_others(
+    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resize copies disks, which may take very long."""
+    ids = [(await user.boot(flavorRef=SMALL))["id"] for _ in range(3)]
+    driver, begun, may_end = _driver(cloud), asyncio.Semaphore(0), asyncio.Event()
+    resize = driver.resize
+
+    async def copies_disks(*args: Any, **kwargs: Any) -> Any:
+        begun.release()
+        await may_end.wait()
+        return await resize(*args, **kwargs)
+
+    monkeypatch.setattr(driver, "resize", copies_disks)
+    for id in ids:
+        await user.act(id, "resize", {"flavorRef": MEDIUM})
+    for _ in range(2):
+        await asyncio.wait_for(begun.acquire(), 60)
+    await cloud.caller().boot()
+    may_end.set()
+    for id in ids:
+        await user.wait_for(id, "VERIFY_RESIZE")

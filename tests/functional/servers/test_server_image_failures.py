@@ -155,7 +155,7 @@ async def test_a_deadline_deletes_the_image(
 
     def soon(self: ServerActions, *args: Any, **named: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self, "_timeout", 1.0)
+            patch.setattr(self._accepted, "_timeout", 1.0)
             return record(self, *args, **named)
 
     monkeypatch.setattr(ServerActions, "record", soon)

@@ -1,6 +1,7 @@
 """Extensions of the compute API: what they add to routes, and why one is refused. It is skipped whole and named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -190,3 +191,24 @@ def test_a_faulty_extension_is_skipped_whole(
     assert found[:2] == own
     assert [each.title for each in extensions.used] == ["fine"] and extensions.problems == {"faulty": reason}
     assert f"the API extension faulty is skipped: {reason}; mend or uninstall its package" in caplog.text
+
+
+def test_a_change_of_a_route_changes_it_under_its_old_path(load: Load) -> None:
+    """Otherwise a client goes around an extension that refuses something."""
+    old = replace(CARS, path="/os-cars", same_as=CARS.label)
+    changes = RouteChange(route="POST /cars", around=around, versions=since(7))
+    extensions = load(first=extension(changes), second=extension(changes, alias="second"))
+    found = extensions.extend([CARS, old], None)
+    assert [(route.path, route.versions.since) for route in found] == [
+        (path, first) for path in ("/cars", "/os-cars") for first in (0, 7)
+    ]
+    assert all(route.handler is not handler for route in found if route.versions.since == 7)
+    assert not extensions.problems
+
+
+def test_the_api_does_not_start_without_a_required_extension(load: Load) -> None:
+    extensions = load(faulty=extension(RouteChange(route="GET /none", around=around)), fine=extension(alias="fine"))
+    extensions.extend([CARS], None)
+    extensions.check_required(["fine"])
+    with pytest.raises(Invalid, match=r"names lost, paint, which the API cannot use\. faulty is skipped: it changes"):
+        extensions.check_required(["fine", "paint", "lost"])

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from micronova.objects.orders import BootVerdict, HostReply
+from micronova.objects.orders import BootResult, HostReply
 from tests.unit.compute.agent_harness import AgentHarness, order
 
 HANGS = {"operation": "boot", "kind": "hang"}
@@ -24,9 +25,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[AgentHarness]:
     await harness.close()
 
 
-def verdicts(harness: AgentHarness) -> list[BootVerdict]:
-    """Return all verdicts that the conductor has received."""
-    return [verdict for beat in harness.conductor.beats for host in beat.hosts for verdict in host.boots]
+def results(harness: AgentHarness) -> list[BootResult]:
+    """Return all results that the conductor has received."""
+    return [result for beat in harness.conductor.beats for host in beat.hosts for result in host.boots]
 
 
 async def test_a_guest_that_never_boots_is_reported_once(
@@ -35,14 +36,14 @@ async def test_a_guest_that_never_boots_is_reported_once(
     await harness.rules(HANGS)
     await harness.carry_out(order(epoch=2))
     await harness.clock.advance(299)
-    assert verdicts(harness) == []
+    assert results(harness) == []
     await harness.clock.advance(21)
-    [verdict] = verdicts(harness)
-    assert (verdict.instance_uuid, verdict.epoch, verdict.found) == ("i-1", 2, False)
-    assert verdict.fault.startswith("The guest has not begun to boot: within 300 s it read 512 bytes of its disks")
-    assert verdict.fault.endswith("Look at its console; a hard reboot tries again.") and len(verdict.fault) <= 255
+    [result] = results(harness)
+    assert (result.instance_uuid, result.epoch, result.found) == ("i-1", 2, False)
+    assert result.fault.startswith("The guest has not begun to boot: within 300 s it read 512 bytes of its disks")
+    assert result.fault.endswith("Look at its console; a hard reboot tries again.") and len(result.fault) <= 255
     await harness.clock.advance(1000)
-    assert verdicts(harness) == [verdict]
+    assert results(harness) == [result]
     [line] = [record.message for record in caplog.records if "has not begun to boot" in record.message]
     assert "host-1" in line and "i-1" in line
 
@@ -62,14 +63,14 @@ async def test_a_boot_that_goes_well_costs_one_check_and_no_message(
         await harness.carry_out(order(uuid=uuid))
     await harness.clock.advance(1000)
     assert checks == [{"i-1", "i-2", "i-3"}]
-    assert verdicts(harness) == []
+    assert results(harness) == []
 
 
 async def test_a_guest_that_boots_after_all_is_reported_as_such(harness: AgentHarness) -> None:
     await harness.rules(SLOW)
     await harness.carry_out(order())
     await harness.clock.advance(1000)
-    assert [bool(verdict.fault) for verdict in verdicts(harness)] == [True, False]
+    assert [bool(result.fault) for result in results(harness)] == [True, False]
 
 
 async def test_it_is_reported_until_a_conductor_replies(harness: AgentHarness) -> None:
@@ -77,22 +78,22 @@ async def test_it_is_reported_until_a_conductor_replies(harness: AgentHarness) -
     await harness.carry_out(order())
     harness.conductor.unavailable = True
     await harness.clock.advance(REPORTED_AFTER)
-    assert harness.conductor.failures and verdicts(harness) == []
+    assert harness.conductor.failures and results(harness) == []
     harness.conductor.unavailable = False
     await harness.clock.advance(20)
-    assert len(verdicts(harness)) == 1
+    assert len(results(harness)) == 1
 
 
 async def test_it_is_reported_again_when_it_came_during_an_operation(harness: AgentHarness) -> None:
     await harness.rules(HANGS)
     await harness.carry_out(order())
     await harness.clock.advance(290)
-    harness.conductor.replies.extend([HostReply(host="host-1", repeat_verdicts=("i-1",))] * 8)
+    harness.conductor.replies.extend([HostReply(host="host-1", repeat_boots=("i-1",))] * 8)
     await harness.clock.advance(100)
-    assert len(verdicts(harness)) > 1
-    before = len(verdicts(harness))
+    assert len(results(harness)) > 1
+    before = len(results(harness))
     await harness.clock.advance(100)
-    assert len(verdicts(harness)) == before
+    assert len(results(harness)) == before
 
 
 @pytest.mark.parametrize("kind", ["stop", "pause", "suspend", "delete"])
@@ -101,7 +102,7 @@ async def test_a_guest_that_does_not_run_is_not_watched(harness: AgentHarness, k
     await harness.carry_out(order(epoch=2))
     await harness.carry_out(order(kind, epoch=3))
     await harness.clock.advance(1000)
-    assert verdicts(harness) == []
+    assert results(harness) == []
 
 
 @pytest.mark.parametrize("kind", ["start", "reboot"])
@@ -113,7 +114,7 @@ async def test_every_start_is_watched(harness: AgentHarness, kind: str) -> None:
     await harness.rules(HANGS)
     await harness.carry_out(order(kind, epoch=4, parameters={"type": "HARD"}))
     await harness.clock.advance(REPORTED_AFTER)
-    assert [(verdict.epoch, bool(verdict.fault)) for verdict in verdicts(harness)] == [(4, True)]
+    assert [(result.epoch, bool(result.fault)) for result in results(harness)] == [(4, True)]
 
 
 async def test_a_start_by_hand_is_watched_too(harness: AgentHarness) -> None:
@@ -123,7 +124,7 @@ async def test_a_start_by_hand_is_watched_too(harness: AgentHarness) -> None:
     await harness.clock.advance(20)
     harness.driver.guest_becomes("i-1", "started")
     await harness.clock.advance(REPORTED_AFTER)
-    assert len(verdicts(harness)) == 1
+    assert len(results(harness)) == 1
 
 
 async def test_a_new_start_is_given_its_own_time(harness: AgentHarness) -> None:
@@ -133,10 +134,10 @@ async def test_a_new_start_is_given_its_own_time(harness: AgentHarness) -> None:
     await harness.rules()
     await harness.carry_out(order("reboot", epoch=3, parameters={"type": "HARD"}))
     await harness.clock.advance(30)
-    assert [(verdict.epoch, bool(verdict.fault)) for verdict in verdicts(harness)] == [(2, True), (3, False)]
+    assert [(result.epoch, bool(result.fault)) for result in results(harness)] == [(2, True), (3, False)]
 
 
-async def test_a_verdict_that_was_not_received_is_dropped_after_a_new_start(harness: AgentHarness) -> None:
+async def test_a_result_that_was_not_received_is_dropped_after_a_new_start(harness: AgentHarness) -> None:
     await harness.rules(HANGS)
     await harness.carry_out(order(epoch=2))
     harness.conductor.unavailable = True
@@ -145,7 +146,7 @@ async def test_a_verdict_that_was_not_received_is_dropped_after_a_new_start(harn
     await harness.send(order("reboot", epoch=3, parameters={"type": "HARD"}))
     harness.conductor.unavailable = False
     await harness.clock.advance(60)
-    assert all(not verdict.fault for verdict in verdicts(harness))
+    assert all(not result.fault for result in results(harness))
 
 
 async def test_the_next_agent_watches_on(harness: AgentHarness) -> None:
@@ -158,11 +159,11 @@ async def test_the_next_agent_watches_on(harness: AgentHarness) -> None:
     await harness.start_agent()
     await harness.clock.advance(30)
     # A new agent does not know whether the guest was reported as not booting, so it reports the boot once.
-    assert verdicts(harness) == [BootVerdict(instance_uuid="lives", epoch=2, found=True)]
+    assert results(harness) == [BootResult(instance_uuid="lives", epoch=2, found=True)]
     await harness.clock.advance(REPORTED_AFTER)
-    verdict = verdicts(harness)[-1]
-    assert (verdict.instance_uuid, verdict.epoch, verdict.found) == ("hangs", 3, True)
-    assert verdict.fault and len(verdicts(harness)) == 2
+    result = results(harness)[-1]
+    assert (result.instance_uuid, result.epoch, result.found) == ("hangs", 3, True)
+    assert result.fault and len(results(harness)) == 2
 
 
 async def test_an_order_tells_the_next_agent_the_epoch(harness: AgentHarness) -> None:
@@ -173,7 +174,7 @@ async def test_an_order_tells_the_next_agent_the_epoch(harness: AgentHarness) ->
     await harness.carry_out(order("pause", epoch=7))
     await harness.carry_out(order("unpause", epoch=8))
     await harness.clock.advance(REPORTED_AFTER)
-    assert [(verdict.epoch, verdict.found) for verdict in verdicts(harness)] == [(8, False)]
+    assert [(result.epoch, result.found) for result in results(harness)] == [(8, False)]
 
 
 async def test_a_boot_timeout_of_zero_disables_the_watch() -> None:
@@ -182,11 +183,11 @@ async def test_a_boot_timeout_of_zero_disables_the_watch() -> None:
     await harness.rules(HANGS)
     await harness.carry_out(order())
     await harness.clock.advance(1_000)
-    assert verdicts(harness) == []
+    assert results(harness) == []
     await harness.close()
 
 
-async def test_a_hypervisor_that_fails_gives_no_verdict(
+async def test_a_hypervisor_that_fails_gives_no_result(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fails(_: Collection[str]) -> Any:
@@ -196,7 +197,12 @@ async def test_a_hypervisor_that_fails_gives_no_verdict(
     await harness.carry_out(order())
     monkeypatch.setattr(harness.driver, "boot_signs", fails)
     await harness.clock.advance(REPORTED_AFTER)
-    assert verdicts(harness) == [] and "the hypervisor is away" in caplog.text
+    assert results(harness) == [] and "the hypervisor is away" in caplog.text
     monkeypatch.undo()
     await harness.clock.advance(20)
-    assert len(verdicts(harness)) == 1
+    assert len(results(harness)) == 1
+
+
+def test_replies_have_the_name_that_agents_of_earlier_releases_read() -> None:
+    reply = HostReply(host="host-1", repeat_boots=("i-1",))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply))["repeat_verdicts"] == ["i-1"]

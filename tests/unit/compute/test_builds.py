@@ -116,13 +116,27 @@ async def test_the_limit_of_concurrent_builds() -> None:
     await harness.start()
     await harness.rules({"operation": "spawn", "kind": "delay", "delay": 10})
     for number in range(5):
-        await harness.send(order(uuid=f"i-{number}"))
+        await harness.send(order(uuid=f"i-{number}", instance_project_id=f"p-{number}"))
     assert len(await harness.driver.list_guests()) == 2
     assert len(harness.running_operations()) == 5
     await harness.clock.advance(10)
     assert len(await harness.driver.list_guests()) == 4
     await harness.clock.advance(20)
     assert harness.conductor.reports.qsize() == 5
+    await harness.close()
+
+
+async def test_one_project_leaves_a_build_slot_to_others() -> None:
+    harness = AgentHarness(max_concurrent_builds=3)
+    await harness.start()
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 10})
+    for number in range(3):
+        await harness.send(order(uuid=f"a-{number}", instance_project_id="a"))
+    assert len(await harness.driver.list_guests()) == 2
+    await harness.send(order(uuid="b", instance_project_id="b"))
+    assert {guest.uuid for guest in await harness.driver.list_guests()} == {"a-0", "a-1", "b"}
+    await harness.clock.advance(20)
+    assert harness.conductor.reports.qsize() == 4
     await harness.close()
 
 

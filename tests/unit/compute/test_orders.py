@@ -84,7 +84,7 @@ async def test_a_build_after_the_delete_is_dropped(harness: AgentHarness) -> Non
 async def test_an_order_for_another_host_is_ignored(harness: AgentHarness) -> None:
     await harness.send(order())
     manager = harness.manager._agents["host-1"]
-    manager.accept(order(uuid="i-2", host="host-2"))
+    manager.begin(order(uuid="i-2", host="host-2"))
     await settle()
     assert await harness.guest("i-2") is None
 

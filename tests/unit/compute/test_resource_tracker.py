@@ -50,22 +50,22 @@ def test_a_claim_is_given_back_when_the_body_fails() -> None:
 def test_a_repeated_claim_counts_once() -> None:
     tracker = make_tracker()
     for _ in range(10):
-        tracker.instance_claim(order())
+        tracker.hold(order())
     assert tracker.used()["VCPU"] == 1
 
 
 def test_capacity_is_total_less_reserved_times_ratio() -> None:
     tracker = make_tracker(reserved_host_memory_mb=512, ram_allocation_ratio=2.0)
     for number in range(6):  # (2048 - 512) * 2 / 512
-        tracker.instance_claim(order(uuid=f"i-{number}"))
+        tracker.hold(order(uuid=f"i-{number}"))
     with pytest.raises(InsufficientResources):
-        tracker.instance_claim(order(uuid="i-6"))
+        tracker.hold(order(uuid="i-6"))
 
 
 def test_the_update_agrees_with_claims() -> None:
     tracker = make_tracker()
-    tracker.instance_claim(order(uuid="i-1"))
-    tracker.instance_claim(order(uuid="i-2"))
+    tracker.hold(order(uuid="i-1"))
+    tracker.hold(order(uuid="i-2"))
     before = tracker.used()
     guest = Guest(uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
     seen = msgspec.structs.replace(NODE, vcpus_used=1, memory_mb_used=512, local_gb_used=1)
@@ -77,7 +77,7 @@ def test_guests_of_other_clouds_use_resources() -> None:
     tracker = make_tracker()
     tracker.update(msgspec.structs.replace(NODE, memory_mb_used=1800), [], ())
     with pytest.raises(InsufficientResources):
-        tracker.instance_claim(order())
+        tracker.hold(order())
 
 
 def test_what_an_instance_holds_is_never_refused() -> None:
@@ -89,7 +89,7 @@ def test_what_an_instance_holds_is_never_refused() -> None:
     tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=256)))
     with pytest.raises(InsufficientResources):
         tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=1024)))
-    tracker.hold(order(uuid="i-2"))  # it has a claim in the database, and stays
+    tracker.keep(order(uuid="i-2"))  # it has a claim in the database, and stays
 
 
 def test_an_update_that_finds_nothing_new_changes_nothing() -> None:
@@ -121,7 +121,7 @@ def test_usage_always_equals_what_the_instances_hold(steps: list[tuple[str, int]
             held.discard(uuid)
         elif step == "claim":
             try:
-                tracker.instance_claim(order(uuid=uuid))
+                tracker.hold(order(uuid=uuid))
             except InsufficientResources:
                 assert len(held - {uuid}) == 4  # the memory is full
             else:

@@ -39,18 +39,23 @@ class Work:
 
 
 async def test_a_free_place_goes_to_the_project_with_the_fewest() -> None:
-    work = Work(Slots(2))
-    await work.begin("a1", "a2", "a3", "b1", "a4", "c1")
-    assert work.running == ["a1", "a2"]
-    for ends, running in (("a1", ["a2", "b1"]), ("a2", ["b1", "a3"]), ("b1", ["a3", "c1"]), ("a3", ["c1", "a4"])):
+    work = Work(Slots(3))
+    await work.begin("a1", "a2", "b1", "b2", "a3", "c1", "a4")
+    assert work.running == ["a1", "a2", "b1"]
+    for ends, running in (
+        ("a1", ["a2", "b1", "c1"]),
+        ("b1", ["a2", "c1", "b2"]),
+        ("c1", ["a2", "b2", "a3"]),
+        ("a2", ["b2", "a3", "a4"]),
+    ):
         await work.end(ends)
         assert work.running == running
-    for name in ("c1", "a4"):
+    for name in ("b2", "a3", "a4"):
         await work.end(name)
 
 
 async def test_one_project_leaves_places_to_others() -> None:
-    work = Work(Slots(3, per_project=2))
+    work = Work(Slots(3))
     await work.begin("a1", "a2", "a3", "b1", "b2")
     assert work.running == ["a1", "a2", "b1"]
     await work.end("b1")
@@ -66,17 +71,17 @@ async def test_one_project_leaves_places_to_others() -> None:
 @pytest.mark.parametrize("given", [False, True])
 async def test_who_gives_up_keeps_no_place(given: bool) -> None:
     slots = Slots(1)
-    await slots.take("a")
-    waiting = asyncio.create_task(slots.take("b"))
+    await slots.acquire("a")
+    waiting = asyncio.create_task(slots.acquire("b"))
     await settle()
     if given:
-        slots.leave("a")  # it has the place, and does not know it yet
+        slots.release("a")  # it has the place, and does not know it yet
         waiting.cancel()
     else:
         waiting.cancel()
-        slots.leave("a")
+        slots.release("a")
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.wait_for(slots.take("c"), 60)
+    await asyncio.wait_for(slots.acquire("c"), 60)
 
 
 async def test_without_a_limit_nobody_waits() -> None:

@@ -64,7 +64,7 @@ class World:
             image_client=SimpleNamespace(download_url=lambda id: f"http://images/{id}?ticket={len(self.hosts.urls)}"),
             notifier=self,
             service_down_time=60.0,
-            action_timeout=100.0,
+            operation_timeout=100.0,
         )
         self.caching = CacheImagesTasks(cast(ConductorDependencies, needs), concurrency)
 

@@ -67,7 +67,7 @@ async def _offload(request: pytest.FixtureRequest, images: Images) -> Counter[st
                 conn.execute(sa.update(instances).where(instances.c.uuid == id).values(changes))
 
         await database.write(prepare)
-        needs = SimpleNamespace(engine=engine, action_timeout=60.0, image_client=images)
+        needs = SimpleNamespace(engine=engine, operation_timeout=60.0, image_client=images)
         await offload_overdue(cast(ConductorDependencies, needs), 30.0)
     return engine.offloaded
 

@@ -31,11 +31,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "set_addresses": {"namespace": NETWORK, "device": "dev11111111-11", "addresses": ["10.0.0.2/24"]},
     "set_routes": {"namespace": ROUTER, "routes": [{"destination": "0.0.0.0/0", "via": "10.0.0.1"}]},
     "load_firewall": {
-        "guarded": [{
+        "filtered": [{
             "tap": "tap11111111-11", "zone": 7, "pairs": [{"mac": MAC, "prefix": "10.0.0.3/32"}],
             "rules": [{"ingress": True, "protocol": 6, "low": 22, "high": 22, "remote": "10.0.0.0/8"}],
         }],
-        "plain": [{"device": "vth11111111-11", "zone": 7}],
+        "unfiltered": [{"device": "vth11111111-11", "zone": 7}],
         "groups": [{"id": UUID, "addresses": ["10.0.0.4/32"]}],
     },
     "check_firewall": {},
@@ -183,7 +183,7 @@ def test_there_is_no_other_verb() -> None:
         ("start_advertiser", {"links": [{"device": "dev11111111-11", "subnets": [{"cidr": "10.0.0.0/24"}]}]}),
         ("start_dnsmasq", {"subnets": [{"cidr": "10.0.0.0/24", "mode": "slaac"}]}),
         ("start_dnsmasq", {"subnets": [{"cidr": "fd00::/48", "mode": "slaac"}]}),
-        ("load_firewall", {"plain": [{"device": "tap11111111-11", "zone": 1}]}),  # twice
+        ("load_firewall", {"unfiltered": [{"device": "tap11111111-11", "zone": 1}]}),  # twice
         ("load_firewall", {"groups": [{"id": UUID, "addresses": ["10.0.0.4"]}]}),
     ],
 )
@@ -202,4 +202,4 @@ def test_a_rule_cannot_name_what_is_not_there() -> None:
         {"ingress": True, "protocol": 6, "low": 70000},
     ):
         with pytest.raises((msgspec.ValidationError, Refused)):
-            send("load_firewall", changed(GOOD["load_firewall"], ("guarded", 0, "rules"), [rule]))
+            send("load_firewall", changed(GOOD["load_firewall"], ("filtered", 0, "rules"), [rule]))

@@ -185,8 +185,8 @@ async def test_a_client_follows_no_link_to_the_socket_of_another_helper(tmp_path
 
 
 def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
-    guarded = v.Guarded(tap="tap11111111-11", zone=7, pairs=(v.Pair(mac=MAC, prefix="10.0.0.3/32"),))
-    text = rulesets.firewall(v.LoadFirewall(guarded=(guarded,)))
+    filtered = v.FilteredPort(tap="tap11111111-11", zone=7, pairs=(v.Pair(mac=MAC, prefix="10.0.0.3/32"),))
+    text = rulesets.firewall(v.LoadFirewall(filtered=(filtered,)))
     inside = text.partition("chain in1 {")[2].partition("}\nchain")[0]
     assert inside.strip().endswith("drop;")
     assert f"{MAC} . 10.0.0.3/32" in text
@@ -198,8 +198,8 @@ def test_a_guest_is_no_router_and_no_dhcp_server_in_the_family_that_reassembles_
     """The bridge family sees each fragment; extension headers move the type or the ports out of the first one."""
     every = tuple(v.FilterRule(ingress=ingress, version=version) for ingress in (True, False) for version in (4, 6))
     for stateful in (True, False):
-        guarded = v.Guarded(tap="tap11111111-11", zone=7, stateful=stateful, rules=every)
-        inet = rulesets.firewall(v.LoadFirewall(guarded=(guarded,))).partition("table inet micronova {")[2]
+        filtered = v.FilteredPort(tap="tap11111111-11", zone=7, stateful=stateful, rules=every)
+        inet = rulesets.firewall(v.LoadFirewall(filtered=(filtered,))).partition("table inet micronova {")[2]
         sent = inet.partition("chain out1 {")[2].strip().splitlines()
         assert sent[:3] == [  # before any rule that lets it pass
             "icmpv6 type { nd-router-advert, nd-redirect } drop;",

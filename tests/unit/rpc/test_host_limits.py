@@ -24,7 +24,7 @@ from msgspec.inspect import (
 from micronova.compute.rpcapi import COMPUTE_INTERFACE, FAULT_RULES
 from micronova.conductor.rpcapi import HOSTS, KEYS
 from micronova.objects.host_limits import LONGEST_DETAILS, LONGEST_MESSAGE
-from micronova.objects.orders import BootVerdict, NodeResources, Report
+from micronova.objects.orders import BootResult, NodeResources, Report
 from micronova.rpc.contract import Method
 from micronova.rpc.envelope import OutgoingReply, decode_reply, encode
 from micronova.rpc.errors import ErrorBody, from_body
@@ -34,7 +34,7 @@ SENT = [
     *((method, method.params) for interface in (HOSTS, KEYS) for method in interface.methods.values()),
     *((method, method.result) for method in COMPUTE_INTERFACE.methods.values() if method is not FAULT_RULES),
 ]
-CUT = {(Report, "message"), (Report, "details"), (BootVerdict, "fault"), (NodeResources, "cpu_info")}
+CUT = {(Report, "message"), (Report, "details"), (BootResult, "fault"), (NodeResources, "cpu_info")}
 """Fields whose limits are no part of their types; the tests below are about them."""
 REPORT = Report(operation_id="o", epoch=1, instance_uuid="i", host="h", outcome="error")
 NODE = NodeResources(
@@ -82,9 +82,9 @@ def test_texts_for_people_are_cut_and_not_refused() -> None:
         assert found.message is not None and found.details is not None
         assert (len(found.message), len(found.details)) == (LONGEST_MESSAGE, LONGEST_DETAILS)
         assert "\0" not in found.message + found.details
-    verdict = BootVerdict(instance_uuid="i", epoch=1)
-    found_verdict = msgspec.msgpack.decode(_as_old_agents_do(verdict, fault=long), type=BootVerdict)
-    assert len(found_verdict.fault) == LONGEST_MESSAGE
+    result = BootResult(instance_uuid="i", epoch=1)
+    found_result = msgspec.msgpack.decode(_as_old_agents_do(result, fault=long), type=BootResult)
+    assert len(found_result.fault) == LONGEST_MESSAGE
 
 
 def test_texts_that_are_short_enough_stay_as_they_are() -> None:

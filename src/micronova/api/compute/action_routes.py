@@ -1,7 +1,7 @@
 """Routes of server actions: POST /servers/{id}/action with the action's name as the body's only key."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -10,8 +10,10 @@ from msgspec import field
 from micronova.http.service import Handler, Route
 from micronova.http.versions import Range
 
-SERVER_PATHS: Final = (("/servers", Range()), ("/os-volumes_boot", Range(0, 102)))
-"""The paths of servers: their name, and their old name with the versions that have it."""
+PATH: Final = "/servers"
+OLD_PATH: Final = "/os-volumes_boot"
+OLD_PATH_UNTIL: Final = 102
+"""The path of servers, their old path, and the last microversion that has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,24 @@ def bare_body(action: str) -> type[msgspec.Struct]:
     )
 
 
+def with_old_path(routes: Iterable[Route]) -> list[Route]:
+    """Return routes of servers, and the same under the old path of servers."""
+    found = []
+    for route in routes:
+        found.append(route)
+        versions = Range(route.versions.since, min(route.versions.until, OLD_PATH_UNTIL))
+        if versions.since <= versions.until:
+            path = OLD_PATH + route.path.removeprefix(PATH)
+            found.append(replace(route, path=path, versions=versions, same_as=route.label))
+    return found
+
+
 def action_routes(actions: Iterable[ServerAction]) -> list[Route]:
     """Return the routes of actions, for both paths of servers. Their handlers ask policy when they have the server."""
-    return [
+    return with_old_path(
         Route(
             method="POST",
-            path=f"{path}/{{id}}/action",
+            path=f"{PATH}/{{id}}/action",
             action=action.name,
             handler=action.handler,
             policy=action.policy,
@@ -51,8 +65,7 @@ def action_routes(actions: Iterable[ServerAction]) -> list[Route]:
             errors=action.errors,
             has_location=action.has_location,
             checks_policy=True,
-            versions=Range(action.versions.since, min(known.until, action.versions.until)),
+            versions=action.versions,
         )
         for action in actions
-        for path, known in SERVER_PATHS
-    ]
+    )

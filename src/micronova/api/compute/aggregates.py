@@ -151,8 +151,8 @@ class Aggregates:
     def _announce(
         self, request: Request, action: str, phase: str, found: tuple[AggregateRow, list[str]], **more: Any
     ) -> None:
-        told = partial(resources.aggregate_of, action, phase, *found, **more)
-        self._notifier.announce(request.context.for_bus(), told)
+        notification = partial(resources.aggregate_of, action, phase, *found, **more)
+        self._notifier.announce(request.context.for_bus(), notification)
 
     def _now(self) -> int:
         return micros(self._clock.now())
@@ -180,8 +180,8 @@ class Aggregates:
         uuid, context = new_uuid(self._random), request.context.for_bus()
         metadata = {aggregates.ZONE: zone} if zone else {}
         more: dict[str, Any] = {"meta_data": metadata} if metadata else {}
-        told = partial(resources.aggregate, "create", "start", uuid=uuid, name=name, metadata=metadata, **more)
-        self._notifier.announce(context, told)
+        notification = partial(resources.aggregate, "create", "start", uuid=uuid, name=name, metadata=metadata, **more)
+        self._notifier.announce(context, notification)
         row = await self._database.write(aggregates.insert, uuid, name, zone, self._now())
         self._announce(request, "create", "end", (row, []), **more)
         return {"aggregate": CREATED.at(request.minor)(row)}

@@ -1,14 +1,13 @@
 """POST /servers: checks what the types of the body cannot say, and turns it into a CreateRequest."""
 
 import re
-from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import SERVER_PATHS
+from micronova.api.compute.action_routes import PATH, with_old_path
 from micronova.api.compute.server_create_body import Body, Device, NewServer
 from micronova.api.compute.server_inputs import (
     UUID,
@@ -17,6 +16,7 @@ from micronova.api.compute.server_inputs import (
     disk_config,
     given,
     hostname,
+    id_in,
     injected_files,
     ip_address,
     user_data,
@@ -55,9 +55,9 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation, shows_passwords)
 
     policy = "os_compute_api:servers:create"
-    route = partial(
-        Route,
+    route = Route(
         method="POST",
+        path=PATH,
         handler=create,
         policy=policy,
         status=202,
@@ -66,7 +66,7 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         has_location=True,
         errors=(501,),  # it asks for volumes
     )
-    return [route(path=path, versions=versions) for path, versions in SERVER_PATHS]
+    return with_old_path([route])
 
 
 def _authorize(request: Request, wanted: CreateRequest) -> None:
@@ -123,7 +123,7 @@ def create_request(request: Request) -> CreateRequest:
         )
     return CreateRequest(
         name=inputs.name(server.name, strip=request.is_v2),
-        flavor_id=str(server.flavor_ref).rstrip("/").rpartition("/")[2],
+        flavor_id=id_in(server.flavor_ref),
         image_id=_image_id(server),
         description=inputs.printable(given(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
@@ -183,7 +183,7 @@ def _image_id(server: NewServer) -> str | None:
             named: str | None = given(found[0].uuid) or given(found[0].image_id)
             return named
         return None
-    image = server.image_ref.rstrip("/").rpartition("/")[2]
+    image = id_in(server.image_ref)
     if not re.match(UUID, image):
         raise Invalid("Invalid imageRef provided: it must be the id of an image.")
     return image

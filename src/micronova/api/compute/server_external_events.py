@@ -76,13 +76,13 @@ def routes(database: Database, events: ExternalEvents) -> list[Route]:
             answer["tag"] = event.tag
         if row is None:
             return {**answer, "status": "failed", "code": 404}
-        told = InstanceEvent(
+        instance_event = InstanceEvent(
             instance_uuid=event.server_uuid,
             name=event.name,
             status=event.status,
             tag=None if isinstance(event.tag, UnsetType) else event.tag,
         )
-        if not await events.handle(request.context, row, told):
+        if not await events.handle(request.context, row, instance_event):
             return {**answer, "status": "failed", "code": 422}
         return {**answer, "code": 200}
 

@@ -37,6 +37,11 @@ def given(value: Any) -> Any:
     return None if value is UNSET else value
 
 
+def id_in(reference: str | int) -> str:
+    """Return the id in a reference: it is the reference itself, or the last part of a URL."""
+    return str(reference).rstrip("/").rpartition("/")[2]
+
+
 def ip_address(field: str, text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Read an IP address."""
     try:

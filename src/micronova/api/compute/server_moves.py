@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType, field
 
 from micronova.api import inputs
 from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
-from micronova.api.compute.server_inputs import disk_config
+from micronova.api.compute.server_inputs import disk_config, given, id_in
 from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.db.engine import Database
 from micronova.http.request import Request
@@ -89,8 +89,7 @@ class MoveHandlers:
         row = await authorized_server(self._database, request, id)
         wanted: Resize = request.body.resize
         config = None if isinstance(wanted.disk_config, UnsetType) else disk_config(wanted.disk_config)
-        flavor = str(wanted.flavor_ref).rstrip("/").rpartition("/")[2]
-        await self._moves.resize(request.context, row, flavor, config)
+        await self._moves.resize(request.context, row, id_in(wanted.flavor_ref), config)
 
     async def confirm_resize(self, request: Request, id: str) -> None:
         """Keep the new size of a server; the old one is removed."""
@@ -130,8 +129,7 @@ class MoveHandlers:
         """Build a server again, whose host is down, on another host."""
         row = await authorized_server(self._database, request, id)
         asked: Evacuate = request.body.evacuate
-        host = None if isinstance(asked.host, UnsetType) else asked.host
-        password = None if isinstance(asked.admin_pass, UnsetType) else asked.admin_pass
+        host = given(asked.host)
         if request.minor <= 13 and isinstance(asked.on_shared_storage, UnsetType):
             raise Invalid("Invalid input for field/attribute evacuate: onSharedStorage is a required property.")
         if inputs.flag(asked.on_shared_storage):
@@ -139,15 +137,15 @@ class MoveHandlers:
         forced = inputs.flag(asked.force)
         if forced and host is None:
             raise Invalid("Can't force to a non-provided destination")
-        given = await self._moves.evacuate(
+        password = await self._moves.evacuate(
             request.context,
             row,
             host=host,
             forced=forced or request.minor <= 28,
-            password=password,
+            password=given(asked.admin_pass),
             stops=request.minor >= 95,
         )
-        return {"adminPass": given} if request.minor <= 13 else None
+        return {"adminPass": password} if request.minor <= 13 else None
 
 
 def routes(database: Database, moves: ServerMoves) -> list[Route]:

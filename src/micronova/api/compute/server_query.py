@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
+from micronova.api.compute.server_inputs import id_in
 from micronova.db.server_lists import SORT_KEYS, Filters
 from micronova.http.request import Request
 from micronova.http.versions import since
@@ -308,9 +309,7 @@ def _set_tags(asked: dict[str, Any], filters: Filters) -> None:
 def _set_values(asked: dict[str, Any], filters: Filters) -> None:
     for name, column in _EQUAL.items():
         if name in asked:
-            filters.equal[column] = (
-                asked[name].rstrip("/").rpartition("/")[2] if name in ("image", "flavor") else asked[name]
-            )
+            filters.equal[column] = id_in(asked[name]) if name in ("image", "flavor") else asked[name]
     for name, column in _NUMBERS.items():
         if name in asked:
             text = asked[name]

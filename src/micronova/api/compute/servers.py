@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import SERVER_PATHS
+from micronova.api.compute.action_routes import PATH, with_old_path
 from micronova.api.compute.server_inputs import access_address, disk_config, hostname
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.compute.server_query import ListQuery, list_filters
@@ -188,26 +188,24 @@ def routes(
     """Return the routes; os-volumes_boot is the same resource under its old name."""
     handlers = Servers(database, clock, actions, max_limit, service_down_time)
     rule = "os_compute_api:servers:"
-    found = []
-    for path, versions in SERVER_PATHS:
-        route = partial(Route, versions=versions)
-        listed = partial(route, method="GET", query=ListQuery, strict_query=since(75))
-        found += [
+    listed = partial(Route, method="GET", query=ListQuery, strict_query=since(75))
+    return with_old_path(
+        [
             listed(
-                path=path,
+                path=PATH,
                 handler=handlers.index,
                 policy=f"{rule}index",
                 answer={"servers": [BRIEF], "servers_links?": LINKS},
             ),
             listed(
-                path=f"{path}/detail",
+                path=f"{PATH}/detail",
                 handler=handlers.detail,
                 policy=f"{rule}detail",
                 answer={"servers": [DETAIL], "servers_links?": LINKS},
             ),
-            route(
+            Route(
                 method="GET",
-                path=f"{path}/{{id}}",
+                path=f"{PATH}/{{id}}",
                 handler=handlers.show,
                 policy=f"{rule}show",
                 answer={"server": SHOW},
@@ -215,22 +213,22 @@ def routes(
                 query=inputs.NoQuery,
                 strict_query=STRICT,
             ),
-            route(
+            Route(
                 method="PUT",
-                path=f"{path}/{{id}}",
+                path=f"{PATH}/{{id}}",
                 handler=handlers.update,
                 policy=f"{rule}update",
                 answer={"server": UPDATED},
                 checks_policy=True,
                 body=UpdateBody,
             ),
-            route(
+            Route(
                 method="DELETE",
-                path=f"{path}/{{id}}",
+                path=f"{PATH}/{{id}}",
                 handler=handlers.delete,
                 policy=f"{rule}delete",
                 checks_policy=True,
                 status=204,
             ),
         ]
-    return found
+    )

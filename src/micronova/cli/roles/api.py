@@ -46,6 +46,7 @@ async def make(process: Process) -> Role:
     settings = process.settings
     extensions = load_extensions()
     found = declared_routes(process, extensions)
+    extensions.check_required(process.settings.api.required_extensions)
     policy_file = settings.api.policy_file
     service = Service(
         "compute",
@@ -160,7 +161,7 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
         unsupported=Unsupported(lambda: _honoured(filters, default.service_down_time)),
         signatures=_image_signatures(process),
         quota_defaults=settings.quota.limits(),
-        action_timeout=default.instance_build_timeout,
+        operation_timeout=default.instance_build_timeout,
         service_down_time=default.service_down_time,
         default_zone=default.default_availability_zone,
     )

@@ -46,7 +46,7 @@ async def make(process: Process) -> Role:
         image_client=process.clients.image_client(),
         notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
-        action_timeout=settings.default.instance_build_timeout,
+        operation_timeout=settings.default.instance_build_timeout,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
         audit_period=settings.default.instance_usage_audit_period,

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 async def build(host: Host, work: Work) -> Outcome | None:
     """Build the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
-    async with host.build_slots.one() as slot:
+    async with host.build_slots.one(work.order.instance.project_id) as slot:
         found, outcome = await _check_existing(host, work)
         if found:
             return outcome
@@ -65,7 +65,7 @@ async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]
             uuid,
             error,
         )
-        return True, _outcome(_driver_error(error), left_behind=True)
+        return True, _outcome(host, work, _driver_error(error), left_behind=True)
     return False, None
 
 
@@ -88,7 +88,7 @@ async def _spawn(host: Host, work: Work, slot: Slot) -> Outcome:
             host.power_change_ended(uuid, power_state.RUNNING)
     except Exception as error:
         log.info("host %s: instance %s was not built: %s", host.name, uuid, error)
-        return _outcome(error, left_behind=left_behind)
+        return _outcome(host, work, error, left_behind=left_behind)
     return Outcome(outcome="done", power_state=power_state.RUNNING, config_drive=wants_config_drive(host, work))
 
 
@@ -99,7 +99,7 @@ async def _make_guest(host: Host, work: Work, slot: Slot) -> None:
 
     async def plugged() -> None:
         # The guest is made. Its owner can keep the network from ever confirming: other builds do not wait for that.
-        slot.leave()
+        slot.release()
         await work.plug_wait.wait()
 
     plan.plugged = plugged
@@ -138,10 +138,15 @@ def _driver_error(error: Exception) -> MicronovaError:
     return BuildFailed("The hypervisor failed to build the server.", details="".join(traceback.format_exception(error)))
 
 
-def _outcome(error: Exception, *, left_behind: bool) -> Outcome:
+def _outcome(host: Host, work: Work, error: Exception, *, left_behind: bool) -> Outcome:
     error = resource_exhausted(error) or error
     if not isinstance(error, MicronovaError):
-        log.error("a build failed by an error in Micronova's own code", exc_info=error)
+        log.error(
+            "host %s: the build of instance %s failed by an error in Micronova itself; report it with this traceback",
+            host.name,
+            work.order.instance.uuid,
+            exc_info=error,
+        )
         return Outcome(
             outcome="error",
             message="The build failed unexpectedly.",

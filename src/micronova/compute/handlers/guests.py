@@ -61,8 +61,8 @@ async def start(host: Host, work: Work) -> Outcome:
     guest = await guest_to_switch(host, work)
     if guest.power_state != power_state.RUNNING:
         # After a boot of the host all its guests start: not more at once than are built.
-        together = host.build_slots.one() if work.order.parameters.get("cause") == "host_boot" else nullcontext()
-        async with together:
+        after_boot = work.order.parameters.get("cause") == "host_boot"
+        async with host.build_slots.one(work.order.instance.project_id) if after_boot else nullcontext():
             await host.driver.power_on(guest_plan(work))
     host.boots.guest_started(guest.uuid)
     return switched(host, guest.uuid, power_state.RUNNING)
@@ -127,8 +127,8 @@ async def rescue(host: Host, work: Work) -> Outcome:
     guest = await guest_to_switch(host, work)
     timeout = host.shutdown_timeout(work.order.instance.image)
     # It downloads and converts an image, as a build does.
-    async with host.build_slots.one() as slot:
-        await driver.rescue(guest_plan(work), timeout, stopping=slot.leave)
+    async with host.build_slots.one(work.order.instance.project_id) as slot:
+        await driver.rescue(guest_plan(work), timeout, stopping=slot.release)
     host.boots.guest_started(guest.uuid)
     return switched(host, guest.uuid, power_state.RUNNING)
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 async def prep_resize(host: Host, work: Work) -> Outcome:
-    """Check, on the destination, that the guest can come; nothing is made yet."""
+    """Check, on the destination, that the guest can come, and hold its resources; no guest is made yet."""
     order, move = work.order, _move(work)
     reason = _shrinks(move.old_flavor, order.instance.flavor, has_root=order.instance.image is not None)
     if reason is not None:
@@ -42,7 +42,7 @@ async def prep_resize(host: Host, work: Work) -> Outcome:
             _resize_driver(host)
         else:
             _migrate_driver(host)
-        host.tracker(order.instance.node).instance_claim(order)
+        host.tracker(order.instance.node).hold(order)
     except MicronovaError as error:
         return reschedule(error)
     return Outcome(outcome="done")
@@ -64,7 +64,7 @@ async def resize_instance(host: Host, work: Work) -> Outcome:
 async def finish_resize(host: Host, work: Work) -> Outcome | None:
     """Make the guest on the destination, with the new flavor, and start it if it ran before."""
     uuid, move = work.order.instance.uuid, _move(work)
-    async with host.build_slots.one():
+    async with host.build_slots.one(work.order.instance.project_id):
         if move.stays:
             await _change_size(host, work)
             return await _started(host, work)
@@ -82,7 +82,7 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
     if _move(work).stays and _move(work).arrived:
         await work.check_stands()
         await _resize_driver(host).revert_resize(guest_plan(work))
-        host.tracker(guest.node).hold(work.order)
+        host.tracker(guest.node).keep(work.order)
         host.guest_present(guest.uuid, work.order.epoch, guest.node)
     return await _started(host, work)
 
@@ -98,11 +98,11 @@ async def confirm_resize(host: Host, work: Work) -> Outcome | None:
 
 
 async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
-    """Check, on the destination, that the guest can come while it runs; nothing is made yet."""
+    """Check, on the destination, that the guest can come while it runs, and hold its resources."""
     order = work.order
     try:
         driver = _live_driver(host)
-        host.tracker(order.instance.node).instance_claim(order)
+        host.tracker(order.instance.node).hold(order)
         await driver.check_live_migration(guest_plan(work))
     except MicronovaError as error:
         return reschedule(error)
@@ -150,7 +150,7 @@ async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome 
 
 async def _change_size(host: Host, work: Work) -> None:
     guest = await guest_to_switch(host, work)
-    host.tracker(guest.node).instance_claim(work.order)
+    host.tracker(guest.node).hold(work.order)
     await _resize_driver(host).resize(guest_plan(work))
     host.guest_present(guest.uuid, work.order.epoch, guest.node)
 

@@ -35,20 +35,20 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     start = order.parameters.get("start") != "no"
 
     # Its image says how long a guest may take to shut down: no build of the host waits for that.
-    slot = host.build_slots.one()
+    slot = host.build_slots.one(order.instance.project_id)
 
     async def stopping() -> None:
         await work.check_stands()
-        slot.leave()
+        slot.release()
 
     async def removed() -> None:
-        await slot.take()
+        await slot.acquire()
         for task_state in states.ACTIONS["rebuild"].then:
             await work.progress(task_state)
 
     async with slot:
         tracker = host.tracker(order.instance.node)
-        tracker.hold(order)  # also if the rebuild fails: the server keeps its resources
+        tracker.keep(order)  # also if the rebuild fails: the server keeps its resources
         host.guest_present(uuid, order.epoch, tracker.node)
         plan = guest_plan(work)
         plan.instance = msgspec.structs.replace(plan.instance, config_drive=config_drive)

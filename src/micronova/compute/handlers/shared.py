@@ -11,7 +11,7 @@ from micronova.objects import power_state
 from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, NotSupported, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest
-from micronova.virt.driver import CAPABILITIES, GuestPlan
+from micronova.virt.driver import CAPABILITIES, GuestPlan, verifies
 
 Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
 """Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
@@ -46,7 +46,7 @@ def capable_driver(host: Host, capability: type[T], able_to: str) -> T:
 
 def check_signature(host: Host, image: ImageMeta | None) -> None:
     """Raise BuildAborted if an image has to be verified and the host's driver would not do it."""
-    if image is not None and image.signature is not None and "trusted_certs" not in host.driver.capabilities():
+    if image is not None and not verifies(host.driver, image):
         raise BuildAborted(f"The server's host does not verify signatures of images, and image {image.id} has to be.")
 
 

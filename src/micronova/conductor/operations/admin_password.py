@@ -19,7 +19,6 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.power import Power
 from micronova.db import server_passwords
-from micronova.db.secrets import Secrets
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import PasswordPayload
 from micronova.objects.orders import WorkOrder
@@ -35,11 +34,11 @@ class ChangePassword(Power):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order with the password."""
-        return work_order(conn, operation, row, now=self._engine.now(), secrets=self._secrets(operation))
+        return work_order(conn, operation, row, now=self._engine.now(), secrets=self.secrets_of(operation))
 
     def succeeded(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> InstanceChanges:
         """Store the password, encrypted with the server's RSA key."""
-        password = self._secrets(operation).admin_password
+        password = self.secrets_of(operation).admin_password
         if password is not None and row["key_data"] is not None:
             encrypted = encrypt(password, row["key_data"])
             if encrypted is not None:
@@ -48,11 +47,8 @@ class ChangePassword(Power):
 
     def failed_payload(self, operation: Operation, code: str | None, message: str) -> bytes | None:
         """Return the payload with the error for the caller."""
-        payload = msgspec.msgpack.decode(operation.payload, type=PasswordPayload)
+        payload = operation.payload_as(PasswordPayload)
         return msgspec.msgpack.encode(msgspec.structs.replace(payload, error_code=code, error=message))
-
-    def _secrets(self, operation: Operation) -> Secrets:
-        return self._dependencies.secrets.open(operation.secrets, operation.id)
 
 
 def encrypt(password: str, public_key: str) -> str | None:

@@ -17,21 +17,17 @@ import sqlalchemy as sa
 from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
-from micronova.conductor.operations.host_kind import (
-    Continue,
-    HostKind,
-    NoMoreWork,
-    ReportResult,
-    reported_error,
-)
+from micronova.conductor.operations.host_kind import HostKind, reported_error
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import Placer, ServerToBuild, load_builds, place_of
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.network import VIF, PlannedPorts
+from micronova.objects.network import VIF, PlannedPorts, unplugged
 from micronova.objects.operations import BuildPayload, BuildTimes
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -59,6 +55,7 @@ class Build(HostKind):
 
     name = "build"
     action_event = "compute__do_build_and_run_instance"
+    late_guest_is_destroyed = True
 
     def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies)
@@ -91,7 +88,7 @@ class Build(HostKind):
             if row is None or spec is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
                 await self._overtaken(operation)
                 continue
-            payload = BuildPayload.decode(operation.payload)
+            payload = operation.payload_as(BuildPayload)
             if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
             servers.append(ServerToBuild(operation, payload, row, spec, ports=ports, times=BuildTimes(begun)))
@@ -162,7 +159,7 @@ class Build(HostKind):
             await self.fail(server.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
             return None
         server.times.networked = self._engine.now()
-        server.payload.wait_for_plugs = [vif.port_id for vif in server.vifs if vif.status != "ACTIVE"]
+        server.payload.wait_for_plugs = unplugged(server.vifs)
         return server
 
     async def _dispatch(self, servers: Sequence[ServerToBuild], preparations: int = PREPARATIONS) -> None:
@@ -243,20 +240,20 @@ class Build(HostKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to build the guest."""
-        payload = BuildPayload.decode(operation.payload)
+        payload = operation.payload_as(BuildPayload)
         return work_order(
             conn,
             operation,
             row,
             now=self._engine.now(),
-            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            secrets=self.secrets_of(operation),
             image_url=self._dependencies.download_url(row["image_ref"]),
             wait_for_plugs=tuple(payload.wait_for_plugs),
         )
 
     # --- the host's report, and its absence ------------------------------------------------------------------
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Apply a report: the server is built, is rescheduled if another host may succeed, or goes to ERROR."""
         if report.outcome == "done":
             return self._outcomes.built(conn, operation, row, report)
@@ -269,7 +266,7 @@ class Build(HostKind):
             error = exhausted(row["uuid"], payload.tried, error.message)
         return self._outcomes.fail(conn, operation, row, error)
 
-    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Place the server again after a pause; it has not used up an attempt.
 
         This build prefers other hosts then. It does not count as one that failed on its host, which would keep all
@@ -289,11 +286,11 @@ class Build(HostKind):
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""
         row = self.transitions.lock_current(conn, operation)
-        if row is None or not self._may_go_elsewhere(conn, row, BuildPayload.decode(operation.payload)):
+        if row is None or not self._may_go_elsewhere(conn, row, operation.payload_as(BuildPayload)):
             return None
         return self._host_lost(conn, operation, row, "The host was stopped.")
 
-    def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
+    def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
         """Take the build from its host, which is down.
 
         Return None, and change nothing, if the request forces this host and the host may return soon.
@@ -318,7 +315,7 @@ class Build(HostKind):
         The record of the departure lets the host remove, when it is back, what it could not undo. The operation's
         deadline limits how often hosts may be lost.
         """
-        payload = BuildPayload.decode(operation.payload)
+        payload = operation.payload_as(BuildPayload)
         payload.tried = [host for host in payload.tried if host != row["host"]]
         return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
 
@@ -327,12 +324,14 @@ class Build(HostKind):
         return not self._is_forced(conn, row) and self._placer.any_host_besides(conn, payload.tried)
 
     def _is_forced(self, conn: sa.Connection, row: InstanceRow) -> bool:
-        return instances.request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]]).forced
+        spec = instances.request_spec(conn, row["uuid"])
+        assert spec is not None
+        return spec.forced
 
     async def _check_host(self, operation: Operation) -> None:
         """Take the build from a host whose lease expired if the host is down; else return it to the host."""
-        row = await self._engine.database.read(instances.get, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+        row = await self._engine.database.read(server_of, operation)
+        if row is None or row["host"] is None:
             await self._overtaken(operation)
         elif await self.transitions.host_is_down(row["host"]):
             result = await self._engine.database.write(self._take_from_lost_host, operation)
@@ -357,7 +356,7 @@ class Build(HostKind):
             return
         if ports != "none":
             await self.transitions.delete_ports(operation)
-        await self.transitions.cancel(operation, self._outcomes.release_claim)
+        await self.transitions.cancel(operation, self.transitions.release_claim)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR with a fault, and release its claim and ports."""

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, GaveUp, NoMoreWork, ReportResult
+from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.placing import NO_PLACE
 from micronova.conductor.operations.transitions import Transitions
-from micronova.db import allocations, departures, instance_actions, instances, nodes
+from micronova.db import allocations, departures, instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
 from micronova.objects.clock import micros
@@ -90,19 +90,17 @@ class BuildOutcomes:
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return Continue(taken)
 
-    def fail_owned(
-        self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = ""
-    ) -> ReportResult:
+    def fail_owned(self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = "") -> StepResult:
         """Fail a build if this conductor still owns it; cancel it if a later request has overtaken it."""
         row = instances.lock(conn, operation.instance_uuid)
         if not self._transitions.owns(conn, operation):
             return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
-            waiting = self._transitions.cancel_in(conn, operation, self.release_claim)
+            waiting = self._transitions.cancel_in(conn, operation, self._transitions.release_claim)
             return NoMoreWork(ended=None if waiting is None else "cancelled")
         return self.fail(conn, operation, row, error, same_as)
 
-    def fail_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[ReportResult]:
+    def fail_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[StepResult]:
         """Fail several builds, which one decision found no host for; return their results in the same order."""
         uuids = [operation.instance_uuid for operation, _ in failed]
         instances.lock_many(conn, uuids)
@@ -110,7 +108,7 @@ class BuildOutcomes:
         held = allocations.get_many(conn, uuids)
         # Claims are released in the order of their nodes, in which every transaction locks inventories.
         in_order = sorted(failed, key=lambda each: [claim.node_uuid for claim in held.get(each[0].instance_uuid, [])])
-        results: dict[str, ReportResult] = {}
+        results: dict[str, StepResult] = {}
         explained = ""  # the operation that has the filters of the decision
         for operation, error in in_order:
             results[operation.id] = result = self.fail_owned(conn, operation, error, explained)
@@ -120,7 +118,7 @@ class BuildOutcomes:
 
     def fail(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, same_as: str = ""
-    ) -> ReportResult:
+    ) -> StepResult:
         """Set the server to ERROR; the step `cleanup` deletes its ports if it may have some.
 
         `same_as` is the operation of the same request that has the filters of the decision.
@@ -144,7 +142,7 @@ class BuildOutcomes:
         gave_up = self._gave_up(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
         event = self._event if row["host"] is not None else CONDUCTOR_EVENT
         has_ports = self._dependencies.network_client is not None and instances.may_have_ports(conn, row)
-        result: ReportResult
+        result: StepResult
         if has_ports:
             self._transitions.end_event(conn, operation, host=row["host"], error=fault["message"], event=event)
             taken = self._transitions.advance(conn, operation, "cleanup", changes=values)
@@ -160,26 +158,18 @@ class BuildOutcomes:
     def _gave_up(self, conn: sa.Connection, row: InstanceRow, fault: Fault) -> GaveUp | None:
         if not self._dependencies.notifier.enabled:
             return None
-        found = instances.specs(conn, [row["uuid"]]).get(row["uuid"])
-        return GaveUp(row, None if found is None else instances.request_of(found), fault)
+        return GaveUp("build_instances", row, instances.request_spec(conn, row["uuid"]), fault)
 
     def cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str] | None:
         """End a failed build whose ports are deleted; return the operations that waited for this.
 
         Return None, and change nothing, if it has got another owner.
         """
-        now = self._engine.now()
         instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
-        if not operation_rows.finish(conn, operation.id, now, "error", operation.lease):
+        if not self._transitions.end_without_event(conn, operation):
             return None
-        instance_actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
         return operation_rows.wake(conn, operation.instance_uuid)
-
-    def release_claim(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
-        """Release the claim of a cancelled build, unless the instance is on a host."""
-        if row is None or row["host"] is None:
-            allocations.release(conn, operation.instance_uuid, now=self._engine.now())
 
 
 def _decision(error: Exception, same_as: str) -> Explanation | None:
@@ -192,7 +182,7 @@ def _decision(error: Exception, same_as: str) -> Explanation | None:
 
 def timed(operation: Operation, report: Report) -> BuildPayload:
     """Return the operation's payload with the times at which the host worked on it."""
-    payload = BuildPayload.decode(operation.payload)
+    payload = operation.payload_as(BuildPayload)
     if payload.dispatches:
         payload.dispatches[-1].started = micros(report.started_at)
         payload.dispatches[-1].finished = micros(report.finished_at)

@@ -23,9 +23,11 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, reported_error
-from micronova.conductor.operations.move_kind import MoveKind
+from micronova.conductor.operations.host_kind import reported_error
+from micronova.conductor.operations.move_kind import MoveKind, move_order
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, removal_order, work_order
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
@@ -35,7 +37,7 @@ from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fa
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import ResizedPayload, Step
-from micronova.objects.orders import MoveOrder, Report, WorkOrder
+from micronova.objects.orders import Report, WorkOrder
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +49,17 @@ class ResizedKind(MoveKind):
 
     notification: str
 
-    def load(self, conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, MigrationRow] | None:
-        """Return server and migration; None if a later request has overtaken the operation."""
-        row = instances.get(conn, operation.instance_uuid)
-        migration = _migration(conn, operation)
-        if row is None or row["epoch"] != operation.epoch or row["host"] is None or migration is None:
-            return None
-        return row, migration
-
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR; it keeps the place that it belongs to."""
         if not await self.recorded_failure(operation, error, self.failed):
             await self.overtaken(operation)
 
-    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         """End the operation: the server is in ERROR in the place that it belongs to."""
-        migration, now = _migration(conn, operation), self._engine.now()
-        assert migration is not None
+        migration, now = self.migration_of(conn, operation), self._engine.now()
         fault = fault_of(error, now)
-        changes: InstanceChanges = {"vm_state": states.ERROR, "task_state": None, "fault": fault}
+        after = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=True)
+        changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         event = FINISH_EVENT if operation.step in ("bind", "finish") else None
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
@@ -85,18 +79,15 @@ class ResizedKind(MoveKind):
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Let a host remove its guest, if the other one can stay."""
-        migration = _migration(conn, operation)
-        assert migration is not None
-        self.may_leave(conn, row, migration)
+        self.may_leave(conn, row, self.migration_of(conn, operation))
         return super().dispatch(conn, operation, row, host)
 
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Note that the host begins to remove its guest, if the other one can stay."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if operation.step == "dispatched" and server_migrations.other_place(row, migration) is not None:
             self.may_leave(conn, row, migration)
-            payload = msgspec.structs.replace(_payload(operation), begun=True)
+            payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
             encoded = msgspec.msgpack.encode(payload)
             self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
 
@@ -129,6 +120,35 @@ class ResizedKind(MoveKind):
         if other is not None:
             departures.record(conn, other, row["uuid"], operation.epoch, self._engine.now())
 
+    async def continue_without_other_place(self, operation: Operation) -> None:
+        """Continue without the host that is left: it removes its guest when it reads the record of the departure."""
+        result = await self._engine.database.write(self._without_other_place, operation)
+        self._engine.committed(self.name, "without host")
+        if result is None:
+            await self.overtaken(operation)
+        else:
+            await self.continue_with(operation, result)
+
+    def _without_other_place(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
+            return None
+        return self.left_behind(conn, operation, row, self.migration_of(conn, operation))
+
+    def left_behind(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+    ) -> StepResult:
+        """Go on without the other host, which removes its guest later; raise Unavailable if nothing else is left."""
+        self.may_leave(conn, row, migration)
+        self.record_departure(conn, operation, row, migration)
+        return self.other_place_left(conn, operation, row, migration)
+
+    @abstractmethod
+    def other_place_left(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+    ) -> StepResult:
+        """End or continue the operation: the server has only the place that it belongs to."""
+
 
 class ConfirmResize(ResizedKind):
     """The operation behind the server action `confirmResize`."""
@@ -148,12 +168,10 @@ class ConfirmResize(ResizedKind):
         if await self.transitions.host_is_down(source):
             if source == row["host"]:
                 raise Unavailable(f"Host {source} does not answer.")
-            await self._continue_without_source(operation)
+            await self.continue_without_other_place(operation)
             return
-        order = await self._engine.database.write(self.dispatch, operation, row, source)
-        self._engine.committed(self.name, "dispatched")
+        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, source)
         if order is None:
-            await self.overtaken(operation)
             return
         if operation.step == "new":
             self.transitions.notify(f"{self.notification}.start", operation, row)
@@ -161,80 +179,55 @@ class ConfirmResize(ResizedKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to remove what the source still has."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         return removal_order(
             operation,
             row,
             now=self._engine.now(),
             host=migration["source_compute"],
-            move=_move_order(migration),
+            move=move_order(migration),
         )
 
-    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         """Confirm without a source that did not answer in time; set the server to ERROR if it is its own host.
 
         If the server's own host is down, nothing is removed; as long as no host has begun to, the server is as before.
         """
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if migration["source_compute"] == row["host"]:
             if operation.step == "new":
                 return self.resized_again(conn, operation, row, migration, error, {})
             return super().failed(conn, operation, row, error)
         try:
-            return self._confirmed_without_source(conn, operation, row, migration)
+            return self.left_behind(conn, operation, row, migration)
         except Unavailable:
-            if _payload(operation).begun:
+            if operation.payload_as(ResizedPayload).begun:
                 raise
             return self.resized_again(conn, operation, row, migration, error, {})
 
-    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Confirm without a source that lacks something; wait for it if it, or nothing else, has the guest."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if migration["source_compute"] == row["host"]:
             return super().postponed(conn, operation, row, report)
         try:
-            return self._confirmed_without_source(conn, operation, row, migration)
+            return self.left_behind(conn, operation, row, migration)
         except Unavailable:
             return super().postponed(conn, operation, row, report)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Confirm; a source that could not remove the guest does it later, unless it is the server's own host."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            return self._confirmed(conn, operation, row, migration)
+            return self.other_place_left(conn, operation, row, migration)
         if migration["source_compute"] == row["host"]:
             return self.failed(conn, operation, row, reported_error(report))
         return self.postponed(conn, operation, row, report)
 
-    async def _continue_without_source(self, operation: Operation) -> None:
-        result = await self._engine.database.write(self._without_source, operation)
-        self._engine.committed(self.name, "source left")
-        if result is None:
-            await self.overtaken(operation)
-        else:
-            self.announce(operation, result)
-
-    def _without_source(self, conn: sa.Connection, operation: Operation) -> NoMoreWork | None:
-        row, migration = self.transitions.lock_current(conn, operation), _migration(conn, operation)
-        if row is None or migration is None:
-            return None
-        return self._confirmed_without_source(conn, operation, row, migration)
-
-    def _confirmed_without_source(
+    def other_place_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> NoMoreWork:
-        """Confirm; the source removes its guest later. Raise Unavailable if that guest is all that is left."""
-        self.may_leave(conn, row, migration)
-        self.record_departure(conn, operation, row, migration)
-        return self._confirmed(conn, operation, row, migration)
-
-    def _confirmed(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
-    ) -> NoMoreWork:
+        """End the operation: the resize is confirmed."""
         now = self._engine.now()
         changes: InstanceChanges = {"vm_state": states.after_resize(row["power_state"]), "task_state": None}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
@@ -280,19 +273,17 @@ class RevertResize(ResizedKind):
         """Let the destination remove its guest; continue without one that is down, or if it is the source, too."""
         other = server_migrations.other_place(row, migration)
         if other is None or await self.transitions.host_is_down(other):
-            await self._continue_without_destination(operation, row)
+            await self.continue_without_other_place(operation)
             return
-        order = await self._engine.database.write(self.dispatch, operation, row, other)
-        self._engine.committed(self.name, "dispatched")
+        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, other)
         if order is None:
-            await self.overtaken(operation)
             return
         if operation.step == "new":
             self.transitions.notify(f"{self.notification}.start", operation, row)
         await self.transitions.send(operation, order)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Continue without a destination that did not answer in time, or could not be told.
+        """Continue without a destination that did not answer in time, or whose order could not be made.
 
         If the source is down, too, nothing is removed; as long as the destination has not begun to, the server stays.
         """
@@ -301,17 +292,21 @@ class RevertResize(ResizedKind):
 
     def _returned_or_stays(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception
-    ) -> ReportResult:
-        migration, payload = _migration(conn, operation), _payload(operation)
-        assert migration is not None
+    ) -> StepResult:
+        migration, payload = self.migration_of(conn, operation), operation.payload_as(ResizedPayload)
         try:
-            taken = self._left_behind(conn, operation, row, migration)
+            result = self.left_behind(conn, operation, row, migration)
         except Unavailable:
             if payload.begun or not payload.destination:
                 raise
             return self._stays(conn, operation, row, migration, error)
-        log.warning("server %s returns without its destination: %s", operation.instance_uuid, error)
-        return Continue(taken)
+        log.warning(
+            "the revert of the resize of server %s continues although its destination has not removed its guest, which "
+            "it does when it is back: %s",
+            operation.instance_uuid,
+            error,
+        )
+        return result
 
     def _stays(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, error: Exception
@@ -320,43 +315,20 @@ class RevertResize(ResizedKind):
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, row["uuid"], new)
         instances.replace_devices(conn, row["uuid"], resized(devices_of(conn, row["uuid"]), row["uuid"], old, new))
-        place = cast(InstanceChanges, _payload(operation).destination)
+        place = cast(InstanceChanges, operation.payload_as(ResizedPayload).destination)
         changes: InstanceChanges = {**place, "flavor_id": new.id, "flavor": migration["new_flavor"]}
         return self.resized_again(conn, operation, row, migration, error, changes)
 
-    async def _continue_without_destination(self, operation: Operation, row: InstanceRow) -> None:
-        taken = await self._engine.database.write(self._without_destination, operation)
-        self._engine.committed(self.name, "destination left")
-        if taken is None:
-            await self.overtaken(operation)
-            return
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
-        await self.run([taken])
-
-    def _without_destination(self, conn: sa.Connection, operation: Operation) -> Operation | None:
-        row, migration = self.transitions.lock_current(conn, operation), _migration(conn, operation)
-        if row is None or migration is None:
-            return None
-        return self._left_behind(conn, operation, row, migration)
-
-    def _left_behind(
+    def other_place_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
-    ) -> Operation:
-        """Go on without the destination, which removes its guest later; raise Unavailable if nothing else is left."""
-        self.may_leave(conn, row, migration)
-        self.record_departure(conn, operation, row, migration)
-        return self._advance(conn, operation, row, migration)
-
-    def _advance(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
-    ) -> Operation:
+    ) -> Continue:
         """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
         away = migration["dest_compute"] != row["host"]
         step: Step = "bind" if away and row["network_info"] else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, self._engine.now())
-        return taken
+        starts: list[Notification] = [(f"{self.notification}.start", row, None)] if operation.step == "new" else []
+        return Continue(taken, starts)
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
@@ -364,11 +336,8 @@ class RevertResize(ResizedKind):
         await self._finish(msgspec.structs.replace(operation, step="finish"), vifs)
 
     async def _finish(self, operation: Operation, vifs: tuple[VIF, ...] | None) -> None:
-        order = await self._engine.database.write(self._dispatch_finish, operation, vifs)
-        self._engine.committed(self.name, "finish")
-        if order is None:
-            await self.overtaken(operation)
-        else:
+        order = await self.dispatched(operation, "finish", self._dispatch_finish, operation, vifs)
+        if order is not None:
             await self.transitions.send(operation, order)
 
     def _dispatch_finish(
@@ -383,17 +352,15 @@ class RevertResize(ResizedKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to the destination, which removes its guest, or to the source, which has the old one."""
-        migration = _migration(conn, operation)
-        assert migration is not None
-        now, move = self._engine.now(), _move_order(migration)
+        migration = self.migration_of(conn, operation)
+        now, move = self._engine.now(), move_order(migration)
         if operation.step != "finish":
             return removal_order(operation, row, now=now, host=migration["dest_compute"], move=move)
         return work_order(conn, operation, row, kind="finish_revert_resize", now=now, move=move)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Continue with the source when the destination is left; end when the old guest is back."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if operation.step != "finish":
             return self._destination_left(conn, operation, row, report)
         if report.outcome != "done":
@@ -413,40 +380,21 @@ class RevertResize(ResizedKind):
 
     def _destination_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report
-    ) -> ReportResult:
+    ) -> StepResult:
         """Continue with the ports and the source; a destination that has not removed its guest does it later."""
-        migration = _migration(conn, operation)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            taken = self._advance(conn, operation, row, migration)
             self.transitions.end_event(conn, operation, host=report.host)
-            return Continue(taken)
+            return self.other_place_left(conn, operation, row, migration)
         try:
-            taken = self._left_behind(conn, operation, row, migration)
+            result = self.left_behind(conn, operation, row, migration)
         except Unavailable:
             return self.postponed(conn, operation, row, report)
         self.transitions.end_event(conn, operation, host=report.host, error=reported_error(report).message)
-        return Continue(taken)
+        return result
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
-        """Give it its status: the request to revert has released the rest, and the destination is left."""
+        """Give it its status: the rest was released when the destination was left."""
         server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": status})
-
-
-def _payload(operation: Operation) -> ResizedPayload:
-    return msgspec.msgpack.decode(operation.payload, type=ResizedPayload)
-
-
-def _migration(conn: sa.Connection, operation: Operation) -> MigrationRow | None:
-    return server_migrations.get(conn, _payload(operation).migration)
-
-
-def _move_order(migration: MigrationRow) -> MoveOrder:
-    return MoveOrder(
-        source=migration["source_compute"],
-        destination=migration["dest_compute"] or "",
-        old_flavor=msgspec.convert(migration["old_flavor"], Flavor),
-        power_on=migration["old_vm_state"] == states.ACTIVE,
-    )

@@ -18,15 +18,11 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import (
-    Continue,
-    HostKind,
-    NoMoreWork,
-    ReportResult,
-    reported_error,
-)
+from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import states
@@ -67,8 +63,8 @@ class CreateImage(HostKind):
             if operation.step == "cleanup":
                 await self._clean_up(operation)
                 continue
-            row = await self._engine.database.read(instances.get, operation.instance_uuid)
-            if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            row = await self._engine.database.read(server_of, operation)
+            if row is None or row["host"] is None:
                 await self._overtaken(operation)
             elif operation.step == "rotate":
                 await self._rotate(operation)
@@ -81,7 +77,7 @@ class CreateImage(HostKind):
         Without an image nothing is sent: a shelve would switch the guest off for nothing.
         """
         sent = operation.step == "dispatched"
-        if sent or not _payload(operation).answered:
+        if sent or not operation.payload_as(ImagePayload).answered:
             status = await self.images.status(operation.id)
             if status is None:
                 reason = "was deleted before it was complete" if sent else "could not be created"
@@ -129,18 +125,18 @@ class CreateImage(HostKind):
 
     # --- the host's report -----------------------------------------------------------------------------------
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """End the operation or go on to older backups if the image is uploaded; else delete the image."""
         if report.outcome == "done":
             return self.completed(conn, operation, row)
         return self._to_clean_up(conn, operation, row, reported_error(report), report.power_state)
 
-    def _uploaded(self, conn: sa.Connection, operation: Operation) -> ReportResult:
+    def _uploaded(self, conn: sa.Connection, operation: Operation) -> StepResult:
         """The image is complete and the host's report is lost: continue as the report would have."""
         row = self.transitions.lock_current(conn, operation)
         return NoMoreWork() if row is None else self.completed(conn, operation, row)
 
-    def completed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> ReportResult:
+    def completed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> StepResult:
         """End the operation, or continue it, because the image is complete."""
         if self.name == "create_image":
             return self._succeed(conn, operation, row)
@@ -159,13 +155,13 @@ class CreateImage(HostKind):
 
     async def _rotate(self, operation: Operation) -> None:
         """Delete the older backups that the API has found to be too many, and end the operation."""
-        payload = _payload(operation)
+        payload = operation.payload_as(ImagePayload)
         for id in [*payload.excess, *([] if payload.kept else [operation.id])]:
             await self.images.delete(id)
         self._engine.committed(self.name, "rotated")
         await self.continue_with(operation, await self._engine.database.write(self._rotated, operation))
 
-    def _rotated(self, conn: sa.Connection, operation: Operation) -> ReportResult:
+    def _rotated(self, conn: sa.Connection, operation: Operation) -> StepResult:
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch:
             return NoMoreWork()  # the next run finds that it is overtaken
@@ -181,7 +177,7 @@ class CreateImage(HostKind):
         self._engine.committed(self.name, "cleanup")
         await self.continue_with(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> ReportResult | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
         row = instances.lock(conn, operation.instance_uuid)
         if not self.transitions.owns(conn, operation):
             return None
@@ -205,13 +201,13 @@ class CreateImage(HostKind):
         row: InstanceRow | None,
         error: Exception,
         power: int | None = None,
-    ) -> ReportResult:
+    ) -> StepResult:
         """Record the failure and persist that only the image is left to delete, by this conductor.
 
         `power` is the guest's power state, if the host has changed it.
         """
         fault = fault_of(error, self._engine.now())
-        payload = _payload(operation)
+        payload = operation.payload_as(ImagePayload)
         payload.error = fault["message"]
         encoded = msgspec.msgpack.encode(payload)
         if not self.transitions.persist(conn, operation, "cleanup", payload=encoded):
@@ -232,7 +228,7 @@ class CreateImage(HostKind):
         """End the operation; return the operations that waited for this, or None if it has got another owner."""
         row = instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
-        fault = fault_of(_payload(operation).error, self._engine.now())
+        fault = fault_of(operation.payload_as(ImagePayload).error, self._engine.now())
         host = None if row is None else row["host"]
         if not self.transitions.end(conn, operation, "error", host=host, fault=fault):
             return None
@@ -256,10 +252,6 @@ class CreateImage(HostKind):
 
     async def _delete_own(self, operation: Operation) -> None:
         """Delete the operation's image; wait for it while the API may still create it."""
-        until = 0 if _payload(operation).answered else operation.created_at + micros(IMAGE_CREATION_TIME)
+        until = 0 if operation.payload_as(ImagePayload).answered else operation.created_at + micros(IMAGE_CREATION_TIME)
         while not await self.images.delete(operation.id) and self._engine.now() < until:
             await self._engine.clock.sleep(CREATION_POLL)
-
-
-def _payload(operation: Operation) -> ImagePayload:
-    return msgspec.msgpack.decode(operation.payload, type=ImagePayload)

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.discard_image import DiscardImage, discard, discards
 from micronova.conductor.operations.engine import Operation, retry_pause
-from micronova.conductor.operations.host_kind import Continue, HostKind, NoMoreWork, ReportResult
+from micronova.conductor.operations.host_kind import HostKind
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.db import allocations, departures, instances, quotas
 from micronova.db import operations as operation_rows
@@ -48,7 +49,7 @@ class Delete(HostKind):
         if await self.transitions.host_is_down(host):
             # The host destroys the guest when it is back and reads the record of the departure.
             await database.write(self._continue_without_host, operation, row)
-            self._engine.committed(self.name, "host left")
+            self._engine.committed(self.name, "without host")
             await self._clean_up(operation, row)
             return
         order = await database.write(self.dispatch, operation, row, host)
@@ -62,7 +63,7 @@ class Delete(HostKind):
         """Return the order to destroy the guest."""
         return removal_order(operation, row, now=self._engine.now())
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Continue with the ports when the guest is gone; if the host failed, send it the order again after a pause."""
         if report.outcome != "done":
             return self.postponed(conn, operation, row, report)

@@ -22,7 +22,7 @@ class ConductorDependencies:
     image_client: ImageClient | None
     notifier: Notifier
     service_down_time: float
-    action_timeout: float  # seconds after which an action that has not ended fails
+    operation_timeout: float  # seconds after which an operation that has not ended fails
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
     audit_period: str = "month"  # of instance.exists

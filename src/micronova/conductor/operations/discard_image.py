@@ -2,7 +2,6 @@
 
 import uuid
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
@@ -31,7 +30,7 @@ class DiscardImage(FollowUpKind):
     async def run(self, operations: list[Operation]) -> None:
         """Delete the images."""
         for operation in operations:
-            payload = msgspec.msgpack.decode(operation.payload, type=DiscardPayload)
+            payload = operation.payload_as(DiscardPayload)
             await self._images.delete(payload.image_id)
             self._engine.committed(self.name, "deleted")
             await self.end(operation)

@@ -88,6 +88,10 @@ class Operation(msgspec.Struct, kw_only=True):
         """The lease with which its owner may change the row."""
         return operation_rows.Lease(self.owner, self.epoch, self.leases)
 
+    def payload_as(self, type: type[T]) -> T:
+        """Return the decoded payload."""
+        return msgspec.msgpack.decode(self.payload, type=type)
+
     def is_late(self, now: int, undisturbed: int) -> bool:
         """Return whether it has not ended in time, although the conductor was `undisturbed` (both in us)."""
         return operation_rows.is_late(self.deadline, self.created_at, now, undisturbed)
@@ -102,9 +106,15 @@ def retry_pause(operation: Operation) -> float:
     return min(LONGEST_PAUSE, 0.5 * float(2 ** min(operation.leases, 6)))
 
 
+def log_retry(operation: Operation, pause: float, reason: str) -> None:
+    """Log that an operation is tried again after a pause."""
+    uuid = operation.instance_uuid
+    log.warning("%s of instance %s is tried again in %.1f s: %s", operation.kind, uuid, pause, reason)
+
+
 def _late(operation: Operation) -> MicronovaError:
     """Return the error of an operation whose deadline is over."""
-    last = msgspec.msgpack.decode(operation.payload, type=Payload).last_error
+    last = operation.payload_as(Payload).last_error
     return MicronovaError(f"{operation.kind} did not end in time.{f' Last error: {last}' if last else ''}")
 
 
@@ -324,9 +334,7 @@ class Engine:
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """
         pause = min(longest, retry_pause(batch[0]))
-        log.warning(
-            "%s of instance %s is tried again in %.1f s: %s", batch[0].kind, batch[0].instance_uuid, pause, error
-        )
+        log_retry(batch[0], pause, str(error))
         try:
             leased = [(operation.id, operation.lease) for operation in batch]
             await self.database.write(operation_rows.postpone, leased, self.until(pause))

@@ -16,11 +16,13 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations.build_attempts import BuildAttempts
+from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, GaveUp, NoMoreWork, ReportResult
-from micronova.conductor.operations.move_kind import PlacedMoveKind, load
+from micronova.conductor.operations.move_kind import MoveKind
+from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.placed_kind import PlacedBuildKind
 from micronova.conductor.operations.placing import ServerToPlace, place_of
 from micronova.db import departures, instances, server_migrations, services
 from micronova.objects import migration_states, power_state, states
@@ -30,30 +32,46 @@ from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import EvacuatePayload, Step
 from micronova.objects.orders import Report, WorkOrder
-from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.rpcapi import SchedulerAPI
 
 log = logging.getLogger(__name__)
 
+ACTION = states.ACTIONS["evacuate"]
 CONDUCTOR_EVENT = "rebuild_server"
 STOP_EVENT = "compute_stop_instance"
 
 
-class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
+class Evacuate(MoveKind):
     """The operation behind the server action `evacuate`."""
 
     name = "evacuate"
     action_event = "compute_rebuild_instance"
-    payload_type = EvacuatePayload
+
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+        super().__init__(dependencies)
+        self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
+        self._attempts = BuildAttempts(
+            dependencies,
+            self,
+            self._destinations,
+            EvacuatePayload,
+            leave_host=self._leave_host,
+            excluded_hosts=self._excluded_hosts,
+        )
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if the evacuation has failed already, and only the ports are left."""
+        return operation.step != "unbind"
 
     async def run_one(self, operation: Operation) -> None:
         """Continue from the persisted step."""
-        loaded = await self._engine.database.read(load, operation, self.payload_of(operation).migration)
+        loaded = await self._engine.database.read(self.load, operation)
         if loaded is None:
             await self.overtaken(operation)
             return
-        row, migration, spec = loaded
+        row, migration = loaded
         if operation.step == "schedule":
-            await self._schedule(operation, row, migration, spec)
+            await self._schedule(operation, row, migration)
         elif operation.step == "unbind":
             assert row["host"] is not None
             vifs = await self.rebind(operation, row, row["host"], row["availability_zone"])
@@ -62,32 +80,31 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         else:
             await self._order_host(operation)
 
-    async def _schedule(
-        self, operation: Operation, row: InstanceRow, migration: MigrationRow, spec: RequestSpec
-    ) -> None:
+    async def _schedule(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
+        spec = await self._engine.database.read(instances.request_spec, row["uuid"])
+        if spec is None:
+            await self.overtaken(operation)
+            return
         source = migration["source_compute"]
         if not await self._engine.database.read(self.transitions.host_is_lost, source):
             await self.fail(operation, _not_lost())
             return
-        payload = self.payload_of(operation)
+        payload = operation.payload_as(EvacuatePayload)
         wanted = msgspec.structs.replace(spec, ignore_hosts=(source,))
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
-        placed = await self.placed_and_bound(server)
-        if placed is None:
+        bound = await self._destinations.choose_and_bind(server)
+        if bound is None:
             return
         try:
-            order = await self._engine.database.write(self._dispatch_build, server, source, placed.vifs)
+            order = await self.dispatched(operation, "dispatched", self._dispatch_build, server, source, bound.vifs)
         except OperationFailed as error:
             await self.fail(operation, error)
             return
-        self._engine.committed(self.name, "dispatched")
-        if order is None:
-            await self.overtaken(operation)
-            return
-        self.transitions.notify("rebuild_scheduled", operation, row)
-        self.transitions.notify_exists(operation, row)
-        self.transitions.notify("rebuild.start", operation, row)
-        await self.transitions.send(operation, order)
+        if order is not None:
+            self.transitions.notify("rebuild_scheduled", operation, row)
+            self.transitions.notify_exists(operation, row)
+            self.transitions.notify("rebuild.start", operation, row)
+            await self.transitions.send(operation, order)
 
     def _dispatch_build(
         self,
@@ -113,22 +130,19 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
 
     async def _order_host(self, operation: Operation) -> None:
         """Send the order again to a host whose lease has expired; continue without one that is down."""
-        chosen = self.payload_of(operation).chosen
+        chosen = operation.payload_as(EvacuatePayload).chosen
         assert chosen is not None
         if await self.transitions.host_is_down(chosen.host):
             if operation.step == "finish":
                 raise Unavailable(f"Host {chosen.host} does not answer.")
-            await self.continue_without_host(operation)
+            await self._attempts.continue_without_host(operation)
             return
-        order = await self._engine.database.write(self._dispatch_again, operation)
-        self._engine.committed(self.name, operation.step)
-        if order is None:
-            await self.overtaken(operation)
-        else:
+        order = await self.dispatched(operation, operation.step, self._dispatch_again, operation)
+        if order is not None:
             await self.transitions.send(operation, order)
 
     def _dispatch_again(self, conn: sa.Connection, operation: Operation) -> WorkOrder | None:
-        row, chosen = instances.lock(conn, operation.instance_uuid), self.payload_of(operation).chosen
+        row, chosen = instances.lock(conn, operation.instance_uuid), operation.payload_as(EvacuatePayload).chosen
         assert chosen is not None
         event = STOP_EVENT if operation.step == "finish" else None
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, {}, step=operation.step, event=event)
@@ -136,7 +150,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to build the guest, or to stop it."""
-        chosen = self.payload_of(operation).chosen
+        chosen = operation.payload_as(EvacuatePayload).chosen
         assert chosen is not None
         now = self._engine.now()
         if operation.step == "finish":
@@ -149,36 +163,41 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
             kind="build",
             now=now,
             host=chosen.host,
-            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            secrets=self.secrets_of(operation),
             image_url=self._dependencies.download_url(row["image_ref"]),
         )
 
     # --- the host's report, and its absence ------------------------------------------------------------------
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the server belong to its new host, or try another one; end it when it is stopped, if it must be."""
         if operation.step == "finish":
             return self._stopped(conn, operation, row, report)
         if report.outcome == "done":
             return self._built(conn, operation, row, report)
-        return self.not_built(conn, operation, row, report)
+        return self._attempts.not_built(conn, operation, row, report)
 
-    def excluded_hosts(self, conn: sa.Connection, payload: EvacuatePayload) -> Sequence[str]:
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
+        """Choose the host again if it lacks something before the guest is built."""
+        chosen_again = self._attempts.postponed(conn, operation, row, report)
+        return super().postponed(conn, operation, row, report) if chosen_again is None else chosen_again
+
+    def _excluded_hosts(self, conn: sa.Connection, payload: EvacuatePayload) -> Sequence[str]:
         """Return the lost host."""
         migration = server_migrations.get(conn, payload.migration)
         assert migration is not None
         return [migration["source_compute"]]
 
-    def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
-        now, payload = self._engine.now(), self.payload_of(operation)
-        migration = server_migrations.get(conn, payload.migration)
-        assert migration is not None and payload.chosen is not None
+    def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
+        now, payload = self._engine.now(), operation.payload_as(EvacuatePayload)
+        migration = self.migration_of(conn, operation)
+        assert payload.chosen is not None
         source = migration["source_compute"]
         if not self.transitions.host_is_lost(conn, source):
-            return self.give_up(conn, operation, row, _not_lost(), left_behind=True)
+            return self._attempts.give_up(conn, operation, row, _not_lost(), left_behind=True)
         changes: InstanceChanges = {
             **place_of(payload.chosen),
-            "vm_state": states.ACTIVE,
+            "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": states.POWERING_OFF if payload.stops else None,
             "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
             "launched_at": now,
@@ -189,7 +208,7 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         departures.record(conn, source, row["uuid"], operation.epoch, now)
         if payload.stops:
             self.transitions.end_event(conn, operation, host=report.host)
-            result: ReportResult = Continue(self.transitions.advance(conn, operation, "finish", changes=changes))
+            result: StepResult = Continue(self.transitions.advance(conn, operation, "finish", changes=changes))
         else:
             instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
             self.transitions.end(conn, operation, "success", host=report.host)
@@ -218,11 +237,11 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         if operation.step == "schedule":
             row = await self._engine.database.read(instances.get, operation.instance_uuid)
             if row is not None:
-                gave_up = GaveUp(row, None, fault_of(error, self._engine.now()))
-                self.announce_failed_task("rebuild_server", operation, gave_up)
+                gave_up = GaveUp("rebuild_server", row, None, fault_of(error, self._engine.now()))
+                self.announce_failed_task(operation, gave_up)
         await self.continue_with(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> ReportResult | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return None
@@ -231,9 +250,9 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
             self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
             return NoMoreWork(ended="success")
         # The host of the last attempt may be at work.
-        return self.give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
+        return self._attempts.give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
 
-    def leave_host(
+    def _leave_host(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -265,13 +284,12 @@ class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return NoMoreWork()
-        payload, now = self.payload_of(operation), self._engine.now()
-        migration = server_migrations.get(conn, payload.migration)
-        assert migration is not None
+        payload, now = operation.payload_as(EvacuatePayload), self._engine.now()
+        migration = self.migration_of(conn, operation)
         fault = fault_of(payload.error, now)
         changes: InstanceChanges = {"task_state": None, "fault": fault}
         if row["host"] is None or services.host_is_lost(conn, row["host"], now, self._dependencies.service_down_time):
-            changes["vm_state"] = states.ERROR
+            changes["vm_state"] = states.state_after(ACTION, row["vm_state"], failed=True)
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)

@@ -1,24 +1,23 @@
-"""What the kinds share that follow from another change of a server: a conductor does the work, and no host."""
+"""The base class of kinds that follow from another change of a server; conductors do the work, without a host."""
 
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import HostKind, NoMoreWork, ReportResult
+from micronova.conductor.operations.operation_kind import OperationKind
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
-from micronova.objects.orders import Report, WorkOrder
 
 Record = Callable[[sa.Connection, InstanceRow], None]
 
 
-class FollowUpKind(HostKind):
+class FollowUpKind(OperationKind):
     """A kind of operation that `db/operations.py` `follow_up` records; NEVER_CANCELLED lists these kinds.
 
-    There is no order and no instance action. No later request ends it, and it is repeated until it succeeds.
+    There is no instance action. No later request ends it, and it is repeated until it succeeds.
     """
 
     async def end(self, operation: Operation, record: Record | None = None) -> None:
@@ -37,14 +36,6 @@ class FollowUpKind(HostKind):
         if row is not None and record is not None:
             record(conn, row)
         return operation_rows.wake(conn, operation.instance_uuid)
-
-    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
-        """Raise: no host gets this operation."""
-        raise Unavailable(f"There is no order for {self.name}.")
-
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
-        """Refuse: no host has this operation."""
-        return NoMoreWork(accepted=False)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Raise Unavailable: this is repeated until it succeeds."""

@@ -14,19 +14,15 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import (
-    Continue,
-    HostKind,
-    NoMoreWork,
-    ReportResult,
-    reported_error,
-)
+from micronova.conductor.operations.host_kind import HostKind, reported_error
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed, fault_of
-from micronova.objects.network import VIF
+from micronova.objects.network import VIF, unplugged
 from micronova.objects.operations import InterfacePayload, Result
 from micronova.objects.orders import Report, WorkOrder
 
@@ -38,7 +34,7 @@ class InterfaceKind(HostKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order; the list of interfaces in it describes the port."""
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         return work_order(
             conn,
             operation,
@@ -58,8 +54,8 @@ class InterfaceKind(HostKind):
             if operation.step == "cleanup":
                 await self.clean_up(operation)
                 continue
-            row = await self._engine.database.read(instances.get, operation.instance_uuid)
-            if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            row = await self._engine.database.read(server_of, operation)
+            if row is None or row["host"] is None:
                 await self.overtaken(operation)
             elif await self.transitions.host_is_down(row["host"]):
                 raise Unavailable(f"Host {row['host']} does not answer.")
@@ -127,7 +123,7 @@ class InterfaceKind(HostKind):
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch:
             return None
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         values = {**values, "network_info": _without(row, payload.port_id)}
         return self.ended_with(conn, operation, row, payload, values)
 
@@ -162,7 +158,7 @@ class AttachInterface(InterfaceKind):
 
     async def order_host(self, operation: Operation, row: InstanceRow) -> None:
         """Create or take the port and order the host to plug it."""
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         if payload.port_id is not None:  # the order was sent before, and the host has not reported
             await self.send(operation, row, None, operation.payload)
             return
@@ -185,12 +181,12 @@ class AttachInterface(InterfaceKind):
             await self.fail(operation, error)
             return
         payload.port_id = vif.port_id
-        payload.wait_for_plugs = [] if vif.status == "ACTIVE" else [vif.port_id]
+        payload.wait_for_plugs = unplugged([vif])
         await self.send(operation, row, vif, msgspec.msgpack.encode(payload))
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """End the operation if the interface is plugged; else release its port."""
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         if report.outcome == "done":
             return self.ended_with(conn, operation, row, payload)
         payload.error_code, payload.error = report.error_code, reported_error(report).message
@@ -226,7 +222,7 @@ class AttachInterface(InterfaceKind):
         instances.lock(conn, operation.instance_uuid)
         if not self.transitions.owns(conn, operation):
             return None
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         payload.error_code = error.code if isinstance(error, MicronovaError) else MicronovaError.code
         payload.error = fault_of(error, self._engine.now())["message"]
         return self.to_clean_up(conn, operation, payload)
@@ -243,9 +239,9 @@ class DetachInterface(InterfaceKind):
         """Order the host to unplug the interface."""
         await self.send(operation, row, None, operation.payload)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Release the port if the interface is unplugged; else the server keeps it."""
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         if report.outcome == "done":
             return self.to_clean_up(conn, operation, payload)
         payload.error_code, payload.error = report.error_code, reported_error(report).message
@@ -258,7 +254,7 @@ class DetachInterface(InterfaceKind):
     async def clean_up(self, operation: Operation) -> None:
         """Release the port and end the operation."""
         if self._dependencies.network_client is not None:
-            port = _payload(operation).port_id
+            port = operation.payload_as(InterfacePayload).port_id
             await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 port_id=port,
@@ -272,13 +268,9 @@ class DetachInterface(InterfaceKind):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
-        payload = _payload(operation)
+        payload = operation.payload_as(InterfacePayload)
         payload.error = fault_of(error, self._engine.now())["message"]
         return self.ended_with(conn, operation, row, payload)
-
-
-def _payload(operation: Operation) -> InterfacePayload:
-    return msgspec.msgpack.decode(operation.payload, type=InterfacePayload)
 
 
 def _without(row: InstanceRow, port_id: str | None) -> list[VIFData]:

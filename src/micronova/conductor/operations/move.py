@@ -16,15 +16,16 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.engine import Operation, retry_pause
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, reported_error
-from micronova.conductor.operations.move_kind import PlacedMoveKind, load
+from micronova.conductor.operations.host_kind import reported_error
+from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.move_names import COLD, LIVE
 from micronova.conductor.operations.move_outcomes import CONDUCTOR_EVENT, MoveOutcomes
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.db import instances, server_migrations
-from micronova.objects import states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
@@ -32,8 +33,7 @@ from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.migration import MigrationChanges, MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
-from micronova.objects.orders import MoveOrder, Report, WorkOrder
-from micronova.objects.scheduling import RequestSpec
+from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ BEFORE_THE_GUEST: Final = frozenset({"schedule", "prep"})
 """Steps before the guest is touched."""
 
 
-class Move(PlacedMoveKind):
+class Move(MoveKind):
     """The operations behind the server actions `resize`, `migrate` and `os-migrateLive`."""
 
     def __init__(
@@ -53,7 +53,8 @@ class Move(PlacedMoveKind):
         self.name = kind
         self._names = LIVE if kind == "live_migrate" else COLD
         self.action_event = self._event("prep")
-        super().__init__(dependencies, scheduler, max_attempts)
+        super().__init__(dependencies)
+        self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
         self._outcomes = MoveOutcomes(dependencies, self.transitions, self._names)
 
     def may_fail(self, operation: Operation) -> bool:
@@ -62,13 +63,13 @@ class Move(PlacedMoveKind):
 
     async def run_one(self, operation: Operation) -> None:
         """Continue from the persisted step."""
-        loaded = await self._engine.database.read(load, operation, _payload(operation).migration)
+        loaded = await self._engine.database.read(self.load, operation)
         if loaded is None:
             await self.transitions.cancel(operation)
             return
-        row, migration, spec = loaded
+        row, migration = loaded
         if operation.step == "schedule":
-            await self._schedule(operation, row, migration, spec)
+            await self._schedule(operation, row, migration)
         elif operation.step == "bind":
             await self._bind(operation, row)
         elif operation.step == "unbind":
@@ -78,25 +79,24 @@ class Move(PlacedMoveKind):
 
     # --- the destination -------------------------------------------------------------------------------------
 
-    async def _schedule(
-        self, operation: Operation, row: InstanceRow, migration: MigrationRow, spec: RequestSpec
-    ) -> None:
-        payload = _payload(operation)
+    async def _schedule(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
+        spec = await self._engine.database.read(instances.request_spec, row["uuid"])
+        if spec is None:
+            await self.transitions.cancel(operation)
+            return
+        payload = operation.payload_as(MovePayload)
         wanted = msgspec.structs.replace(
             spec,
             flavor=msgspec.convert(migration["new_flavor"], Flavor),
             ignore_hosts=tuple(payload.excluded),
         )
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
-        if not await self.placed(server):
+        if not await self._destinations.choose(server):
             return
-        order = await self._engine.database.write(self._dispatch_prep, server)
-        self._engine.committed(self.name, "prep")
-        if order is None:
-            await self.overtaken(operation)
-            return
-        self._notify_prep("start", operation, row, migration)
-        await self.transitions.send(operation, order)
+        order = await self.dispatched(operation, "prep", self._dispatch_prep, server)
+        if order is not None:
+            self._notify_prep("start", operation, row, migration)
+            await self.transitions.send(operation, order)
 
     def _dispatch_prep(self, conn: sa.Connection, server: ServerToPlace[MovePayload]) -> WorkOrder | None:
         operation, chosen = server.operation, server.chosen
@@ -127,7 +127,7 @@ class Move(PlacedMoveKind):
             if host == row["host"]:  # it has the guest: the operation waits for it
                 raise Unavailable(f"Host {host} does not answer.")
             result = await self._engine.database.write(self._without_destination, operation)
-            self._engine.committed(self.name, "destination lost")
+            self._engine.committed(self.name, "without host")
             await self.continue_with(operation, result)
             return
         order = await self._engine.database.write(self._dispatch, operation, None)
@@ -161,14 +161,14 @@ class Move(PlacedMoveKind):
             return None
         if step == "migrate":
             status: MigrationChanges = {"status": self._names.statuses["migrate"]}
-            server_migrations.update(conn, _payload(operation).migration, self._engine.now(), status)
+            server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
         return self.order(conn, dispatched, changed(row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order of the step: to the destination with the new flavor, to the source with the old one."""
-        payload, step = _payload(operation), operation.step
-        migration = server_migrations.get(conn, payload.migration)
-        assert migration is not None and payload.chosen is not None
+        payload, step = operation.payload_as(MovePayload), operation.step
+        migration = self.migration_of(conn, operation)
+        assert payload.chosen is not None
         old = msgspec.convert(migration["old_flavor"], Flavor)
         new = msgspec.convert(migration["new_flavor"], Flavor)
         devices = devices_of(conn, row["uuid"])
@@ -185,22 +185,16 @@ class Move(PlacedMoveKind):
             now=self._engine.now(),
             host=host,
             block_devices=devices,
-            move=MoveOrder(
-                source=migration["source_compute"],
-                destination=payload.chosen.host,
-                old_flavor=old,
-                power_on=migration["old_vm_state"] == states.ACTIVE,
-                arrived=payload.arrived,
-                migrate_data=payload.migrate_data if step == "finish" else b"",
+            move=move_order(
+                migration, arrived=payload.arrived, migrate_data=payload.migrate_data if step == "finish" else b""
             ),
         )
 
     # --- the host's report, and its absence ------------------------------------------------------------------
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Apply a report on the present step."""
-        migration = server_migrations.get(conn, _payload(operation).migration)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         step, event = operation.step, self._event(operation.step)
         if step == "undo":
             return self._outcomes.undone(conn, operation, row, migration, report, event=event)
@@ -220,10 +214,10 @@ class Move(PlacedMoveKind):
         continues = found["step"] in ("migrate", "bind", "finish") or found["result"] == "success"
         return report.outcome == "done" and found["epoch"] == report.epoch + 1 and continues
 
-    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Choose the destination again if it lacks something before the guest is touched, as a build does."""
-        payload = _payload(operation)
-        if operation.step != "prep" or not self._placer.may_choose_again(conn, payload, payload.excluded):
+        payload = operation.payload_as(MovePayload)
+        if operation.step != "prep" or not self._destinations.may_choose_again(conn, payload, payload.excluded):
             return super().postponed(conn, operation, row, report)
         reason = reported_error(report).message
         payload.put_off(report.host, reason)
@@ -234,7 +228,7 @@ class Move(PlacedMoveKind):
 
     def _prepared(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
-    ) -> ReportResult:
+    ) -> StepResult:
         """Continue with the source if the destination can take the guest; else with another destination."""
         event = self._event("prep")
         if report.outcome == "done":
@@ -252,9 +246,9 @@ class Move(PlacedMoveKind):
         row: InstanceRow,
         migration: MigrationRow,
         error: MicronovaError,
-    ) -> ReportResult:
-        payload = _payload(operation)
-        if not self.may_try_another(payload):
+    ) -> StepResult:
+        payload = operation.payload_as(MovePayload)
+        if not self._destinations.may_try_another(payload):
             last = NoValidHost(f"No host could take the server. Last error: {error.message}")
             return self._outcomes.give_up(conn, operation, row, migration, last, event=self._event("prep"))
         self.transitions.end_event(conn, operation, host=None, error=error.message, event=self._event("prep"))
@@ -265,7 +259,7 @@ class Move(PlacedMoveKind):
     def _migrated(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
     ) -> Continue:
-        payload = _payload(operation)
+        payload = operation.payload_as(MovePayload)
         payload.migrate_data = report.migrate_data
         changes = self._task_state("migrated")
         if report.power_state is not None:
@@ -280,7 +274,7 @@ class Move(PlacedMoveKind):
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
         return Continue(taken, [(self._names.notifications["migrated"], changed(row, changes), None)])
 
-    def _without_destination(self, conn: sa.Connection, operation: Operation) -> ReportResult:
+    def _without_destination(self, conn: sa.Connection, operation: Operation) -> StepResult:
         """Continue without a destination that is down: with another one, or back on the source."""
         row = self.transitions.lock_current(conn, operation)
         if row is None:
@@ -289,14 +283,13 @@ class Move(PlacedMoveKind):
         if operation.step == "finish":
             self._require_source(conn, row)
             return self._outcomes.begin_undo(conn, operation, row, error, event=self._event("finish"), arrived=True)
-        migration = server_migrations.get(conn, _payload(operation).migration)
-        assert migration is not None
+        migration = self.migration_of(conn, operation)
         return self._try_another(conn, operation, row, migration, error)
 
     # --- ports -----------------------------------------------------------------------------------------------
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
-        chosen = _payload(operation).chosen
+        chosen = operation.payload_as(MovePayload).chosen
         assert chosen is not None
         try:
             vifs = await self.rebind(operation, row, chosen.host, chosen.zone)
@@ -359,9 +352,8 @@ class Move(PlacedMoveKind):
         if row is not None and row["host"] is not None:
             self.transitions.require_up(conn, row["host"])
 
-    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> ReportResult:
-        migration = server_migrations.get(conn, _payload(operation).migration)
-        assert migration is not None
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
+        migration = self.migration_of(conn, operation)
         if operation.step in BEFORE_THE_GUEST:
             event = CONDUCTOR_EVENT if operation.step == "schedule" else self._event(operation.step)
             return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
@@ -373,12 +365,8 @@ class Move(PlacedMoveKind):
         return self._outcomes.begin_undo(conn, operation, row, known, event=event, arrived=arrived)
 
 
-def _payload(operation: Operation) -> MovePayload:
-    return msgspec.msgpack.decode(operation.payload, type=MovePayload)
-
-
 def _host(operation: Operation, row: InstanceRow) -> str:
     """Return the host that has the order of the step; the server belongs to its source."""
-    chosen = _payload(operation).chosen
+    chosen = operation.payload_as(MovePayload).chosen
     assert row["host"] is not None and chosen is not None
     return row["host"] if operation.step in SOURCE_STEPS else chosen.host

@@ -1,19 +1,22 @@
-"""What the kinds share that move a server or end a move."""
+"""The base class of the kinds that move a server, or confirm or revert a move, and what these kinds share."""
 
 from typing import TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
-from micronova.conductor.operations.placed_kind import PlacedKind
 from micronova.conductor.operations.placing import ServerToPlace
-from micronova.db import instances, server_migrations
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import operations as operation_rows
+from micronova.db import server_migrations
+from micronova.objects import states
+from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
-from micronova.objects.operations import MigrationPayload
-from micronova.objects.scheduling import RequestSpec
+from micronova.objects.operations import MigrationPayload, MigrationReference
+from micronova.objects.orders import MoveOrder
 
 P = TypeVar("P", bound=MigrationPayload)
 
@@ -23,14 +26,23 @@ class MoveKind(SteppedKind):
 
     moves_servers = True
 
+    def load(self, conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, MigrationRow] | None:
+        """Return server and migration; None if a later request has overtaken the operation."""
+        row = server_of(conn, operation)
+        if row is None or row["host"] is None:
+            return None
+        return row, self.migration_of(conn, operation)
+
+    def migration_of(self, conn: sa.Connection, operation: Operation) -> MigrationRow:
+        """Return the migration of an operation whose server exists."""
+        migration = server_migrations.get(conn, operation.payload_as(MigrationReference).migration)
+        assert migration is not None  # it is kept as long as its server
+        return migration
+
     async def overtaken(self, operation: Operation) -> None:
         """Cancel, unless another conductor continues; the later request has released what the migration held."""
         if not await self._engine.database.read(self.transitions.continued_elsewhere, operation):
             await self.transitions.cancel(operation)
-
-
-class PlacedMoveKind(PlacedKind, MoveKind):
-    """A kind of move for which the scheduler chooses a destination."""
 
     def record_destination(self, conn: sa.Connection, server: ServerToPlace[P], status: str) -> None:
         """Record the chosen host in the migration, and why the scheduler chose it."""
@@ -46,14 +58,14 @@ class PlacedMoveKind(PlacedKind, MoveKind):
         server_migrations.update(conn, server.payload.migration, self._engine.now(), changes)
 
 
-Loaded = tuple[InstanceRow, MigrationRow, RequestSpec]
-
-
-def load(conn: sa.Connection, operation: Operation, migration_uuid: str) -> Loaded | None:
-    """Return server, migration and request spec; None if a later request has overtaken the operation."""
-    row = instances.get(conn, operation.instance_uuid)
-    spec = instances.specs(conn, [operation.instance_uuid]).get(operation.instance_uuid)
-    migration = server_migrations.get(conn, migration_uuid)
-    if row is None or row["epoch"] != operation.epoch or row["host"] is None or spec is None or migration is None:
-        return None
-    return row, migration, instances.request_of(spec)
+def move_order(migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"") -> MoveOrder:
+    """Return what an order says of the move; the destination is chosen."""
+    assert migration["dest_compute"] is not None
+    return MoveOrder(
+        source=migration["source_compute"],
+        destination=migration["dest_compute"],
+        old_flavor=msgspec.convert(migration["old_flavor"], Flavor),
+        power_on=migration["old_vm_state"] == states.ACTIVE,
+        arrived=arrived,
+        migrate_data=migrate_data,
+    )

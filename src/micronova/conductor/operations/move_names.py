@@ -1,4 +1,4 @@
-"""In what a cold move and a live migration differ: the names of their orders, states and notifications."""
+"""The names of orders, states and notifications of cold moves and of live migrations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

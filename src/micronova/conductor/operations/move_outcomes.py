@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork
 from micronova.conductor.operations.move_names import MoveNames
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork
 from micronova.conductor.operations.orders import devices_of
 from micronova.conductor.operations.placing import place_of
 from micronova.conductor.operations.transitions import Notification, Transitions
@@ -48,12 +48,13 @@ class MoveOutcomes:
     ) -> NoMoreWork:
         """Let the server belong to its destination. After a cold move it waits for the confirmation of its owner."""
         now = self._engine.now()
-        payload = msgspec.msgpack.decode(operation.payload, type=MovePayload)
+        payload = operation.payload_as(MovePayload)
         assert payload.chosen is not None
         old = msgspec.convert(migration["old_flavor"], Flavor)
         new = msgspec.convert(migration["new_flavor"], Flavor)
         changes: InstanceChanges = {
             **place_of(payload.chosen),
+            "vm_state": states.state_after(states.ACTIONS[operation.kind], row["vm_state"]),
             "task_state": None,
             "power_state": row["power_state"] if report.power_state is None else report.power_state,
             "progress": 0,
@@ -62,7 +63,6 @@ class MoveOutcomes:
             changes |= {
                 "flavor_id": new.id,
                 "flavor": migration["new_flavor"],
-                "vm_state": states.RESIZED,
                 "launched_at": now,
             }
         if payload.disk_config is not None:
@@ -103,8 +103,9 @@ class MoveOutcomes:
         """
         now = self._engine.now()
         fault = fault_of(error, now)
-        epoch = operation.epoch + 1
-        values: InstanceChanges = {"task_state": None, "fault": fault, **(changes or {}), "epoch": epoch}
+        after = states.state_after(states.ACTIONS[operation.kind], row["vm_state"], failed=True)
+        values: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault, **(changes or {})}
+        values["epoch"] = operation.epoch + 1
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
         status = self._names.statuses["undone"] if undone else migration_states.ERROR
@@ -127,7 +128,7 @@ class MoveOutcomes:
         If the guest may have `arrived`, the destination removes it.
         """
         now = self._engine.now()
-        payload = msgspec.msgpack.decode(operation.payload, type=MovePayload)
+        payload = operation.payload_as(MovePayload)
         payload.error = payload.last_error = error.message
         payload.migrate_data, payload.arrived = b"", arrived
         assert payload.chosen is not None
@@ -151,12 +152,12 @@ class MoveOutcomes:
         event: str,
     ) -> NoMoreWork:
         """End a move that was undone. If the source could not make the guest run again, the server is in ERROR."""
-        payload = msgspec.msgpack.decode(operation.payload, type=MovePayload)
+        payload = operation.payload_as(MovePayload)
         changes: InstanceChanges = {}
         message = payload.error
         if report.outcome != "done":
             changes["vm_state"] = states.ERROR
-            message = f"{payload.error} And the guest did not return to what it was: {report.message}"
+            message = f"{payload.error} The source could not restore the guest: {report.message}"
         elif report.power_state is not None:
             changes["power_state"] = report.power_state
         else:

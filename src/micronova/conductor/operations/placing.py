@@ -14,7 +14,7 @@ from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.network import VIF, PlannedPorts
-from micronova.objects.operations import BuildPayload, BuildTimes, PlacedPayload, RequestedPayload
+from micronova.objects.operations import BuildPayload, BuildTimes, PlacedPayload
 from micronova.objects.scheduling import RequestSpec, Selection
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable, CallTimeout
@@ -78,10 +78,6 @@ class Placer:
             await self._select(servers, ())
             for server in servers:
                 server.payload.lacking = []  # it has been to all hosts that there are
-
-    def may_choose_again(self, conn: sa.Connection, payload: RequestedPayload, excluded: Iterable[str]) -> bool:
-        """Return whether a move can have another destination than the one that lacks something: a host that is up."""
-        return payload.requested_host is None and self.any_host_besides(conn, [*payload.tried, *excluded])
 
     def any_host_besides(self, conn: sa.Connection, hosts: Sequence[str]) -> bool:
         """Return whether another host than these is up."""

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import NoMoreWork, OneOrderKind, ReportResult, reported_error
+from micronova.conductor.operations.host_kind import OneOrderKind, reported_error
+from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
@@ -50,12 +50,12 @@ class Power(OneOrderKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order."""
-        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
+        payload = operation.payload_as(PowerPayload)
         return work_order(conn, operation, row, now=self._engine.now(), parameters=payload.parameters)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Set the state that the action ends in, or record the host's failure."""
-        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
+        payload = operation.payload_as(PowerPayload)
         action = states.ACTIONS[payload.action]
         now = self._engine.now()
         changes: InstanceChanges = {"task_state": None}
@@ -103,7 +103,7 @@ class Power(OneOrderKind):
         code: str | None,
     ) -> NoMoreWork:
         """Record the fault and end the operation."""
-        action = states.ACTIONS[msgspec.msgpack.decode(operation.payload, type=PowerPayload).action]
+        action = states.ACTIONS[operation.payload_as(PowerPayload).action]
         fault = fault_of(error, self._engine.now())
         changes = {
             **changes,

@@ -10,14 +10,11 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import (
-    HostKind,
-    NoMoreWork,
-    ReportResult,
-    reported_error,
-)
+from micronova.conductor.operations.host_kind import HostKind, reported_error
+from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import Unavailable
@@ -47,8 +44,8 @@ class Rebuild(HostKind):
             await self._run(operation)
 
     async def _run(self, operation: Operation) -> None:
-        row = await self._engine.database.read(instances.get, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+        row = await self._engine.database.read(server_of, operation)
+        if row is None or row["host"] is None:
             await self.transitions.cancel(operation)
             return
         if operation.step == "new":
@@ -62,7 +59,7 @@ class Rebuild(HostKind):
             return
         if operation.step == "new":
             self.transitions.notify("rebuild.scheduled", operation, row)
-            payload = _payload(operation)
+            payload = operation.payload_as(RebuildPayload)
             before: InstanceRow = {**row, "image_ref": payload.previous_image_ref, "image": payload.previous_image}
             self.transitions.notify_exists(operation, before)
             self.transitions.notify("rebuild.start", operation, row)
@@ -70,15 +67,13 @@ class Rebuild(HostKind):
 
     async def _check_image(self, operation: Operation, row: InstanceRow) -> None:
         """Raise NoValidHost if the server's host cannot run its new image; the present one needs no check."""
-        if row["image_ref"] == _payload(operation).previous_image_ref or row["node_uuid"] is None:
+        if row["image_ref"] == operation.payload_as(RebuildPayload).previous_image_ref or row["node_uuid"] is None:
             return
-        specs = await self._engine.database.read(instances.specs, [row["uuid"]])
-        if row["uuid"] not in specs:
+        spec = await self._engine.database.read(instances.request_spec, row["uuid"])
+        if spec is None:
             return
         with asking_scheduler(self._engine):
-            await self._scheduler.check_image(
-                operation.context, instances.request_of(specs[row["uuid"]]), row["node_uuid"]
-            )
+            await self._scheduler.check_image(operation.context, spec, row["node_uuid"])
 
     def _dispatch(self, conn: sa.Connection, operation: Operation) -> WorkOrder | None:
         """Make the server's host the owner; return the order, or None if another request or conductor has taken over.
@@ -92,7 +87,7 @@ class Rebuild(HostKind):
         changes: InstanceChanges = {}
         if operation.step == "new":
             changes = {"epoch": operation.epoch + 1}
-        payload = msgspec.structs.replace(_payload(operation), unchanged=False)
+        payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=False)
         encoded = msgspec.msgpack.encode(payload)
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded)
         if dispatched is None:
@@ -108,22 +103,26 @@ class Rebuild(HostKind):
             operation,
             row,
             now=self._engine.now(),
-            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            secrets=self.secrets_of(operation),
             image_url=self._dependencies.download_url(row["image_ref"]),
-            parameters={"start": "no" if _payload(operation).stopped else "yes"},
+            parameters={"start": "no" if operation.payload_as(RebuildPayload).stopped else "yes"},
         )
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Set the server to ACTIVE, or to STOPPED as it was; if the host failed, to ERROR."""
         now = self._engine.now()
         changes: InstanceChanges = {"task_state": None}
         if report.power_state is not None:
             changes["power_state"] = report.power_state
         if report.outcome != "done":
-            if report.unchanged or not _payload(operation).begun:
+            if report.unchanged or not operation.payload_as(RebuildPayload).begun:
                 changes |= self._put_back(conn, operation)
             return self._record_failure(conn, operation, row, fault_of(reported_error(report), now), changes)
-        after = states.STOPPED if _payload(operation).stopped else states.state_after(ACTION, row["vm_state"])
+        after = (
+            states.STOPPED
+            if operation.payload_as(RebuildPayload).stopped
+            else states.state_after(ACTION, row["vm_state"])
+        )
         changes |= {
             "vm_state": after,
             "launched_at": now,
@@ -135,12 +134,12 @@ class Rebuild(HostKind):
 
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Note that the host begins to replace the guest."""
-        encoded = msgspec.msgpack.encode(msgspec.structs.replace(_payload(operation), begun=True))
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(operation.payload_as(RebuildPayload), begun=True))
         self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
 
-    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the host have its order again; note whether the guest is as it was, in case there is no more time."""
-        payload = msgspec.structs.replace(_payload(operation), unchanged=report.unchanged)
+        payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=report.unchanged)
         noted = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
         return super().postponed(conn, noted, row, report)
 
@@ -152,13 +151,14 @@ class Rebuild(HostKind):
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
         changes: InstanceChanges = {"task_state": None}
-        if _payload(operation).unchanged or not _payload(operation).begun:
+        payload = operation.payload_as(RebuildPayload)
+        if payload.unchanged or not payload.begun:
             changes |= self._put_back(conn, operation)
         return self._record_failure(conn, operation, row, fault_of(error, self._engine.now()), changes)
 
     def _put_back(self, conn: sa.Connection, operation: Operation) -> InstanceChanges:
         """Return the changes that give a server its image back, which its guest still has."""
-        payload = _payload(operation)
+        payload = operation.payload_as(RebuildPayload)
         image = None if payload.previous_image is None else msgspec.convert(payload.previous_image, ImageMeta)
         instances.change_image(conn, operation.instance_uuid, image)
         return {"image_ref": payload.previous_image_ref, "image": payload.previous_image}
@@ -176,7 +176,3 @@ class Rebuild(HostKind):
         event, host = (CONDUCTOR_EVENT, None) if operation.step == "new" else (None, row["host"])
         self.transitions.end(conn, operation, "error", host=host, fault=fault, event=event)
         return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])
-
-
-def _payload(operation: Operation) -> RebuildPayload:
-    return msgspec.msgpack.decode(operation.payload, type=RebuildPayload)

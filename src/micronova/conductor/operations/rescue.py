@@ -4,7 +4,6 @@ The order has the image, which the API has looked up, a ticket for it and the pa
 none of these: it is one of the power kinds.
 """
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
@@ -31,7 +30,7 @@ class Rescue(Power):
             operation,
             row,
             now=self._engine.now(),
-            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            secrets=self.secrets_of(operation),
             image_url=self._dependencies.download_url(image.id),
             rescue_image=image,
         )
@@ -47,4 +46,4 @@ class Rescue(Power):
 
 
 def _image(operation: Operation) -> ImageMeta:
-    return msgspec.msgpack.decode(operation.payload, type=RescuePayload).image
+    return operation.payload_as(RescuePayload).image

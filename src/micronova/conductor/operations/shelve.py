@@ -24,7 +24,7 @@ from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.shelve_offload import Offloading
 from micronova.db import instances
 from micronova.objects import power_state, shelved, states
@@ -68,18 +68,18 @@ class Shelve(CreateImage):
         """Return nothing: the image is not in these notifications."""
         return {}
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Shelve the server, or take it from its host."""
         if operation.step in _OFFLOAD_STEPS:
             return self._offloading.reported(conn, operation, row, report)
         return super().reported(conn, operation, row, report)
 
-    def completed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> ReportResult:
+    def completed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> StepResult:
         """Shelve the server, whose image is complete; the guest is off."""
         now = self._engine.now()
         changes: InstanceChanges = {
             **discard(conn, operation, row, now),  # of an earlier shelve that a reset of the state has ended
-            "vm_state": states.SHELVED,
+            "vm_state": states.state_after(states.ACTIONS[self.name], row["vm_state"]),
             "task_state": states.SHELVING_OFFLOADING if self._offloads else None,
             "power_state": power_state.SHUTDOWN,
             "system_metadata": shelved.shelved(row, operation.id, now),

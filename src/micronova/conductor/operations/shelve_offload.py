@@ -13,10 +13,12 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import HostKind, NoMoreWork, ReportResult
+from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
+from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.placing import NO_PLACE
+from micronova.conductor.operations.transitions import server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved, states
@@ -24,6 +26,7 @@ from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.orders import Report, WorkOrder
 
+ACTION = states.ACTIONS["shelve_offload"]
 EVENT = "compute_shelve_offload_instance"
 NAMESPACE = uuid.UUID("e0b1a7f2-7a35-4e1c-9d0d-6b52f0c1f7a4")
 """Of the ids of the operations that bind the ports again."""
@@ -40,8 +43,8 @@ class Offloading:
 
     async def run(self, operation: Operation) -> None:
         """Continue from the persisted step; a step before `offload` counts as `unbind`."""
-        row = await self._engine.database.read(instances.get, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+        row = await self._engine.database.read(server_of, operation)
+        if row is None or row["host"] is None:
             await self._kind.transitions.cancel(operation)
             return
         if operation.step != "offload":
@@ -52,7 +55,7 @@ class Offloading:
             await self._unbind(operation, row)
         if await self._kind.transitions.host_is_down(row["host"]):
             result = await self._engine.database.write(self._continue_without_host, operation)
-            self._engine.committed(self._kind.name, "host left")
+            self._engine.committed(self._kind.name, "without host")
             if operation.step != "offload" and result.ended:
                 self._kind.transitions.notify("shelve_offload.start", operation, row)
             self._kind.announce(operation, result)
@@ -82,7 +85,7 @@ class Offloading:
         """Return the order to remove the guest."""
         return removal_order(operation, row, now=self._engine.now(), kind="shelve_offload")
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Take the server from its host; if the host failed, send it the order again after a pause."""
         if report.outcome != "done":
             return self._kind.postponed(conn, operation, row, report)
@@ -100,7 +103,7 @@ class Offloading:
         """End the operation: the server has no host any more, and holds nothing there."""
         now = self._engine.now()
         changes: InstanceChanges = {
-            "vm_state": states.SHELVED_OFFLOADED,
+            "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": None,
             **NO_PLACE,
         }
@@ -150,7 +153,7 @@ class ShelveOffload(HostKind):
         """Return the order to remove the guest."""
         return self._offloading.order(operation, row)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Take the server from its host."""
         return self._offloading.reported(conn, operation, row, report)
 

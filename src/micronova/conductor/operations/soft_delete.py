@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import NoMoreWork, OneOrderKind, ReportResult
+from micronova.conductor.operations.host_kind import OneOrderKind
+from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.power import Power
 from micronova.db import instances, quotas
@@ -29,7 +30,7 @@ class SoftDelete(OneOrderKind):
         """Return the order to switch the guest off."""
         return removal_order(operation, row, now=self._engine.now())
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Set the server to SOFT_DELETED; if the host failed, send it the order again after a pause."""
         if report.outcome != "done":
             return self.postponed(conn, operation, row, report)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.db import instance_actions, instances
+from micronova.db import allocations, instance_actions, instances
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
@@ -40,10 +40,28 @@ Release = Callable[[sa.Connection, Operation, InstanceRow | None], None]
 """Gives back what a cancelled operation holds."""
 
 
+def server_of(conn: sa.Connection, operation: Operation) -> InstanceRow | None:
+    """Return the server of an operation; None if it is gone, or a later request has overtaken the operation."""
+    row = instances.get(conn, operation.instance_uuid)
+    return None if row is None or row["epoch"] != operation.epoch else row
+
+
 class Transitions:
-    """The transitions of one kind of operation; `event` is the kind's event in the instance action."""
+    """The transitions of one kind of operation.
+
+    Who works on an operation has to know whether it is still current (`Operation.is_current`), or another conductor has
+    leased it, or its host has it:
+
+    - A transaction asks with `owns`, which locks the operation, or with `lock_current`, which locks the instance as
+      well. That also refuses an operation that is overtaken: a later request has raised the epoch, and may have left
+      the operation open for its owner to end.
+    - Work on ports is in another service. It asks with a check before each change: `check_owned` for ports that the
+      operation creates; `check_not_overtaken` to bind ports of a server that exists; `check_not_continued` to delete
+      ports, for which the operation need not be current if its server is being deleted.
+    """
 
     def __init__(self, dependencies: ConductorDependencies, event: str) -> None:
+        """`event` is the kind's event in the instance action."""
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._event = event
@@ -212,11 +230,6 @@ class Transitions:
             payload=operation.payload if payload is None else payload,
         )
 
-    # `Operation.is_current` answers whether an operation is still the worker's own. A transaction asks with `owns`,
-    # which locks the row. Work on ports is in another service: it asks with a check before each change. To delete
-    # ports, an operation need not be current if its server is being deleted. To bind ports of a server that exists, its
-    # operation must not be overtaken: a later request leaves operations open that a conductor owns.
-
     def owns(self, conn: sa.Connection, operation: Operation) -> bool:
         """Lock the operation and return whether it is current."""
         return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
@@ -242,8 +255,7 @@ class Transitions:
             raise Stale(f"Operation {operation.id} is overtaken.")
 
     def _is_overtaken(self, conn: sa.Connection, operation: Operation) -> bool:
-        instance = instances.get(conn, operation.instance_uuid)
-        if instance is None or instance["epoch"] != operation.epoch:
+        if server_of(conn, operation) is None:
             return True
         return not operation.is_current(operation_rows.get(conn, operation.id))
 
@@ -257,7 +269,7 @@ class Transitions:
     async def check_not_continued(self, operation: Operation) -> None:
         """Raise Stale if another owner may use the server's ports."""
         if await self._engine.database.read(self.continued_elsewhere, operation):
-            raise Stale(f"Operation {operation.id} has got another owner.")
+            raise Stale(f"Operation {operation.id} has got another owner, which may use the server's ports.")
 
     async def delete_ports(self, operation: Operation) -> None:
         """Delete the server's ports, if there is a network service; raise Stale if another owner may use them."""
@@ -339,6 +351,22 @@ class Transitions:
         self.end_event(conn, operation, host=host, error=reason, event=event)
         instance_actions.finish(conn, operation.instance_uuid, request_id, now, message="Error" if failed else None)
         return True
+
+    def end_without_event(self, conn: sa.Connection, operation: Operation) -> bool:
+        """End an operation that has failed, and its instance action; its event has ended before.
+
+        Return False if it has got another owner.
+        """
+        now = self._engine.now()
+        if not operation_rows.finish(conn, operation.id, now, "error", operation.lease):
+            return False
+        instance_actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
+        return True
+
+    def release_claim(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
+        """Release the claim of a cancelled operation, unless the instance is on a host: a `release` of `cancel`."""
+        if row is None or row["host"] is None:
+            allocations.release(conn, operation.instance_uuid, now=self._engine.now())
 
     async def cancel(self, operation: Operation, release: Release | None = None) -> None:
         """End an operation that a later request has overtaken; operations that wait for this are taken at once."""

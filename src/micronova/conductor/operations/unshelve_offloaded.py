@@ -12,40 +12,51 @@ import functools
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations.build_attempts import BuildAttempts
 from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
+from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, work_order
-from micronova.conductor.operations.placed_kind import PlacedBuildKind
 from micronova.conductor.operations.placing import NO_PLACE, ServerToPlace, place_of
-from micronova.db import allocations, departures, instance_actions, instances
+from micronova.conductor.operations.transitions import server_of
+from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, shelved, states
 from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
-from micronova.objects.network import VIF
+from micronova.objects.network import VIF, unplugged
 from micronova.objects.operations import Step, UnshelvePayload
 from micronova.objects.orders import Report, WorkOrder
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.rpcapi import SchedulerAPI
 
+ACTION = states.ACTIONS["unshelve"]
 CONDUCTOR_EVENT = "schedule_instances"
 IMAGE_GONE = "The image of the server's disk is gone: the server cannot be unshelved."
 
 
-class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
+class UnshelveOffloaded(SteppedKind):
     """The operation behind the server action `unshelve` of a server that is SHELVED_OFFLOADED."""
 
     name = "unshelve_offloaded"
     action_event = "compute_unshelve_instance"
-    payload_type = UnshelvePayload
 
     def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
-        super().__init__(dependencies, scheduler, max_attempts)
+        super().__init__(dependencies)
+        self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
+        self._attempts = BuildAttempts(
+            dependencies, self, self._destinations, UnshelvePayload, leave_host=self._leave_host
+        )
         self._images = MadeImages(dependencies.image_client)
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if the unshelving has failed already, and only the ports are left."""
+        return operation.step != "unbind"
 
     async def run_one(self, operation: Operation) -> None:
         """Continue from the persisted step."""
@@ -64,7 +75,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
     # --- schedule --------------------------------------------------------------------------------------------
 
     async def _schedule(self, operation: Operation, row: InstanceRow, spec: RequestSpec) -> None:
-        payload = self.payload_of(operation)
+        payload = operation.payload_as(UnshelvePayload)
         if payload.image is None:
             image = shelved.image_of(row)
             found = None if image is None else await self._images.get(image)
@@ -77,14 +88,12 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
                 return
             payload.image = _with_properties_of(found, row)
         server = ServerToPlace(operation, payload, row, spec)
-        placed = await self.placed_and_bound(server)
-        if placed is None:
+        bound = await self._destinations.choose_and_bind(server)
+        if bound is None:
             return
         first = not payload.tried
-        order = await self._engine.database.write(self._dispatch, server, placed.vifs)
-        self._engine.committed(self.name, "dispatched")
+        order = await self.dispatched(operation, "dispatched", self._dispatch, server, bound.vifs)
         if order is None:
-            await self.overtaken(operation)
             return
         if first:
             self.transitions.notify("unshelve.start", operation, row)
@@ -94,7 +103,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
         self, conn: sa.Connection, server: ServerToPlace[UnshelvePayload], vifs: tuple[VIF, ...] | None
     ) -> WorkOrder | None:
         operation, chosen = server.operation, server.chosen
-        waits = [vif.port_id for vif in vifs or () if vif.status != "ACTIVE"]
+        waits = unplugged(vifs or ())
         payload = msgspec.structs.replace(
             server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen, wait_for_plugs=waits
         )
@@ -116,7 +125,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to build the guest from the image of its disk."""
-        payload = self.payload_of(operation)
+        payload = operation.payload_as(UnshelvePayload)
         image = payload.image
         assert image is not None
         # Also a root disk that was made empty is in the image now, with what was installed on it.
@@ -143,26 +152,28 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
         """Send the order again to a host whose lease has expired; continue without one that is down."""
         assert row["host"] is not None
         if await self.transitions.host_is_down(row["host"]):
-            await self.continue_without_host(operation)
+            await self._attempts.continue_without_host(operation)
             return
-        order = await self._engine.database.write(self.dispatch, operation, row, row["host"])
-        self._engine.committed(self.name, "dispatched")
-        if order is None:
-            await self.overtaken(operation)
-        else:
+        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, row["host"])
+        if order is not None:
             await self.transitions.send(operation, order)
 
-    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Set the server to ACTIVE, try another host, or give up."""
         if report.outcome == "done":
             return self._built(conn, operation, row, report)
-        return self.not_built(conn, operation, row, report)
+        return self._attempts.not_built(conn, operation, row, report)
+
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
+        """Choose the host again if it lacks something before the guest is built."""
+        chosen_again = self._attempts.postponed(conn, operation, row, report)
+        return super().postponed(conn, operation, row, report) if chosen_again is None else chosen_again
 
     def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
         now = self._engine.now()
         changes: InstanceChanges = {
             **discard(conn, operation, row, now),
-            "vm_state": states.ACTIVE,
+            "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": None,
             "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
             "launched_at": now,
@@ -186,9 +197,9 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> Continue:
         # The host of the last attempt may be at work.
-        return self.give_up(conn, operation, row, error, left_behind=row["host"] is not None)
+        return self._attempts.give_up(conn, operation, row, error, left_behind=row["host"] is not None)
 
-    def leave_host(
+    def _leave_host(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -229,23 +240,18 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return NoMoreWork()
-        payload, now = self.payload_of(operation), self._engine.now()
+        payload, now = operation.payload_as(UnshelvePayload), self._engine.now()
         fault = fault_of(payload.error, now)
-        changes: InstanceChanges = {"vm_state": states.SHELVED_OFFLOADED, "task_state": None, "fault": fault}
+        after = states.state_after(ACTION, row["vm_state"], failed=True)
+        changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        operation_rows.finish(conn, operation.id, now, "error", operation.lease)
-        request = operation.context.request_id
-        instance_actions.finish(conn, operation.instance_uuid, request, now, message="Error")
+        self.transitions.end_without_event(conn, operation)
         return NoMoreWork(ended="error")
 
     async def overtaken(self, operation: Operation) -> None:
         """Cancel, and release the claim of a server that is not on a host; the later request does the rest."""
         if not await self._engine.database.read(self.transitions.continued_elsewhere, operation):
-            await self.transitions.cancel(operation, self._release_claim)
-
-    def _release_claim(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
-        if row is None or row["host"] is None:
-            allocations.release(conn, operation.instance_uuid, now=self._engine.now())
+            await self.transitions.cancel(operation, self.transitions.release_claim)
 
 
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
@@ -256,8 +262,6 @@ def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
 
 def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec] | None:
     """Return server and request; None if a later request has overtaken the operation."""
-    row = instances.get(conn, operation.instance_uuid)
-    spec = instances.specs(conn, [operation.instance_uuid]).get(operation.instance_uuid)
-    if row is None or row["epoch"] != operation.epoch or spec is None:
-        return None
-    return row, instances.request_of(spec)
+    row = server_of(conn, operation)
+    spec = instances.request_spec(conn, operation.instance_uuid)
+    return None if row is None or spec is None else (row, spec)

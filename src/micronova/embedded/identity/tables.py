@@ -252,8 +252,8 @@ trusts = sa.Table(
     Column("expires_at", BigInteger),
     Column("remaining_uses", sa.Integer),
     Column("created_at", BigInteger, nullable=False),
-    Column("redelegation_count", sa.Integer, nullable=False, server_default="0"),  # how often it can be passed on
-    Column("redelegated_trust_id", ID),  # the trust that it was made from; it goes with that one
+    Column("redelegation_count", sa.Integer, nullable=False, server_default="0"),  # how often it can be redelegated
+    Column("redelegated_trust_id", ID),  # the trust that it was redelegated from; it is deleted with that one
     Index("trusts_by_trustor", "trustor_user_id"),
     Index("trusts_by_trustee", "trustee_user_id"),
     Index("trusts_by_project", "project_id"),

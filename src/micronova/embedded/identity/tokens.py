@@ -50,7 +50,7 @@ class GrantedScope(Struct):
     system: bool = False
     trust: TrustRow | None = None
     trustor: UserRow | None = None  # of the trust
-    agents: list[UserRow] = []  # the parties of the trusts that the trust was made from
+    agents: list[UserRow] = []  # the parties of the trusts that the trust was redelegated from
     access_rules: list[AccessRuleRow] | None = None  # of the application credential
 
 
@@ -190,11 +190,11 @@ def _trust_scope(conn: sa.Connection, user_id: str, trust_id: str, now: int) -> 
     for party in {each[key] for each in chain for key in ("trustor_user_id", "trustee_user_id")} - {trustor["id"]}:
         agent = find_user(conn, UserRef(id=party))
         if not is_active(agent):
-            raise Forbidden("A party of a trust that this one was made from is disabled.")
+            raise Forbidden("A party of a trust that this one was redelegated from is disabled.")
         agents.append(agent)
-    # The roles are those of the user who began the chain.
-    lender = chain[-1]["trustor_user_id"] if chain else trustor["id"]
-    granted = _project_scope(conn, lender, PROJECTS.find(conn, trust["project_id"]))
+    # The roles are those of the trustor of the first trust.
+    first_trustor = chain[-1]["trustor_user_id"] if chain else trustor["id"]
+    granted = _project_scope(conn, first_trustor, PROJECTS.find(conn, trust["project_id"]))
     held = {role["id"] for role in granted.roles}
     if not held.issuperset(trust["role_ids"]):
         raise Forbidden("The trustor of this trust has lost a role of it.")

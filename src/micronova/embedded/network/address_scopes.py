@@ -30,7 +30,7 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import AddressScopeRow
 from micronova.embedded.network.rows import NewAddressScope, locked
-from micronova.embedded.network.sharing import ADDRESS_SCOPE, NOBODY, access_of, remove_entries, share_with_all
+from micronova.embedded.network.sharing import ADDRESS_SCOPE, NOBODY, access_of, remove_rbac_policies, share_with_all
 from micronova.embedded.network.tables import address_scopes, subnetpools, subnets
 from micronova.http.request import Request
 
@@ -93,12 +93,12 @@ class AddressScopes(Creatable[AddressScopeRow], Updatable[AddressScopeRow], Dele
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
     def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewAddressScope, bool]]) -> list[Resource]:
-        entries: Counter[str] = Counter()
+        new_rbac_policies: Counter[str] = Counter()
         for row, shared in wanted:
             conn.execute(address_scopes.insert(), row)
             if shared:
-                entries[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
-        for project, count in sorted(entries.items()):
+                new_rbac_policies[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
+        for project, count in sorted(new_rbac_policies.items()):
             charge_unchecked(conn, project, "rbac_policy", count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
@@ -143,7 +143,7 @@ def _remove(conn: sa.Connection, id: str) -> None:
             "AddressScopeInUse",
         )
     conn.execute(address_scopes.delete().where(address_scopes.c.id == id))
-    release_all(conn, remove_entries(conn, ADDRESS_SCOPE, id))
+    release_all(conn, remove_rbac_policies(conn, ADDRESS_SCOPE, id))
 
 
 def _values(row: AddressScopeRow) -> dict[str, Any]:

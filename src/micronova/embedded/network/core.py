@@ -1,7 +1,6 @@
 """What all handlers of the network service share: database, clock, random source, settings and notifier."""
 
 import random
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -9,15 +8,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DNS_DOMAIN
+from micronova.embedded.network.agent.dhcp import DNS_DOMAIN
 from micronova.embedded.network.agent_liveness import AgentTimes
+from micronova.embedded.network.heartbeat_interval import AGENT_DOWN_AFTER, down_time, interval_for
 from micronova.embedded.network.notifier import Event, Notifier
 from micronova.objects.clock import Clock, micros
+from micronova.objects.ids import new_uuid
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BEATS_PER_SECOND = 400  # of all network agents together; more than 10,000 agents report less often
 # -1 is no limit. The numbers are those that Neutron ships with.
 QUOTAS: Mapping[str, int] = {
     "floatingip": 50,
@@ -91,7 +91,7 @@ class Core:
         self.notifier = notifier
         self._wake_agents = wake_agents
         self.hints = AddressHints()
-        self.heartbeat_interval = settings.agent_down_after / 3  # seconds, for the answers to agents
+        self.heartbeat_interval = interval_for(settings.agent_down_after)  # seconds, for the answers to agents
 
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
@@ -99,16 +99,16 @@ class Core:
 
     def set_heartbeat_interval(self, agents: int) -> None:
         """Set the interval of heartbeats for this number of agents."""
-        self.heartbeat_interval = max(self.settings.agent_down_after / 3, agents / BEATS_PER_SECOND)
+        self.heartbeat_interval = interval_for(self.settings.agent_down_after, agents)
 
     def agent_times(self) -> AgentTimes:
         """Return since when a live agent has sent a heartbeat, and how long a silent one keeps the routers."""
-        now, silence = self.now(), micros(3 * self.heartbeat_interval)
+        now, silence = self.now(), micros(down_time(self.heartbeat_interval))
         return AgentTimes(now, alive_since=now - silence, grace=silence // 2)
 
     def new_id(self) -> str:
         """Return a new id."""
-        return str(uuid.UUID(int=self.random_source.getrandbits(128), version=4))
+        return new_uuid(self.random_source)
 
     async def write_and_wake(
         self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs

@@ -55,7 +55,7 @@ from micronova.embedded.network.sharing import (
     check_still_shared,
     depend_on,
     own_or_shared,
-    remove_entries,
+    remove_rbac_policies,
     share_with_all,
     stop_sharing_with_all,
 )
@@ -221,7 +221,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
 
     def insert(self, conn: sa.Connection, wanted: list[tuple[NewNetwork, dict[str, Any]]]) -> list[Resource]:
         """Insert networks, each on the requested segment or on a free one."""
-        entries: Counter[str] = Counter()
+        new_rbac_policies: Counter[str] = Counter()
         for row, given in wanted:
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
@@ -238,10 +238,10 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             for action in [*([SHARED] if row["shared"] else ()), *([EXTERNAL] if row["external"] else ())]:
-                entries[row["project_id"]] += self._open(conn, row["id"], row["project_id"], action)
+                new_rbac_policies[row["project_id"]] += self._open(conn, row["id"], row["project_id"], action)
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
             charge(conn, project, "network", self.core.settings.quotas, count)
-            charge_unchecked(conn, project, "rbac_policy", entries[project])
+            charge_unchecked(conn, project, "rbac_policy", new_rbac_policies[project])
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     def _open(self, conn: sa.Connection, id: str, owner: str, action: str) -> int:
@@ -279,11 +279,13 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         revisions.update(conn, networks.c.revision, id, revision, values, now)
         check_still_shared(conn, relies_on)
         note(conn, now, [network_topic(id)])
-        self._change_entries(conn, row, values.get("shared"), values.get("external"))
+        self._change_rbac_policies(conn, row, values.get("shared"), values.get("external"))
         return self.reload(conn, id)
 
-    def _change_entries(self, conn: sa.Connection, row: NetworkRow, shared: bool | None, external: bool | None) -> None:
-        """Add or remove what shares a network with all projects; a network that is not external has no such entries."""
+    def _change_rbac_policies(
+        self, conn: sa.Connection, row: NetworkRow, shared: bool | None, external: bool | None
+    ) -> None:
+        """Add or remove what shares a network with all projects; one that is not external has no such RBAC policies."""
         added, gone = 0, []
         if shared:
             added += self._open(conn, row.id, row.project_id, SHARED)
@@ -292,7 +294,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         if external and not row.external:
             added += self._open(conn, row.id, row.project_id, EXTERNAL)
         elif external is False:
-            gone += remove_entries(conn, NETWORK, row.id, rbac_policies.c.action == EXTERNAL)
+            gone += remove_rbac_policies(conn, NETWORK, row.id, rbac_policies.c.action == EXTERNAL)
         release_all(conn, gone)
         charge_unchecked(conn, row.project_id, "rbac_policy", added)
 
@@ -336,10 +338,10 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
         conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
-        entries = remove_entries(conn, NETWORK, id)
+        removed = remove_rbac_policies(conn, NETWORK, id)
         note(conn, self.core.now(), topics)
         freed: dict[str, Sequence[Any]] = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
-        release_all(conn, [*entries, *((each.project_id, kind) for kind, all_ in freed.items() for each in all_)])
+        release_all(conn, [*removed, *((each.project_id, kind) for kind, all_ in freed.items() for each in all_)])
 
 
 def _values(

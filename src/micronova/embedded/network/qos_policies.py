@@ -43,7 +43,7 @@ from micronova.embedded.network.sharing import (
     QOS_POLICY,
     SHARED,
     depend_on,
-    remove_entries,
+    remove_rbac_policies,
     share_with_all,
     stop_sharing_with_all,
 )
@@ -140,15 +140,15 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
         return share_with_all(conn, self.core.new_id, QOS_POLICY, id, owner)
 
     def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewPolicy, Sequence[str]]]) -> list[Resource]:
-        entries: Counter[str] = Counter()
+        new_rbac_policies: Counter[str] = Counter()
         for row, tagged in wanted:
             if not insert_if_absent(conn, qos_policies, row):
                 raise _default_exists(row["project_id"])
             if tagged:
                 set_tags(conn, row["id"], tagged)
             if row["shared"]:
-                entries[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
-        for project, count in sorted(entries.items()):
+                new_rbac_policies[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
+        for project, count in sorted(new_rbac_policies.items()):
             charge_unchecked(conn, project, "rbac_policy", count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
@@ -187,7 +187,7 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
         locked(conn, qos_policies, id)
         _check_unused(conn, id)
         erase(conn, qos_policies, id)  # the database deletes its rules, too
-        release_all(conn, remove_entries(conn, QOS_POLICY, id))
+        release_all(conn, remove_rbac_policies(conn, QOS_POLICY, id))
 
 
 def rule_values(kind: str, row: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from micronova.embedded.network.qos_policies import RULE_TABLES, QosPolicies, ru
 from micronova.embedded.network.qos_use import check_not_in_use
 from micronova.embedded.network.request_bodies import Body, Number, body_of_one, convert_text, objects
 from micronova.embedded.network.tables import qos_policies
-from micronova.embedded.network.topics import policy_topic
+from micronova.embedded.network.topics import qos_policy_topic
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
@@ -265,7 +265,7 @@ def _touch(conn: sa.Connection, policy: str, now: int) -> None:
     counted = {"revision": qos_policies.c.revision + 1, "updated_at": now}
     if not conn.execute(qos_policies.update().where(qos_policies.c.id == policy).values(**counted)).rowcount:
         raise NotFound(f"QoS policy {policy} could not be found.", type="QosPolicyNotFound")
-    note(conn, now, [policy_topic(policy)])
+    note(conn, now, [qos_policy_topic(policy)])
 
 
 def _insert(conn: sa.Connection, kind: RuleKind, row: dict[str, Any], now: int) -> None:

@@ -1,4 +1,4 @@
-"""The RBAC policy API: entries that share what a project owns with another project, or with all."""
+"""The RBAC policy API: an RBAC policy shares what a project owns with another project, or with all."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -89,7 +89,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         return [Resource(_values(row), _target(row.project_id, row.target)) for row in rows]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
-        """Create entries for objects of the caller's project, or of any project for admins."""
+        """Create RBAC policies for objects of the caller's project, or of any project for admins."""
         wanted: list[tuple[NewRbacPolicy, bool]] = []
         for given in self.given(request):
             project = project_of(given, request.context, self.crosses_projects(request))
@@ -120,7 +120,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
 
     def _insert(self, conn: sa.Connection, wanted: list[tuple[NewRbacPolicy, bool]]) -> list[Resource]:
         for row, may_open in sorted(wanted, key=lambda each: (each[0]["object_type"], each[0]["object_id"])):
-            # The lock keeps the object from being deleted meanwhile, which would leave the entry behind.
+            # The lock keeps the object from being deleted meanwhile, which would leave the RBAC policy behind.
             owned = locked(conn, TABLES[row["object_type"]], row["object_id"])
             if row["action"] == EXTERNAL and not owned.external:
                 if not may_open:
@@ -133,7 +133,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
-        """Change the project that an entry is for."""
+        """Change the project that an RBAC policy is for."""
         resource = await self.find(request, id, "update_rbac_policy")
         [given] = self.given(request)
         if "target_tenant" in given:
@@ -158,7 +158,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
-        """Delete an entry; raise Conflict if a project uses the object because of it."""
+        """Delete an RBAC policy; raise Conflict if a project uses the object because of it."""
         await self.find(request, id, "delete_rbac_policy")
         await self.core.database.write(_delete, request, id)
 
@@ -176,14 +176,14 @@ def _values(row: RbacPolicyRow) -> dict[str, Any]:
 
 
 def _target(project: str, target: str) -> dict[str, Any]:
-    """Return the policy target of an entry; of its own target, rules need to know whether it is for all."""
+    """Return what policy rules compare of an RBAC policy; of its target, they need to know whether it is for all."""
     return {"project_id": project, "target_tenant": ALL if target == ALL else "a project"}
 
 
 def _check_owner(request: Request, owner: str) -> None:
     """Raise Invalid unless the caller's project owns the object, or the caller is an admin.
 
-    An entry can belong to another project than its object: that of the admin who made it.
+    An RBAC policy can belong to another project than its object: that of the admin who made it.
     """
     if owner != request.context.project_id and not request.context.is_admin:
         raise invalid("Invalid input for operation: Only admins can manipulate policies on objects they do not own.")
@@ -218,9 +218,9 @@ def _delete(conn: sa.Connection, request: Request, id: str) -> None:
 
 
 def _locked(conn: sa.Connection, id: str) -> tuple[RbacPolicyRow, Any]:
-    """Lock the object of an entry and then the entry, as who deletes the object does; return the entry and the object.
+    """Lock the object of an RBAC policy and then the policy, in the order in which a delete of the object locks them.
 
-    Raise Changed if one is gone.
+    Return the policy and the object; raise Changed if one is gone.
     """
     row = conn.execute(sa.select(rbac_policies).where(rbac_policies.c.id == id)).first()
     if row is None:
@@ -230,7 +230,7 @@ def _locked(conn: sa.Connection, id: str) -> tuple[RbacPolicyRow, Any]:
 
 
 def _check_unused(conn: sa.Connection, row: RbacPolicyRow, owned: Any, instead: str | None = None) -> None:
-    """Raise Conflict if a project needs the entry, which is deleted or gets another target."""
+    """Raise Conflict if a project needs the RBAC policy, which is deleted or gets another target."""
     details = ""
     if row.action == EXTERNAL and row.target == ALL and owned.is_default:
         details = "It makes the default external network visible to all projects."

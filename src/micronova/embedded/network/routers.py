@@ -51,7 +51,7 @@ from micronova.embedded.network.router_ports import (
 from micronova.embedded.network.row_types import RouterRow
 from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
 from micronova.embedded.network.tables import router_interfaces, routers, topologies
-from micronova.embedded.network.topics import ROUTERS, router_topic
+from micronova.embedded.network.topics import ROUTERS_TOPIC, router_topic
 from micronova.http.request import Request
 from micronova.http.service import Route
 
@@ -230,7 +230,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             found.append(self.reload(conn, row["id"]))
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), [ROUTERS_TOPIC])
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
@@ -284,7 +284,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         clear_gateway(conn, self.core, row)
         conn.execute(topologies.update().where(topologies.c.router_id == id).values(router_id=None))
         erase(conn, routers, id)
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), [ROUTERS_TOPIC])
         release(conn, row.project_id, "router")
 
     # --- gateways: a router has one at most ---

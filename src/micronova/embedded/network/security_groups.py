@@ -41,7 +41,7 @@ from micronova.embedded.network.request_bodies import (
 from micronova.embedded.network.row_types import DefaultRuleRow, SecurityGroupRow
 from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
 from micronova.embedded.network.security_group_rules import fingerprint, rule_values
-from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, remove_entries
+from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, remove_rbac_policies
 from micronova.embedded.network.tables import port_security_groups, security_group_rules, security_groups
 from micronova.embedded.network.topics import rules_topic
 from micronova.http.request import Request
@@ -287,6 +287,6 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
         raise Changed
     note(conn, now, [rules_topic(each.security_group_id) for each in gone])
     freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
-    freed += remove_entries(conn, SECURITY_GROUP, id)
+    freed += remove_rbac_policies(conn, SECURITY_GROUP, id)
     erase(conn, security_groups, id)
     release_all(conn, freed)

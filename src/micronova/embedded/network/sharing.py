@@ -1,8 +1,8 @@
-"""Who may use what belongs to another project: the entries of RBAC policies.
+"""Who may use what belongs to another project: RBAC policies.
 
-An entry shares an object with one project, or with all (`ALL`). `shared` of an object is a view of its entries: what it
-says depends on who asks. The columns `shared` repeat whether there is an entry for all projects; only the version
-before reads them.
+An RBAC policy shares an object with one project, or with all (`ALL`). `shared` of an object is a view of its RBAC
+policies: what it says depends on who asks. The columns `shared` repeat whether there is an RBAC policy for all
+projects; only the version before reads them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +60,10 @@ NOBODY = Access()
 
 
 class Use(NamedTuple):
-    """The use of an object by a project to which it does not belong, and which entry allows it."""
+    """The use of an object by a project to which it does not belong, and the action of the RBAC policy that allows it.
+
+    A write that relies on it calls `check_still_shared` in its transaction.
+    """
 
     object_type: str
     id: str
@@ -69,16 +72,16 @@ class Use(NamedTuple):
 
 
 def uses(object_type: str, id: str, owner: str, project: str | None, access: Access, action: str = SHARED) -> list[Use]:
-    """Return the use of an object, if the project may use it only because of an entry."""
+    """Return the use of an object, if the project may use it only because of an RBAC policy."""
     allowed = access.is_external(project) if action == EXTERNAL else access.is_shared(project)
     return [Use(object_type, id, project, action)] if project and project != owner and allowed else []
 
 
 def check_still_shared(conn: sa.Connection, relied_on: Iterable[Use]) -> None:
-    """Raise Changed if an entry is gone that allowed a use; called after the rows are written that use the object.
+    """Raise Changed if no RBAC policy allows a use any more; called after the rows are written that use the object.
 
-    Their foreign keys wait for a transaction that removes the entry, and keep the object locked against others: such a
-    transaction locks the object before it looks for uses.
+    Their foreign keys wait for a transaction that removes the RBAC policy, and keep the object locked against others:
+    such a transaction locks the object before it looks for uses.
     """
     for use in dict.fromkeys(relied_on):
         access = access_of(conn, use.object_type, [use.id]).get(use.id, NOBODY)
@@ -90,13 +93,13 @@ def access_of(conn: sa.Connection, object_type: str, ids: Sequence[str]) -> dict
     """Return who may use objects; those that are not shared are missing."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     for part in chunks(ids):
-        for row in conn.execute(_ENTRIES, {"type": object_type, "ids": part}):
+        for row in conn.execute(_OF_OBJECTS, {"type": object_type, "ids": part}):
             found.setdefault(row.object_id, (set(), set()))[row.action == EXTERNAL].add(row.target)
     return {id: Access(frozenset(shared), frozenset(external)) for id, (shared, external) in found.items()}
 
 
 _r = rbac_policies.c
-_ENTRIES = sa.select(_r.object_id, _r.action, _r.target).where(
+_OF_OBJECTS = sa.select(_r.object_id, _r.action, _r.target).where(
     _r.object_type == sa.bindparam("type"), _r.object_id.in_(sa.bindparam("ids", expanding=True))
 )
 
@@ -127,7 +130,7 @@ def _shared_ids(object_type: str, project: str | None, actions: Iterable[str]) -
 def share_with_all(
     conn: sa.Connection, new_id: Callable[[], str], object_type: str, id: str, owner: str, action: str = SHARED
 ) -> int:
-    """Add the entry for all projects, which belongs to the object's project; return how many are new, for the quota."""
+    """Add the RBAC policy for all projects, owned by the object's project; return how many are new, for the quota."""
     row = {
         "id": new_id(),
         "project_id": owner,
@@ -139,8 +142,8 @@ def share_with_all(
     return int(insert_if_absent(conn, rbac_policies, row))
 
 
-def remove_entries(conn: sa.Connection, object_type: str, id: str, *conditions: Any) -> list[tuple[str, str]]:
-    """Delete the entries of an object, or some of them; return what `quotas.release_all` releases."""
+def remove_rbac_policies(conn: sa.Connection, object_type: str, id: str, *conditions: Any) -> list[tuple[str, str]]:
+    """Delete the RBAC policies of an object, or some of them; return what `quotas.release_all` releases."""
     gone = conn.execute(
         rbac_policies.delete()
         .where(_r.object_type == object_type, _r.object_id == id, *conditions)
@@ -150,8 +153,8 @@ def remove_entries(conn: sa.Connection, object_type: str, id: str, *conditions: 
 
 
 def stop_sharing_with_all(conn: sa.Connection, object_type: str, id: str) -> list[tuple[str, str]]:
-    """Delete the entry that shares an object with all projects; return what `quotas.release_all` releases."""
-    return remove_entries(conn, object_type, id, _r.action == SHARED, _r.target == ALL)
+    """Delete the RBAC policy that shares an object with all projects; return what `quotas.release_all` releases."""
+    return remove_rbac_policies(conn, object_type, id, _r.action == SHARED, _r.target == ALL)
 
 
 def repeat_in_column(conn: sa.Connection, object_type: str, id: str) -> None:
@@ -167,7 +170,7 @@ def repeat_in_column(conn: sa.Connection, object_type: str, id: str) -> None:
 def depend_on(
     conn: sa.Connection, object_type: str, id: str, owner: str, action: str, target: str, instead: str | None = None
 ) -> list[str]:
-    """Return the projects that use an object only because of one entry; `instead` is what its target changes to."""
+    """Return the projects that use an object only because of one RBAC policy; `instead` is its new target, if any."""
     others = set(
         conn.execute(
             sa.select(_r.target).where(
@@ -223,4 +226,4 @@ _USERS: Mapping[tuple[str, str], Callable[[str], list[sa.Select[Any]]]] = {
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     each: tuple(action for kind, action in _USERS if kind == each) for each in TABLES
 }
-"""The actions of entries, by object type."""
+"""The actions of RBAC policies, by object type."""

@@ -37,19 +37,15 @@ from micronova.embedded.network.tables import (
     trunks,
 )
 from micronova.embedded.network.topics import (
-    HOST,
-    MEMBERS,
-    NETWORK,
-    POLICY,
-    ROUTER,
-    ROUTERS,
-    RULES,
+    ROUTERS_TOPIC,
+    PartKind,
     kind_and_id,
     members_topic,
     network_topic,
-    policy_topic,
+    qos_policy_topic,
     router_topic,
     rules_topic,
+    topic,
 )
 
 MAX_MEMBERS = 5_000  # addresses of a security group that rules name as remote
@@ -73,9 +69,9 @@ def read_parts(conn: sa.Connection, names: Iterable[str]) -> dict[str, Part]:
         by_kind.setdefault(kind, []).append(id)
     found: dict[str, Part] = {}
     for kind, ids in by_kind.items():
-        for part in chunks(ids) if kind != ROUTERS else [ids]:
+        for part in chunks(ids) if kind != PartKind.ROUTERS else [ids]:
             read = _READERS[kind](conn, part)
-            found |= {f"{kind}:{id}" if id else kind: read.get(id, Part(None)) for id in part}
+            found |= {topic(kind, id): read.get(id, Part(None)) for id in part}
     return found
 
 
@@ -118,8 +114,8 @@ def _hosts(conn: sa.Connection, names: Sequence[str]) -> dict[str, Part]:
             _distinct(
                 *(network_topic(port["network_id"]) for port in held),
                 *(rules_topic(group) for port in held for group in port["security_groups"]),
-                *(policy_topic(port["qos_policy_id"]) for port in held if port["qos_policy_id"]),
-                *([ROUTERS] if name == routing else ()),
+                *(qos_policy_topic(port["qos_policy_id"]) for port in held if port["qos_policy_id"]),
+                *([ROUTERS_TOPIC] if name == routing else ()),
             ),
         )
         for name, held in of_host.items()
@@ -190,13 +186,13 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
     return {
         row.id: Part(
             {**row._mapping, "subnets": below.get(row.id, [])},
-            (policy_topic(row.qos_policy_id),) if row.qos_policy_id else (),
+            (qos_policy_topic(row.qos_policy_id),) if row.qos_policy_id else (),
         )
         for row in conn.execute(_NETWORKS, {"ids": ids})
     }
 
 
-def _policies(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+def _qos_policies(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
     """Return the bandwidth limits of QoS policies, by direction, and their DSCP marks."""
     limits: dict[str, dict[str, Any]] = {id: {} for id in ids}
     for row in conn.execute(_LIMITS, {"ids": ids}):
@@ -391,11 +387,11 @@ def _routers(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
 
 
 _READERS: Mapping[str, Callable[[sa.Connection, Sequence[str]], dict[str, Part]]] = {
-    HOST: _hosts,
-    NETWORK: _networks,
-    POLICY: _policies,
-    RULES: _rules,
-    MEMBERS: _members,
-    ROUTERS: _all_routers,
-    ROUTER: _routers,
+    PartKind.HOST: _hosts,
+    PartKind.NETWORK: _networks,
+    PartKind.QOS_POLICY: _qos_policies,
+    PartKind.RULES: _rules,
+    PartKind.MEMBERS: _members,
+    PartKind.ROUTERS: _all_routers,
+    PartKind.ROUTER: _routers,
 }

@@ -30,7 +30,7 @@ from micronova.embedded.network.change_feed import (
 )
 from micronova.embedded.network.router_placement import is_due, place
 from micronova.embedded.network.state_parts import Part, read_parts, too_large
-from micronova.embedded.network.topics import MEMBERS, OVERSIZED, host_topic, kind_and_id
+from micronova.embedded.network.topics import OVERSIZED_TOPIC, PartKind, host_topic, kind_and_id
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
@@ -163,7 +163,7 @@ class StateWatch:
         return Parts(
             fingerprint=known.fingerprint,
             since="" if before is None else fingerprint,
-            parts={name: known.oversized if name == OVERSIZED else self._parts[name].raw for name in changed},
+            parts={name: known.oversized if name == OVERSIZED_TOPIC else self._parts[name].raw for name in changed},
             removed=[name for name in held if name not in known.digests],
         )
 
@@ -209,7 +209,7 @@ class StateWatch:
 
     def _conclude(self, known: _Known) -> None:
         """Set the fingerprint of a host's state from its parts."""
-        groups = {name: id for name in known.names for kind, id in [kind_and_id(name)] if kind == MEMBERS}
+        groups = {name: id for name in known.names for kind, id in [kind_and_id(name)] if kind == PartKind.MEMBERS}
         left_out = too_large({id: self._parts[name].part.size for name, id in groups.items()})
         digests = {
             name: self._parts[name].digest
@@ -217,7 +217,7 @@ class StateWatch:
             if self._parts[name].part.content is not None and groups.get(name) not in left_out
         }
         if left_out:
-            known.oversized, digests[OVERSIZED] = _encoded(left_out)
+            known.oversized, digests[OVERSIZED_TOPIC] = _encoded(left_out)
         known.digests = digests
         whole = hashlib.blake2b(digest_size=16)
         for name, digest in digests.items():

@@ -46,7 +46,7 @@ from micronova.embedded.network.sharing import (
     SUBNET_POOL,
     access_of,
     own_or_shared,
-    remove_entries,
+    remove_rbac_policies,
     share_with_all,
 )
 from micronova.embedded.network.tables import subnetpools, subnets
@@ -139,7 +139,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
     def _insert(
         self, conn: sa.Connection, request: Request, wanted: list[tuple[NewSubnetPool, list[str]]]
     ) -> list[Resource]:
-        entries: Counter[str] = Counter()
+        new_rbac_policies: Counter[str] = Counter()
         for row, tagged in wanted:
             if row["is_default"]:
                 _check_only_default(conn, row["ip_version"], row["id"])
@@ -149,9 +149,9 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
                 set_tags(conn, row["id"], tagged)
             if row["shared"]:
                 shared = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], row["project_id"])
-                entries[row["project_id"]] += shared
+                new_rbac_policies[row["project_id"]] += shared
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
-            charge_unchecked(conn, project, "rbac_policy", entries[project])
+            charge_unchecked(conn, project, "rbac_policy", new_rbac_policies[project])
             charge(conn, project, "subnetpool", self.core.settings.quotas, count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
@@ -201,7 +201,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
                 "Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError"
             )
         erase(conn, subnetpools, id)
-        release_all(conn, [(row.project_id, "subnetpool"), *remove_entries(conn, SUBNET_POOL, id)])
+        release_all(conn, [(row.project_id, "subnetpool"), *remove_rbac_policies(conn, SUBNET_POOL, id)])
 
 
 def take_prefix(

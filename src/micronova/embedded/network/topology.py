@@ -193,8 +193,8 @@ class Builder:
     def _pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
         about = {"description": "Ranges for networks that are made automatically"}
         row = new_row(self.core, project, about)
-        entries = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], project)
-        charge_unchecked(conn, project, "rbac_policy", entries)
+        new_rbac_policies = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], project)
+        charge_unchecked(conn, project, "rbac_policy", new_rbac_policies)
         charge(conn, project, "subnetpool", self.core.settings.quotas)
         conn.execute(
             subnetpools.insert(),

@@ -12,7 +12,7 @@ from micronova.scheduler.host_table import Bools, HostView
 
 
 class Scope(enum.Enum):
-    """The hosts whose verdict or weight may change when an instance of the request is placed on a host."""
+    """The hosts whose result or weight may change when an instance of the request is placed on a host."""
 
     REQUEST = "request"  # of no host: asked once per request
     HOST = "host"  # of that host: asked again for it alone
@@ -32,7 +32,7 @@ class HostFilter(ABC):
     scope: ClassVar[Scope] = Scope.ALL
     covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose free amounts this filter checks
     hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
-    judges_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
+    compares_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
     extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
 
     def __init__(self, options: FilterOptions) -> None:

@@ -41,7 +41,7 @@ class ImagePropertiesFilter(HostFilter):
 
     name = "ImagePropertiesFilter"
     scope = Scope.REQUEST
-    judges_images = True
+    compares_images = True
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         if spec.image is None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType, field
 
-from micronova.api.compute.action_routes import SERVER_PATHS, ServerAction, action_routes
+from micronova.api.compute.action_routes import ServerAction, action_routes
 from micronova.api.compute.app import APIDependencies
 from micronova.api.compute.server_lookup import authorized_server, lock_changeable
 from micronova.api.extension import Additions, Extension, Proceed, RouteChange
@@ -152,21 +152,21 @@ def _add(needs: APIDependencies) -> Additions:
                 ]
             ),
         ],
-        changes=[change for path, _ in SERVER_PATHS for change in _changes(path, handlers)],
+        changes=_changes(handlers),
     )
 
 
-def _changes(path: str, handlers: Handlers) -> list[RouteChange]:
-    """Return the changes of servers under one of the paths that they have."""
+def _changes(handlers: Handlers) -> list[RouteChange]:
+    """Return the changes of servers."""
     new = partial(RouteChange, versions=since(90))
     shown = {KEY: str | None}
     return [
-        new(route=f"POST {path}", around=handlers.create, body=WindowField),
-        new(route=f"PUT {path}/{{id}}", around=handlers.update, body=WindowField, answer=shown),
-        new(route=f"GET {path}/{{id}}", around=handlers.read, answer=shown),
-        new(route=f"GET {path}/detail", around=handlers.read, answer=shown),
-        RouteChange(route=f"DELETE {path}/{{id}}", around=handlers.delete),
-        RouteChange(route=f"POST {path}/{{id}}/action forceDelete", around=handlers.delete),
+        new(route="POST /servers", around=handlers.create, body=WindowField),
+        new(route="PUT /servers/{id}", around=handlers.update, body=WindowField, answer=shown),
+        new(route="GET /servers/{id}", around=handlers.read, answer=shown),
+        new(route="GET /servers/detail", around=handlers.read, answer=shown),
+        RouteChange(route="DELETE /servers/{id}", around=handlers.delete),
+        RouteChange(route="POST /servers/{id}/action forceDelete", around=handlers.delete),
     ]
 
 

@@ -102,13 +102,13 @@ def test_a_router_translates_for_its_networks() -> None:
     assert of(v.LoadRouter, plan_of(PREFIX, "h", off, v.Found()).verbs) == []
 
 
-def test_a_guarded_port_may_send_only_from_what_is_its_own() -> None:
+def test_a_port_with_port_security_may_send_only_from_what_is_its_own() -> None:
     pairs = (AddressPair(ip_address="10.9.0.0/16"), AddressPair(ip_address="10.0.0.9", mac_address="fa:16:3e:00:00:99"))
     guest = msgspec.structs.replace(STATE.ports[0], allowed_address_pairs=pairs)
     state = msgspec.structs.replace(STATE, ports=(guest,), routers=())
     [firewall] = of(v.LoadFirewall, plan_of(PREFIX, "h", state, v.Found()).verbs)
-    [guarded] = firewall.guarded
-    assert {(p.mac[-2:], p.prefix) for p in guarded.pairs} == {
+    [filtered] = firewall.filtered
+    assert {(p.mac[-2:], p.prefix) for p in filtered.pairs} == {
         ("01", "10.0.0.5/32"), ("01", "10.9.0.0/16"), ("99", "10.0.0.9/32"),
         ("01", "fe80::f816:3eff:fe00:1/128"), ("99", "fe80::f816:3eff:fe00:99/128"),
     }  # fmt: skip
@@ -124,9 +124,9 @@ def test_port_security_and_admin_state() -> None:
         return found
 
     open_ = firewall(port_security_enabled=False)
-    assert (open_.guarded, [each.device for each in open_.plain]) == ((), ["tap11111111-00"])
+    assert (open_.filtered, [each.device for each in open_.unfiltered]) == ((), ["tap11111111-00"])
     down = firewall(admin_state_up=False)
-    assert [(each.pairs, each.rules) for each in down.guarded] == [((), ())], "nothing passes"
+    assert [(each.pairs, each.rules) for each in down.filtered] == [((), ())], "nothing passes"
 
 
 def test_what_is_there_and_should_not_be_goes_but_a_bridge_in_use_stays() -> None:

@@ -72,7 +72,7 @@ async def test_the_service_names_the_interval_of_heartbeats() -> None:
         await made.stop()
 
 
-async def test_a_start_that_nobody_hears_is_told_later() -> None:
+async def test_a_start_that_nobody_hears_is_reported_later(caplog: pytest.LogCaptureFixture) -> None:
     service, clock = Service(), ManualClock()
     service.error = Unavailable("no conductor answers")
     made = agent(service, clock)
@@ -81,6 +81,10 @@ async def test_a_start_that_nobody_hears_is_told_later() -> None:
         tried = [await asyncio.wait_for(service.refused.get(), 10) for _ in range(3)]
         assert tried == ["POST", "GET", "POST"], "at the start, then by those who watch and tell"
         assert service.reports.empty()
+        for loop in ("watch", "heartbeat"):
+            assert (
+                f"network agent of host h: {loop} failed and is tried again in 1 s: no conductor answers" in caplog.text
+            )
         service.error = None
         await clock.jump(RETRY)
         assert (await asyncio.wait_for(service.reports.get(), 10))["started"]

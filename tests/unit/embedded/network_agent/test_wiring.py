@@ -187,7 +187,7 @@ def test_a_port_with_invalid_addresses_is_closed_and_the_others_are_not(change: 
     bad = msgspec.structs.replace(good, id=IDS[1], **change)
     made = firewall_of(DesiredState(networks=(Network(id=NET),), ports=(good, bad)))
     assert list(made.closed) == [tap_name(IDS[1])]
-    assert [bool(port.pairs) for port in made.verb.guarded] == [True, False]
+    assert [bool(port.pairs) for port in made.verb.filtered] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ async def test_a_rule_that_names_a_security_group_with_too_many_addresses_is_lef
     )  # fmt: skip
     assert await world.agent.reconcile(state)
     [loaded] = [verb for verb in world.helper.done if isinstance(verb, v.LoadFirewall)]
-    [guarded] = loaded.guarded
-    assert [rule.remote_group for rule in guarded.rules] == [small]
+    [filtered] = loaded.filtered
+    assert [rule.remote_group for rule in filtered.rules] == [small]
     assert world.service.up == [IDS[0]], "its other rules hold"
     [fault] = world.service.faults
     assert f"{large} has too many addresses (5001 or more)" in fault

@@ -10,6 +10,7 @@ from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page
 from micronova.embedded.identity.api.delegation import (
     RoleRef,
+    RoleRefs,
     expiry,
     is_delegated,
     named_roles,
@@ -19,7 +20,7 @@ from micronova.embedded.identity.api.delegation import (
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import access_rules, application_credentials, assignments, roles
-from micronova.embedded.identity.store.access_rules import WantedRule
+from micronova.embedded.identity.store.access_rules import MAX_RULES, WantedRule
 from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, AccessRuleRow, ApplicationCredentialRow, RoleRow
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import roles as roles_table
@@ -43,12 +44,12 @@ class ApplicationCredentialAttributes(Struct, forbid_unknown_fields=True):
     name: Name
     description: str | None = None
     secret: str | None = None
-    roles: list[RoleRef] = []
+    roles: RoleRefs = []
     expires_at: str | None = None
     unrestricted: bool | None = None
     project_id: ID | None = None
     user_id: ID | None = None
-    access_rules: list[AccessRule] = []
+    access_rules: Annotated[list[AccessRule], Meta(max_length=MAX_RULES)] = []
 
 
 class ApplicationCredentialBody(Struct):
@@ -107,7 +108,7 @@ class ApplicationCredentialsAPI:
             raise Forbidden("An application credential is for a project: make it with a token for one.")
         expires_at = expiry(wanted.expires_at, self._core.now(), "application_credential")
         held = await self._core.database.read(_chosen_roles, user_id, project_id, wanted.roles)
-        # A token that was delegated to the caller passes on only its own roles, even if the user has more.
+        # A token of an application credential or a trust delegates only its own roles, even if the user has more.
         delegated = is_delegated(self._core.claims(request))
         if not wanted.roles:
             held = [row for row in held if row["name"] in request.context.roles or not delegated]

@@ -1,8 +1,9 @@
-"""What trusts, application credentials and credentials share: lent roles, expiry, and who may make them."""
+"""What trusts, application credentials and credentials share: delegated roles, expiry, and who may make them."""
 
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.store.kinds import RoleRow
@@ -16,6 +17,9 @@ class RoleRef(Struct, forbid_unknown_fields=True):
 
     id: ID | None = None
     name: Name | None = None
+
+
+RoleRefs: TypeAlias = Annotated[list[RoleRef], Meta(max_length=200)]
 
 
 def named_roles(held: Sequence[RoleRow], ref: RoleRef, noun: str) -> list[RoleRow]:
@@ -68,6 +72,6 @@ def refuse_restricted(claims: Claims) -> None:
 
 
 def refuse_trust(claims: Claims) -> None:
-    """Raise Forbidden for a token of a trust: the trustor lends roles on a project, not its secrets."""
+    """Raise Forbidden for a token of a trust: the trustor delegates roles on a project, not its secrets."""
     if claims.trust_id is not None:
         raise Forbidden("A token for a trust gives no access to credentials and trusts of its user.")

@@ -7,7 +7,13 @@ from msgspec import Meta, Struct
 
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, link, page
-from micronova.embedded.identity.api.delegation import RoleRef, expiry, is_delegated, named_roles, refuse_restricted
+from micronova.embedded.identity.api.delegation import (
+    RoleRefs,
+    expiry,
+    is_delegated,
+    named_roles,
+    refuse_restricted,
+)
 from micronova.embedded.identity.attributes import ID
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import assignments, roles, trusts
@@ -25,7 +31,7 @@ class TrustAttributes(Struct, forbid_unknown_fields=True):
     trustee_user_id: ID
     impersonation: bool
     project_id: ID
-    roles: list[RoleRef] = []
+    roles: RoleRefs = []
     expires_at: str | None = None
     remaining_uses: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     allow_redelegation: bool | None = None
@@ -80,11 +86,13 @@ class TrustsAPI:
             refuse_restricted(claims)
         _check_redelegation(wanted)
         expires_at = expiry(wanted.expires_at, self._core.now(), "trust")
-        # A token that was delegated to the caller lends only what it has itself, even if the user has more.
+        # A token of an application credential or a trust delegates only what it has itself, even if the user has more.
         most = None
         if is_delegated(claims):
             if wanted.project_id != request.context.project_id:
-                raise Forbidden("A token that was delegated can lend only roles on its own project.")
+                raise Forbidden(
+                    "A token of an application credential or of a trust can delegate only roles on its own project."
+                )
             most = frozenset(request.context.roles)
         row, held = await self._core.write(
             _create, self._core.new_id(), wanted, most, expires_at, origin, self._core.now()
@@ -131,29 +139,31 @@ class TrustsAPI:
 
 
 def _check_redelegation(wanted: TrustAttributes) -> None:
-    """Raise an error if a trust cannot be passed on as often as is wanted."""
+    """Raise an error if a trust cannot be redelegated as often as is wanted."""
     if wanted.allow_redelegation and wanted.redelegation_count != 0:
         if (wanted.redelegation_count or 0) > trusts.MAX_REDELEGATIONS:
-            raise Forbidden(f"A trust can be passed on {trusts.MAX_REDELEGATIONS} times at most.")
+            raise Forbidden(f"A trust can be redelegated at most {trusts.MAX_REDELEGATIONS} times.")
         if wanted.remaining_uses is not None:
-            raise Invalid("Invalid input for field/attribute trust.remaining_uses: not for a trust to be passed on.")
+            raise Invalid(
+                "Invalid input for field/attribute trust.remaining_uses: a trust that can be redelegated has none."
+            )
 
 
 def _redelegated(wanted: TrustAttributes, origin: TrustRow, expires_at: int | None) -> tuple[int | None, int]:
-    """Return when a trust that is made from another expires, and how often it can be passed on; raise Forbidden."""
+    """Return when a redelegated trust expires, and how often it can be redelegated in turn; raise Forbidden."""
     left = origin["redelegation_count"] - 1
     if left < 0:
-        raise Forbidden("The trust cannot be passed on, or not any more.")
+        raise Forbidden("The trust cannot be redelegated: its redelegation_count is 0.")
     if wanted.remaining_uses is not None:
-        raise Forbidden("A trust that is made from another has no limited number of uses.")
+        raise Forbidden("A redelegated trust has no remaining_uses.")
     if wanted.impersonation and not origin["impersonation"]:
-        raise Forbidden("A trust without impersonation cannot be passed on with it.")
+        raise Forbidden("A trust without impersonation cannot be redelegated with it.")
     if origin["expires_at"] is not None and (expires_at or 0) > origin["expires_at"]:
-        raise Forbidden("A trust that is made from another does not last longer.")
+        raise Forbidden("A redelegated trust cannot expire after the trust that it is made from.")
     if not wanted.allow_redelegation or wanted.redelegation_count == 0:
         left = 0
     elif wanted.redelegation_count is not None and wanted.redelegation_count != left:
-        raise Forbidden("A trust that is made from another can be passed on once less: leave out redelegation_count.")
+        raise Forbidden(f"The redelegation_count of this redelegated trust is {left}: leave it out.")
     return origin["expires_at"] if expires_at is None else expires_at, left
 
 
@@ -166,15 +176,15 @@ def _create(
     origin_id: str | None,
     now: int,
 ) -> tuple[TrustRow, list[RoleRow]]:
-    """Create a trust with roles that the trustor has, and of these with `most`, if that is given.
+    """Create a trust with roles that the trustor has, and of these at most the ones named in `most`, if that is given.
 
-    One that is made from another has roles of that one, which the user who began the chain has.
+    A redelegated one has roles of the trust that it is made from, which the trustor of the first trust has.
     """
     USERS.get(conn, wanted.trustee_user_id)
     project = PROJECTS.get(conn, wanted.project_id)
     if not wanted.roles:
-        raise Forbidden("At least one role must be named: a trust passes on roles of the trustor.")
-    lender = wanted.trustor_user_id
+        raise Forbidden("At least one role must be named: a trust delegates roles of the trustor.")
+    first_trustor = wanted.trustor_user_id
     redelegations = 0
     if wanted.allow_redelegation:
         redelegations = trusts.MAX_REDELEGATIONS if wanted.redelegation_count is None else wanted.redelegation_count
@@ -182,8 +192,8 @@ def _create(
     if origin_id is not None:
         origin = trusts.get(conn, origin_id, now)
         expires_at, redelegations = _redelegated(wanted, origin, expires_at)
-        lender = [origin, *trusts.origins(conn, origin, now)][-1]["trustor_user_id"]
-    held = assignments.effective_roles(conn, lender, wanted.project_id, project)
+        first_trustor = [origin, *trusts.origins(conn, origin, now)][-1]["trustor_user_id"]
+    held = assignments.effective_roles(conn, first_trustor, wanted.project_id, project)
     chosen: dict[str, RoleRow] = {}
     for ref in wanted.roles:
         found = named_roles(held, ref, "trust")
@@ -191,9 +201,9 @@ def _create(
             raise NotFound(f"Could not find role: {ref.id or ref.name}. The trustor has no such role on the project.")
         chosen |= {row["id"]: row for row in found}
     if most is not None and not most.issuperset(row["name"] for row in chosen.values()):
-        raise Forbidden("A token that was delegated can lend only roles that it has.")
+        raise Forbidden("A token of an application credential or of a trust can delegate only roles that it has.")
     if origin is not None and not set(origin["role_ids"]).issuperset(chosen):
-        raise Forbidden("A trust that is made from another has no further roles.")
+        raise Forbidden("A redelegated trust has no roles that the trust that it is made from does not have.")
     row: TrustRow = {
         "id": trust_id,
         "trustor_user_id": wanted.trustor_user_id,

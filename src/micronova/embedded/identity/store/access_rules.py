@@ -75,11 +75,6 @@ def chosen(conn: sa.Connection, user_id: str, wanted: Sequence[WantedRule], now:
     held = sa.select(sa.func.count()).where(access_rules.c.user_id == user_id)
     if conn.execute(held).scalar_one() > MAX_OF_USER:
         raise Forbidden(f"A user may have {MAX_OF_USER} access rules: delete some.")
-    if len(found) > MAX_RULES:
-        raise Invalid(
-            "Invalid input for field/attribute application_credential.access_rules: a credential may have "
-            f"{MAX_RULES}: use patterns (*, **)."
-        )
     sizes = [len("".join((row["service"], row["method"], row["path"])).encode()) + 6 for row in found.values()]
     if sum(sizes) > MAX_OF_CREDENTIAL:
         raise Invalid(

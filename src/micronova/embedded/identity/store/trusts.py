@@ -12,7 +12,7 @@ from micronova.embedded.identity.tables import trusts
 from micronova.objects.errors import Forbidden
 
 MAX_OF_USER = 1000
-MAX_REDELEGATIONS = 3  # how often a trust can be passed on
+MAX_REDELEGATIONS = 3  # how often a trust can be redelegated
 FILTERS = ("trustor_user_id", "trustee_user_id")
 
 
@@ -25,7 +25,7 @@ def get(conn: sa.Connection, trust_id: str, now: int) -> TrustRow:
 
 
 def origins(conn: sa.Connection, row: TrustRow, now: int) -> list[TrustRow]:
-    """Return the trusts that a trust was made from, nearest first; raise NotFound if one is gone or has expired."""
+    """Return the trusts that a trust was redelegated from, nearest first; raise NotFound if one is gone or expired."""
     found: list[TrustRow] = []
     while row["redelegated_trust_id"] is not None:
         row = get(conn, row["redelegated_trust_id"], now)
@@ -57,7 +57,7 @@ def use(conn: sa.Connection, trust_id: str) -> bool:
 
 
 def delete(conn: sa.Connection, time: RevocationTime, trust_id: str) -> tuple[None, list[str]]:
-    """Delete a trust and those made from it, and revoke the tokens that were issued for them; raise NotFound."""
+    """Delete a trust and those redelegated from it, and revoke the tokens that were issued for them; raise NotFound."""
     deleted = delete_where(conn, trusts.c.id == trust_id)
     if not deleted:
         raise TRUSTS.not_found(trust_id)
@@ -65,16 +65,16 @@ def delete(conn: sa.Connection, time: RevocationTime, trust_id: str) -> tuple[No
 
 
 def delete_where(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
-    """Delete the trusts that satisfy a condition and all that were made from them; return their ids."""
+    """Delete the trusts that satisfy a condition and all that were redelegated from them; return their ids."""
     deleted = list(conn.execute(sa.select(trusts.c.id).where(condition)).scalars())
-    made = deleted
-    while made:
-        from_these: list[str] = []
-        for part in chunks(made):
+    parents = deleted
+    while parents:
+        children: list[str] = []
+        for part in chunks(parents):
             query = sa.select(trusts.c.id).where(trusts.c.redelegated_trust_id.in_(part))
-            from_these += conn.execute(query).scalars()
-        made = from_these
-        deleted += from_these
+            children += conn.execute(query).scalars()
+        parents = children
+        deleted += children
     for part in chunks(deleted):
         conn.execute(trusts.delete().where(trusts.c.id.in_(part)))
     return deleted

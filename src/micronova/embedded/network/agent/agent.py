@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DesiredState, Port
+from micronova.embedded.network.agent.desired_state import DesiredState, Port
 from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
 from micronova.embedded.network.agent.dnsmasq_watch import DnsmasqWatch
 from micronova.embedded.network.agent.firewall import Firewall
@@ -20,6 +20,7 @@ from micronova.embedded.network.agent.metadata import MetadataProxy
 from micronova.embedded.network.agent.plan import Plan, plan_of
 from micronova.embedded.network.agent.retries import Retries
 from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.heartbeat_interval import AGENT_DOWN_AFTER, interval_for
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
@@ -29,7 +30,7 @@ from micronova.privileged.names import outer_name, tap_name
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = AGENT_DOWN_AFTER / 3  # seconds, unless the service names another interval
+HEARTBEAT = interval_for(AGENT_DOWN_AFTER)  # seconds, unless the service names another interval
 RETRY = 1.0  # seconds before the next attempt after a failure
 ADOPT_RETRY = 0.05  # seconds before the next attempt to adopt a tap that QEMU has not opened; doubled each time
 FULL_CHECK = 60.0  # seconds after which every verb is sent again, whatever changes or fails meanwhile
@@ -96,9 +97,13 @@ class NetworkAgent:
         try:
             await self._report_start()
         except Unavailable as error:  # running guests need their network now; the report is repeated
-            log.warning("the network agent cannot report its start: %s", error)
+            log.warning(
+                "network agent of host %s: the service has not got the report of the start, which is repeated: %s",
+                self._service.host,
+                error,
+            )
         self._tasks = [
-            keep_running(partial(self._forever, work), name=f"network-agent-{name}", clock=self._clock)
+            keep_running(partial(self._forever, name, work), name=f"network-agent-{name}", clock=self._clock)
             for name, work in (
                 ("watch", self._watch_once),
                 ("reconcile", self._reconcile_once),
@@ -120,15 +125,16 @@ class NetworkAgent:
         faults = [fault[:FAULT_LENGTH] for fault in self._faults[:MAX_FAULTS]]
         return {"namespace": self._prefix, "bridge_mappings": {}, "tunnel_types": [], "faults": faults}
 
-    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _forever(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        failed = "network agent of host %s: %s failed and is tried again in %g s"
         while True:
             try:
                 await work()
             except MicronovaError as error:
-                log.warning("the network agent tries again in %g s: %s", RETRY, error)
+                log.warning(f"{failed}: %s", self._service.host, name, RETRY, error)
                 await self._clock.sleep(RETRY)
             except Exception:
-                log.exception("the network agent tries again in %g s", RETRY)
+                log.exception(failed, self._service.host, name, RETRY)
                 await self._clock.sleep(RETRY)
 
     async def _watch_once(self) -> None:
@@ -256,15 +262,15 @@ class NetworkAgent:
 
     def _note_oversized(self, oversized: dict[str, int]) -> list[str]:
         """Return the faults of remote security groups that are left out, and log the new ones."""
-        told = {
+        messages = {
             id: f"The security group {id} has too many addresses ({count} or more) for the firewall of a host. "
             "Rules that name it as remote allow nothing until ports or address pairs are removed from it."
             for id, count in oversized.items()
         }
-        for id in told.keys() - self._oversized:
-            log.error("%s", told[id])
+        for id in messages.keys() - self._oversized:
+            log.error("%s", messages[id])
         self._oversized = set(oversized)
-        return list(told.values())
+        return list(messages.values())
 
     def _note_closed(self, closed: dict[str, str]) -> None:
         """Remember the ports that stay closed because their rules cannot be loaded, and log the new ones."""

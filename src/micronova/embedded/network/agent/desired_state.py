@@ -7,10 +7,7 @@ import msgspec
 
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.ipv6 import uses_slaac
-from micronova.embedded.network.topics import HOST, MEMBERS, NETWORK, OVERSIZED, POLICY, ROUTER, RULES, kind_and_id
-
-DNS_DOMAIN = "openstacklocal"  # of networks that name none
-AGENT_DOWN_AFTER = 75.0  # seconds without a heartbeat after which the network service counts an agent as dead
+from micronova.embedded.network.topics import PartKind, kind_and_id
 
 
 class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,9 +159,17 @@ def state_of_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
         if parts[name] is not None:
             by_kind.setdefault(kind, {})[id] = parts[name]
     hosts, networks, groups, members, policies, routers = (
-        by_kind.get(kind, {}) for kind in (HOST, NETWORK, RULES, MEMBERS, POLICY, ROUTER)
+        by_kind.get(kind, {})
+        for kind in (
+            PartKind.HOST,
+            PartKind.NETWORK,
+            PartKind.RULES,
+            PartKind.MEMBERS,
+            PartKind.QOS_POLICY,
+            PartKind.ROUTER,
+        )
     )
-    oversized = by_kind.get(OVERSIZED, {}).get("", {})
+    oversized = by_kind.get(PartKind.OVERSIZED, {}).get("", {})
     held = {port["id"]: port for each in (*routers.values(), *hosts.values()) for port in each["ports"]}
     return {
         "networks": list(networks.values()),

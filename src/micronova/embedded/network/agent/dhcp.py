@@ -8,6 +8,7 @@ from micronova.embedded.network.agent.desired_state import DesiredState, ExtraOp
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS, inner_name
 
+DNS_DOMAIN = "openstacklocal"  # of networks that name none
 _HOST_NAME = re.compile(r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _OPTION_NAME = re.compile(r"\A[0-9a-z][0-9a-z-]{0,63}\Z")
 _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
@@ -56,7 +57,7 @@ def advertiser(
     links = []
     for port, network in joined:
         mine = {each.subnet_id for each in port.fixed_ips}
-        told = tuple(
+        advertised = tuple(
             v.DhcpSubnet(
                 cidr=subnet.cidr,
                 dns=subnet.dns_nameservers or tuple(filter(None, [servers.get(subnet.id)])),
@@ -66,8 +67,8 @@ def advertiser(
             for subnet in network.subnets
             if subnet.ip_version == 6 and subnet.id in mine and subnet.ipv6_ra_mode is not None
         )
-        if told:
-            links.append(v.Advertised(device=inner_name(port.id), mtu=network.mtu, subnets=told))
+        if advertised:
+            links.append(v.Advertised(device=inner_name(port.id), mtu=network.mtu, subnets=advertised))
     return v.StartAdvertiser(namespace=namespace, domain=domain, links=tuple(links)) if links else None
 
 

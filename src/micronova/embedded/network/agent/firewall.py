@@ -26,37 +26,39 @@ class Firewall:
 def firewall_of(state: DesiredState, connections: int = 0) -> Firewall:
     """Return the firewall between all ports of a host; `connections` limits those of each port."""
     zones = numbers_of((network.id for network in state.networks), v.MAX_ZONE)
-    guarded, plain = [], []
+    filtered, unfiltered = [], []
     closed: dict[str, str] = {}
     groups = {id: tuple(sorted(_valid(members))) for id, members in state.members.items()}
     for port in state.ports:
         zone, tap = zones[port.network_id], tap_name(port.id)
         if not port.is_guest:
-            plain.append(v.Plain(device=outer_name(port.id), zone=zone))
+            unfiltered.append(v.UnfilteredDevice(device=outer_name(port.id), zone=zone))
         elif not port.admin_state_up:
-            guarded.append(v.Guarded(tap=tap, zone=zone))  # without rules nothing passes
+            filtered.append(v.FilteredPort(tap=tap, zone=zone))  # without rules nothing passes
         elif port.port_security_enabled:
             try:
-                guarded.append(_guarded(port, zone, state, groups))
+                filtered.append(_filtered_port(port, zone, state, groups))
             except (ValueError, msgspec.ValidationError, Refused) as error:  # the other ports keep their rules
-                guarded.append(v.Guarded(tap=tap, zone=zone))
+                filtered.append(v.FilteredPort(tap=tap, zone=zone))
                 closed[tap] = str(error)
         else:
-            plain.append(v.Plain(device=tap, zone=zone, dscp=port.dscp_mark))
-    plain += [v.Plain(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]
-    named = sorted({r.remote_group for each in guarded for r in each.rules if r.remote_group})
+            unfiltered.append(v.UnfilteredDevice(device=tap, zone=zone, dscp=port.dscp_mark))
+    unfiltered += [v.UnfilteredDevice(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]
+    named = sorted({r.remote_group for each in filtered for r in each.rules if r.remote_group})
     remotes = tuple(v.Group(id=id, addresses=groups[id]) for id in named)
-    verb = v.LoadFirewall(guarded=tuple(guarded), plain=tuple(plain), groups=remotes, connections=connections)
+    verb = v.LoadFirewall(
+        filtered=tuple(filtered), unfiltered=tuple(unfiltered), groups=remotes, connections=connections
+    )
     return Firewall(verb, closed, state.oversized)
 
 
-def _guarded(port: Port, zone: int, state: DesiredState, groups: Container[str]) -> v.Guarded:
+def _filtered_port(port: Port, zone: int, state: DesiredState, groups: Container[str]) -> v.FilteredPort:
     """Return a port with its rules; raise ValueError, ValidationError or Refused if the helper would refuse them."""
     pairs, rules = tuple(_pairs(port)), tuple(_rules(port, state))
-    made = v.Guarded(
+    made = v.FilteredPort(
         tap=tap_name(port.id), zone=zone, stateful=port.stateful, dscp=port.dscp_mark, pairs=pairs, rules=rules
     )
-    check_port(msgspec.convert(msgspec.to_builtins(made), v.Guarded), groups)
+    check_port(msgspec.convert(msgspec.to_builtins(made), v.FilteredPort), groups)
     return made
 
 

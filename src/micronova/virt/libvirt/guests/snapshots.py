@@ -138,7 +138,13 @@ class Snapshots:
         try:
             await self.clear(uuid)
         except MicronovaError as error:
-            log.warning("a copy of the disk of guest %s is removed later, and the guest thawed: %s", uuid, error)
+            log.warning(
+                "the copy of the disk of guest %s could not be removed, or the guest not thawed; both are tried again "
+                "in %g s: %s",
+                uuid,
+                CLEAR_PAUSE,
+                error,
+            )
             self._left.add(uuid)
             if self._clearing is None or self._clearing.done():
                 self._clearing = keep_running(self._clear_left, name="libvirt-copies", clock=self._clock)
@@ -220,7 +226,11 @@ class Snapshots:
             try:
                 await self._thaw(uuid)  # a part of them may be frozen
             except MicronovaError as error:
-                log.warning("guest %s could not be thawed after it was not frozen: %s", uuid, error)
+                log.warning(
+                    "guest %s: freezing failed, and so did the thaw that follows; its file systems may be frozen: %s",
+                    uuid,
+                    error,
+                )
             raise
 
     async def _thaw(self, uuid: str) -> None:

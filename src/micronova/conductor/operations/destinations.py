@@ -1,0 +1,73 @@
+"""The hosts that the scheduler chooses for servers that exist already."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.host_kind import SteppedKind
+from micronova.conductor.operations.placing import Placer, ServerToPlace
+from micronova.objects.errors import MicronovaError, NoValidHost, Stale, Unavailable
+from micronova.objects.network import VIF
+from micronova.objects.operations import RequestedPayload
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+P = TypeVar("P", bound=RequestedPayload)
+
+
+class BoundPorts(msgspec.Struct, frozen=True):
+    """The interfaces of a server whose ports are bound to its destination; None without a network service."""
+
+    vifs: tuple[VIF, ...] | None
+
+
+class Destinations:
+    """Chooses the destinations of one kind of operation."""
+
+    def __init__(
+        self, dependencies: ConductorDependencies, kind: SteppedKind, scheduler: SchedulerAPI, max_attempts: int
+    ) -> None:
+        self._kind = kind
+        self._max_attempts = max_attempts
+        self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
+
+    async def choose(self, server: ServerToPlace[P]) -> bool:
+        """Choose and claim a destination; return False if there is none, so that the operation waits or has failed."""
+        payload = server.payload
+        server.spec = msgspec.structs.replace(
+            server.spec,
+            force_host=payload.requested_host if payload.forced else None,
+            force_node=None,
+            requested_host=None if payload.forced else payload.requested_host,
+            requested_node=None,
+        )
+        try:
+            await self._placer.place([server])
+        except NoValidHost as error:
+            if not await self._kind.transitions.wait_for_hosts([server.operation], error):
+                await self._kind.fail(server.operation, error)
+            return False
+        return True
+
+    async def choose_and_bind(self, server: ServerToPlace[P]) -> BoundPorts | None:
+        """Choose a destination and bind the ports to it; return None if the operation waits or has failed."""
+        if not await self.choose(server):
+            return None
+        operation, chosen = server.operation, server.chosen
+        try:
+            return BoundPorts(await self._kind.rebind(operation, server.row, chosen.host, chosen.zone))
+        except (Stale, Unavailable):
+            raise
+        except MicronovaError as error:
+            await self._kind.fail(operation, error)
+            return None
+
+    def may_try_another(self, payload: RequestedPayload) -> bool:
+        """Return whether another host may be tried: none was requested, and there are attempts left."""
+        return payload.requested_host is None and len(payload.tried) < self._max_attempts
+
+    def may_choose_again(self, conn: sa.Connection, payload: RequestedPayload, excluded: Iterable[str]) -> bool:
+        """Return whether there may be another destination than the one that lacks something: a host that is up."""
+        return payload.requested_host is None and self._placer.any_host_besides(conn, [*payload.tried, *excluded])

@@ -1,0 +1,153 @@
+"""What all kinds of operations share: the results of their transactions, and what follows from these."""
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.engine import Kind, Operation
+from micronova.conductor.operations.transitions import Notification, Transitions
+from micronova.notifications import resources
+from micronova.objects.errors import Unavailable
+from micronova.objects.instance import Fault, InstanceRow, fault_of
+from micronova.objects.network import VIF
+from micronova.objects.operations import Result
+from micronova.objects.scheduling import RequestSpec
+
+log = logging.getLogger(__name__)
+
+
+class Continue(msgspec.Struct):
+    """The result of a transaction that ends a step: this conductor sends these notifications and continues."""
+
+    operation: Operation
+    notifications: Sequence[Notification] = ()
+    gave_up: "GaveUp | None" = None
+    follow_ups: Sequence[str] = ()  # operations that the transaction may have recorded: they start now
+
+
+class NoMoreWork(msgspec.Struct):
+    """The result of a transaction that ends a step: this conductor only sends these notifications.
+
+    The operation has ended, continues later, or has another owner.
+    """
+
+    ended: Result | None = None  # how the transaction ended the operation; None if it did not end it
+    accepted: bool = True
+    destroy: bool = False  # the instance is not on the reporting host: that host destroys its guest
+    built: bool = False  # a server became ACTIVE: the hooks that follow a build run
+    notifications: Sequence[Notification] = ()
+    gave_up: "GaveUp | None" = None
+    follow_ups: Sequence[str] = ()  # as in `Continue`
+
+
+class GaveUp(msgspec.Struct):
+    """Work on a server that this conductor gave up, such as a build for which it found no host."""
+
+    method: str  # Nova's name of the work
+    row: InstanceRow
+    spec: RequestSpec | None
+    fault: Fault
+
+
+StepResult = Continue | NoMoreWork
+RecordFailure = Callable[[sa.Connection, Operation, InstanceRow, Exception], StepResult]
+"""The part of a transaction that records a failure of a kind."""
+
+
+class OperationKind(Kind):
+    """A kind of operation on a server."""
+
+    action_event: str  # the name of the event in the instance action
+
+    def __init__(self, dependencies: ConductorDependencies) -> None:
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self.transitions = Transitions(dependencies, self.action_event)
+
+    def announce(self, operation: Operation, result: StepResult) -> None:
+        """Send the notifications of a transaction that is committed; count the operation if it has ended."""
+        for name, row, fault in result.notifications:
+            self.transitions.notify(name, operation, row, fault, self.notification_details(operation))
+        if (gave_up := result.gave_up) is not None:
+            self.announce_failed_task(operation, gave_up)
+        if isinstance(result, NoMoreWork) and result.ended is not None:
+            self._engine.ended(operation, result.ended)
+
+    def announce_failed_task(self, operation: Operation, gave_up: GaveUp) -> None:
+        """Send the notification that this conductor gave up work on a server."""
+        failed = partial(resources.task_failed, gave_up.method, gave_up.row, gave_up.spec, gave_up.fault)
+        self._dependencies.notifier.announce(operation.context, failed)
+
+    async def continue_with(self, operation: Operation, result: StepResult) -> None:
+        """Do what follows a transaction of this conductor that is committed.
+
+        Send its notifications, start the operations that it has recorded, and continue this one.
+        """
+        self.announce(operation, result)
+        await self.start_follow_ups(result)
+        if isinstance(result, Continue):
+            await self.run([result.operation])
+
+    async def recorded_failure(
+        self, operation: Operation, error: Exception, record: RecordFailure, task: str | None = None
+    ) -> bool:
+        """Record that an operation has failed, under the lock of its instance, and continue with what is left of it.
+
+        Return False, and do nothing, if a later request has overtaken the operation, or another conductor has it.
+        `task` is Nova's name of the conductor's own work, if that has failed: a notification tells of it.
+        """
+        result = await self._engine.database.write(self._failure_in, operation, error, record)
+        self._engine.committed(self.name, "failed")
+        if result is None:
+            return False
+        if task is not None and result.notifications:
+            row = result.notifications[0][1]
+            self.announce_failed_task(operation, GaveUp(task, row, None, fault_of(error, self._engine.now())))
+        await self.continue_with(operation, result)
+        return True
+
+    def _failure_in(
+        self, conn: sa.Connection, operation: Operation, error: Exception, record: RecordFailure
+    ) -> StepResult | None:
+        row = self.transitions.lock_current(conn, operation)
+        return None if row is None else record(conn, operation, row, error)
+
+    async def start_follow_ups(self, result: StepResult) -> None:
+        """Start the operations that a transaction has recorded; if that fails now, the sweep finds them."""
+        if result.follow_ups:
+            try:
+                await self._engine.lease_and_run(result.follow_ups)
+            except Unavailable as error:
+                ids = ", ".join(result.follow_ups)
+                log.warning("operations %s are not started now but by the next sweep: %s", ids, error)
+
+    def notification_details(self, operation: Operation) -> dict[str, str]:
+        """Return the fields that only the notifications of this kind have."""
+        return {}
+
+    async def rebind(
+        self,
+        operation: Operation,
+        row: InstanceRow,
+        host: str,
+        zone: str | None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> tuple[VIF, ...] | None:
+        """Bind the server's ports to a host that it moves to; return its interfaces, None without a network service.
+
+        Raise what `check` raises, which is called before each change; else Stale if the operation is overtaken.
+        """
+        if self._dependencies.network_client is None:
+            return None
+        return await self._dependencies.network_client.rebind(
+            instance_uuid=row["uuid"],
+            host=host,
+            zone=zone,
+            port_ids=[vif["port_id"] for vif in row["network_info"]],
+            check=check or functools.partial(self.transitions.check_not_overtaken, operation),
+        )
