@@ -31,7 +31,7 @@ from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import HostUnavailable, Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
@@ -73,7 +73,7 @@ class ResizedKind(MoveKind):
         """Give the migration its last status, and release what it holds; the operation has ended."""
 
     def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
-        """Raise Unavailable unless the server's own host is up, if its other guest is on another host."""
+        """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
         if server_migrations.other_place(row, migration) is not None:
             self.transitions.require_up(conn, row["host"] or "")
 
@@ -138,7 +138,7 @@ class ResizedKind(MoveKind):
     def left_behind(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> StepResult:
-        """Go on without the other host, which removes its guest later; raise Unavailable if nothing else is left."""
+        """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last."""
         self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
         return self.other_place_left(conn, operation, row, migration)
@@ -200,7 +200,7 @@ class ConfirmResize(ResizedKind):
             return super().failed(conn, operation, row, error)
         try:
             return self.left_behind(conn, operation, row, migration)
-        except Unavailable:
+        except HostUnavailable:
             if operation.payload_as(ResizedPayload).begun:
                 raise
             return self.resized_again(conn, operation, row, migration, error, {})
@@ -212,7 +212,7 @@ class ConfirmResize(ResizedKind):
             return super().postponed(conn, operation, row, report)
         try:
             return self.left_behind(conn, operation, row, migration)
-        except Unavailable:
+        except HostUnavailable:
             return super().postponed(conn, operation, row, report)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
@@ -296,7 +296,7 @@ class RevertResize(ResizedKind):
         migration, payload = self.migration_of(conn, operation), operation.payload_as(ResizedPayload)
         try:
             result = self.left_behind(conn, operation, row, migration)
-        except Unavailable:
+        except HostUnavailable:
             if payload.begun or not payload.destination:
                 raise
             return self._stays(conn, operation, row, migration, error)
@@ -388,7 +388,7 @@ class RevertResize(ResizedKind):
             return self.other_place_left(conn, operation, row, migration)
         try:
             result = self.left_behind(conn, operation, row, migration)
-        except Unavailable:
+        except HostUnavailable:
             return self.postponed(conn, operation, row, report)
         self.transitions.end_event(conn, operation, host=report.host, error=reported_error(report).message)
         return result

@@ -67,7 +67,7 @@ class HostKind(OperationKind):
         return None
 
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
-        """Note that the host is about to do what cannot be undone; raise Unavailable if it has to wait.
+        """Note that the host is about to do what cannot be undone; raise HostUnavailable if it has to wait.
 
         Both are locked, and the order still stands. The host repeats its question until it gets an answer.
         """

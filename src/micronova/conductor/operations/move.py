@@ -27,7 +27,7 @@ from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.db import instances, server_migrations
 from micronova.objects.block_device import resized
-from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
+from micronova.objects.errors import HostUnavailable, MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.migration import MigrationChanges, MigrationRow
@@ -343,12 +343,12 @@ class Move(MoveKind):
         row = instances.get(conn, operation.instance_uuid)
         try:
             self._require_source(conn, row)
-        except Unavailable:
+        except HostUnavailable:
             return False
         return True
 
     def _require_source(self, conn: sa.Connection, row: InstanceRow | None) -> None:
-        """Raise Unavailable if the source is down: the guest that may have arrived is all that is left."""
+        """Raise HostUnavailable if the source is down: the guest that may have arrived is all that is left."""
         if row is not None and row["host"] is not None:
             self.transitions.require_up(conn, row["host"])
 
