@@ -133,6 +133,10 @@ schemathesis: .venv  ## requests generated from the OpenAPI document, at least 5
 nova-schemas: .venv  ## requests that Nova's own schemas accept and refuse, 35,000 of them, sent to our API: make nova-schemas ONLY=keypairs
 	$(BIN)/python -m tests.nova_schemas $(if $(NOVA),--nova $(NOVA)) $(if $(ONLY),--only '$(ONLY)')
 
+.PHONY: nova-filters
+nova-filters: .venv  ## our filters and weighers and Nova's own on the same hosts, 1,600,000 answers: make nova-filters CASES=100
+	$(BIN)/python -m tests.nova_filters $(if $(NOVA),--nova $(NOVA)) $(if $(CASES),--cases $(CASES)) --seed $(SEED)
+
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
 	$(BIN)/python -m tests.perf.bench

@@ -12,6 +12,8 @@ from tests.unit.scheduler.manager_cases import (  # noqa: F401
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,
     test_hints_name_servers_of_the_same_project,
+    test_images_alike_decide,
+    test_metrics_of_monitors_decide,
     test_selects_claims_and_tells,
     test_what_was_given_back_elsewhere_is_seen_before_refusing,
     test_zones_come_from_aggregates,

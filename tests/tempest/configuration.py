@@ -136,7 +136,12 @@ def _sections(
             "project_network_cidr": "10.100.0.0/16",
             "build_interval": 1,
         },
-        "network-feature-enabled": {"api_extensions": extensions, "ipv6": True, "port_security": True},
+        "network-feature-enabled": {
+            "api_extensions": extensions,
+            "ipv6": True,
+            "ipv6_subnet_attributes": True,
+            "port_security": True,
+        },
         "image-feature-enabled": {
             "import_image": True,
             "os_glance_reserved": True,

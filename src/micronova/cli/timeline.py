@@ -81,10 +81,17 @@ def _explanation(conn: sa.Connection, own: dict[str, Any] | None) -> dict[str, A
     """Return how the scheduler decided; the filters may be stored with another operation of the request."""
     from micronova.db.tables import operations
 
-    if own is None or "same_as" not in own:
-        return own
-    query = sa.select(operations.c.explanation).where(operations.c.id == own["same_as"])
-    return {**(conn.execute(query).scalar() or {}), **own}
+    if own is None:
+        return None
+    whole = dict(own)
+    if "same_as" in own:
+        query = sa.select(operations.c.explanation).where(operations.c.id == own["same_as"])
+        decisions = conn.execute(query).scalar() or {}
+        # The other operation may have been placed again since.
+        kept = [each["filters"] for each in (*decisions.get("earlier", ()), decisions) if "filters" in each]
+        whole["filters"] = kept[0] if kept else ()
+    whole["earlier"] = [_explanation(conn, each) for each in own.get("earlier", ())]
+    return whole
 
 
 def _operation(conn: sa.Connection, row: sa.RowMapping) -> dict[str, Any]:

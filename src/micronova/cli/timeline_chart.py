@@ -1,5 +1,6 @@
 """The actions of a server, drawn in the terminal: one line for each step, with a bar that shows when it ran."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +121,25 @@ def _result(event: Found | None) -> tuple[str, str]:
 
 
 def explain(operation: Found | None) -> list[str]:
-    """Return how the scheduler decided: how many hosts each filter removed, and the weights of the chosen host."""
-    decision = operation["explanation"] if operation else None
-    if not decision:
+    """Return how the scheduler decided, for each attempt: what filters removed, and the weights of the chosen host."""
+    last = operation["explanation"] if operation else None
+    if not last:
         return []
+    decisions = [*last.get("earlier", ()), last]
+    chosen = {times["host"] for times in operation["dispatches"]} if operation else set()
+    if len(decisions) == 1:
+        return _explain_one(last, chosen, "scheduler")
+    return [
+        line
+        for number, decision in enumerate(decisions, start=1)
+        for line in _explain_one(decision, chosen, f"scheduler, attempt {number}")
+    ]
+
+
+def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[str]:
     if decision.get("forced"):
-        return ["scheduler: an admin named the host; no filter was asked"]
-    lines = [f"scheduler: {_count(decision['hosts'], 'host')}"]
+        return [f"{title}: an admin named the host; no filter was asked"]
+    lines = [f"{title}: {_count(decision['hosts'], 'host')}"]
     silent = 0
     for step in decision.get("filters", ()):
         if step.get("error"):
@@ -137,18 +150,13 @@ def explain(operation: Found | None) -> list[str]:
             silent += 1
     if silent:
         lines.append(f"  {_count(silent, 'filter')} removed none")
-    chosen = {times["host"] for times in operation["dispatches"]} if operation else set()
-    for winner in decision.get("winners", ()):
-        if winner["host"] in chosen:
-            parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())
-            if parts:
-                lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts})")
-            else:
-                left = [decision["hosts"], *(step["remaining"] for step in decision.get("filters", ()))][-1]
-                lines.append(
-                    f"  chose {winner['host']} ({'the only host left' if left == 1 else 'all have one weight'})"
-                )
-            break
+    for winner in [each for each in decision.get("winners", ()) if each["host"] in chosen][:1]:
+        parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())
+        if parts:
+            lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts})")
+        else:
+            left = [decision["hosts"], *(step["remaining"] for step in decision.get("filters", ()))][-1]
+            lines.append(f"  chose {winner['host']} ({'the only host left' if left == 1 else 'all have one weight'})")
     return lines
 
 

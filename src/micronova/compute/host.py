@@ -79,6 +79,7 @@ class Host:
         self._found_off: set[str] = set()  # guests that did not run at the start and may have to
         self._unreported: set[str] = set()  # guests whose power state the conductor may not know
         self._uncertain: set[str] = set()  # of these, an unanswered heartbeat may still change what the conductor knows
+        self._reported_workload = 0
         self._changed_during_update: set[str] = set()  # guests that changed while the hypervisor was queried
         self.on_power_change: Callable[[], None] | None = None
 
@@ -264,20 +265,20 @@ class Host:
     # --- what heartbeats report ---
 
     def nodes(self, *, include_unchanged: bool) -> tuple[NodeResources, ...]:
-        """Describe the nodes that changed since the last call, or all."""
+        """Describe the nodes that changed since the last call, or all. They change, too, with the work of the host."""
         found = []
+        workload = len(self.work_registry.busy_instances())
+        include_unchanged = include_unchanged or workload != self._reported_workload
+        self._reported_workload = workload
         for tracker in self._trackers.values():
             if include_unchanged or tracker.changed:
                 tracker.changed = False
-                running = sum(
-                    guest.power == power_state.RUNNING and guest.node == tracker.node for guest in self._guests.values()
-                )
                 report = tracker.report()
                 found.append(
                     msgspec.structs.replace(
                         report,
-                        running_vms=running,
-                        current_workload=len(self.work_registry.busy_instances()),
+                        running_vms=sum(guest.node == tracker.node for guest in self._guests.values()),
+                        current_workload=workload,
                         capabilities={**report.capabilities, **self._capabilities},
                     )
                 )

@@ -13,7 +13,7 @@ orders. A heartbeat for whose reply nobody waits any more is not applied.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -96,13 +96,21 @@ class Heartbeats:
     """Handles heartbeats."""
 
     def __init__(
-        self, dependencies: ConductorDependencies, kinds: dict[str, OperationKind], ratios: dict[str, float]
+        self,
+        dependencies: ConductorDependencies,
+        kinds: dict[str, OperationKind],
+        ratios: dict[str, float],
+        stored_metrics: Collection[str] = (),
     ) -> None:
-        """`ratios` are the allocation ratios of hosts that report none, by resource class."""
+        """`ratios` are the allocation ratios of hosts that report none, by resource class.
+
+        `stored_metrics` are those by which the scheduler places servers.
+        """
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._kinds = kinds
         self._ratios = ratios
+        self._stored_metrics = frozenset(stored_metrics)
         self.interval = 0.0  # seconds until the next heartbeat, for the replies; 0: as the agents are set
         self._waiting: dict[_Key, _Waiting] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -338,6 +346,9 @@ class Heartbeats:
         stopping = [each.host for each in beats if each.stopping]
         services.compute_hosts_stopped(conn, stopping, now, self._dependencies.service_down_time)
         asked = {each.host for each in running if not each.nodes} - with_nodes
+        metrics = _metrics(conn, beats)
+        if self._stored_metrics:
+            nodes.note_metrics(conn, {(host, each.node): self._stored(each) for host, each in metrics}, now)
         return _Applied(
             newer,
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
@@ -345,8 +356,11 @@ class Heartbeats:
             back,
             recorded.notifications,
             [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
-            _metrics(conn, beats),
+            metrics,
         )
+
+    def _stored(self, measured: HostMetrics) -> dict[str, float]:
+        return {name: value for name, value in measured.values.items() if name in self._stored_metrics}
 
     def _void(
         self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]

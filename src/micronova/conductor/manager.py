@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 
 from micronova.conductor.consoles import Consoles
@@ -86,6 +87,7 @@ class ConductorManager:
         host: str,
         report_interval: float,
         ratios: dict[str, float],
+        stored_metrics: Collection[str] = (),
         max_attempts: int,
         shelved_offload_time: int,
         host_users: HostUsers,
@@ -132,7 +134,7 @@ class ConductorManager:
         )
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
-        self._heartbeats = Heartbeats(dependencies, self._kinds, ratios)
+        self._heartbeats = Heartbeats(dependencies, self._kinds, ratios, stored_metrics)
         self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease)
         self._too_often: str | None = None  # what the log says of the number of heartbeats
         self._fleet_counted_at = float("-inf")

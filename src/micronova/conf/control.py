@@ -81,6 +81,15 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = 0.5
 
 
+Ratios = tuple[Annotated[str, Meta(pattern=r"^[^=]+=\s*[-+]?(\d+(\.\d*)?|\.\d+)\s*$")], ...]
+"""Names with numbers: `name=1.0`."""
+
+
+def ratios_of(given: Ratios) -> dict[str, float]:
+    """Return numbers by name."""
+    return {name.strip(): float(number) for name, _, number in (each.partition("=") for each in given)}
+
+
 class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filters and weighers."""
 
@@ -89,7 +98,8 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
         Meta(
             description="Filters that are applied to every request, in this order. The API reads this too: it "
             "refuses scheduler "
-            "hints and extra specs that no enabled filter honours, so it must be the same there."
+            "hints and extra specs that no enabled filter honours, so it must be the same there. What each filter does "
+            "is in docs/scheduler.md."
         ),
     ] = (
         "RetryFilter",
@@ -104,6 +114,47 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
         "SameHostFilter",
         "DifferentHostFilter",
     )
+    max_io_ops_per_host: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Servers that a host may work on at once (build, resize, snapshot, …) before IoOpsFilter and "
+            "AggregateIoOpsFilter choose others.",
+        ),
+    ] = 8
+    max_instances_per_host: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Servers that a host may have, for NumInstancesFilter and AggregateNumInstancesFilter.",
+        ),
+    ] = 50
+    isolated_images: Annotated[
+        tuple[str, ...], Meta(description="Ids of images that IsolatedHostsFilter keeps to isolated_hosts.")
+    ] = ()
+    isolated_hosts: Annotated[
+        tuple[str, ...], Meta(description="Hosts that IsolatedHostsFilter keeps for isolated_images.")
+    ] = ()
+    restrict_isolated_hosts_to_isolated_images: Annotated[
+        bool, Meta(description="Whether isolated_hosts take no images but isolated_images.")
+    ] = True
+    aggregate_image_properties_isolation_namespace: Annotated[
+        str,
+        Meta(
+            description="How keys in the metadata of aggregates begin that AggregateImagePropertiesIsolation compares "
+            "with properties of images; empty: all keys.",
+        ),
+    ] = ""
+    aggregate_image_properties_isolation_separator: Annotated[
+        str, Meta(description="What separates that namespace from the rest of a key.")
+    ] = "."
+    image_properties_default_architecture: Annotated[
+        str,
+        Meta(
+            description="Architecture that ImagePropertiesFilter assumes for images that name none, such as x86_64; "
+            "empty: such images run anywhere. Set it if hosts have different architectures."
+        ),
+    ] = ""
     host_subset_size: Annotated[
         int,
         Meta(
@@ -138,6 +189,59 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
     build_failure_weight_multiplier: Annotated[
         float, Meta(description="Weight against hosts whose recent builds failed; 0: failures do not matter.")
     ] = 1000000.0
+    io_ops_weight_multiplier: Annotated[
+        float,
+        Meta(description="Weight of servers that a host works on: negative prefers hosts with little to do."),
+    ] = -1.0
+    num_instances_weight_multiplier: Annotated[
+        float,
+        Meta(description="Weight of servers that a host has: negative prefers hosts with few, positive with many."),
+    ] = 0.0
+    hypervisor_version_weight_multiplier: Annotated[
+        float, Meta(description="Weight of newer hypervisors: positive prefers the newest, negative the oldest.")
+    ] = 1.0
+    image_props_weight_multiplier: Annotated[
+        float,
+        Meta(
+            description="Weight of servers on a host whose images have the same properties as the requested one: "
+            "positive puts them together, negative apart. Other than 0, each decision reads the images of all servers, "
+            "at most every few seconds."
+        ),
+    ] = 0.0
+    image_props_weight_setting: Annotated[
+        Ratios,
+        Meta(
+            description='Properties that count for image_props_weight_multiplier and how much, as "os_distro=2.0"; '
+            "empty: all count the same."
+        ),
+    ] = ()
+
+
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Placing servers by what the monitors of hosts measure (default.compute_monitors)."""
+
+    weight_multiplier: Annotated[float, Meta(description="Weight of the sum of metrics in weight_setting.")] = 1.0
+    weight_setting: Annotated[
+        Ratios,
+        Meta(
+            description='Metrics by which hosts are preferred, each with its number, as "cpu.percent=-1.0". '
+            "The weight of a host is the sum of its metrics times these numbers."
+        ),
+    ] = ()
+    required: Annotated[
+        bool,
+        Meta(
+            description="Whether hosts without one of these metrics get no servers, as if MetricsFilter were enabled. "
+            "Otherwise their weight is weight_of_unavailable."
+        ),
+    ] = True
+    weight_of_unavailable: Annotated[
+        float, Meta(description="Weight of hosts without one of the metrics, unless they are required.")
+    ] = -10000.0
+
+    def ratios(self) -> dict[str, float]:
+        """Return how much each metric counts."""
+        return ratios_of(self.weight_setting)
 
 
 class NotificationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,6 +29,7 @@ from micronova.conf.control import (
     DatabaseSettings,
     FilterSchedulerSettings,
     ImageCacheSettings,
+    MetricsSettings,
     NotificationsSettings,
     SchedulerSettings,
     TelemetrySettings,
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     conductor: ConductorSettings = ConductorSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     filter_scheduler: FilterSchedulerSettings = FilterSchedulerSettings()
+    metrics: MetricsSettings = MetricsSettings()
     quota: QuotaSettings = QuotaSettings()
     identity: IdentitySettings = IdentitySettings()
     glance: GlanceSettings = GlanceSettings()

@@ -14,13 +14,15 @@ from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
 from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, instances, inventories, services
+from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 
 DEFAULT_ZONE = "nova"
 SLOT = 100_000  # microseconds
 
-Amount = tuple[str, str, int, int, int, int]  # node uuid, resource class, total, capacity, used, changed at
+# node uuid, resource class, total, reserved, capacity, used, changed at
+Amount = tuple[str, str, int, int, int, int, int]
 ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
@@ -47,6 +49,8 @@ _STATES = sa.select(
     _n.running_vms,
     _n.current_workload,
     _n.failed_builds,
+    _n.host_ip,
+    _n.metrics,
     _n.changed_at,
     _s.disabled,
     _s.forced_down,
@@ -54,7 +58,7 @@ _STATES = sa.select(
 ).outerjoin(services, sa.and_(_s.host == _n.host, _s.binary == COMPUTE))
 _STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
 _PAGE = _STATES.where(_n.uuid > bindparam("after")).order_by(_n.uuid).limit(bindparam("limit"))
-_AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.capacity, _i.used, _i.changed_at)
+_AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.reserved, _i.capacity, _i.used, _i.changed_at)
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
 _SERVERS = sa.select(instances.c.uuid, instances.c.host).where(
     instances.c.project_id == bindparam("project_id"), one_of(instances.c.uuid, "uuids"), instances.c.host.is_not(None)
@@ -144,18 +148,21 @@ def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostSta
     return _states(rows, amounts, groups, default_zone)
 
 
+_Stock = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]  # total, reserved, capacity, used
+
+
 def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[HostState]:
-    stock: dict[str, tuple[dict[str, int], dict[str, int], dict[str, int]]] = {}
-    for node, name, total, capacity, used, _ in amounts:
-        totals, capacities, uses = stock.setdefault(node, ({}, {}, {}))
-        totals[name], capacities[name], uses[name] = total, capacity, used
+    stock: dict[str, _Stock] = {}
+    for node, name, total, reserved, capacity, used, _ in amounts:
+        totals, reserves, capacities, uses = stock.setdefault(node, ({}, {}, {}, {}))
+        totals[name], reserves[name], capacities[name], uses[name] = total, reserved, capacity, used
     member_of: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for host, name, properties in groups:
         member_of.setdefault(host, []).append((name, properties))
-    nothing: tuple[dict[str, int], dict[str, int], dict[str, int]] = ({}, {}, {})
+    nothing: _Stock = ({}, {}, {}, {})
     states = []
     for row in rows:
-        totals, capacities, uses = stock.get(row.uuid, nothing)
+        totals, reserves, capacities, uses = stock.get(row.uuid, nothing)
         groups_of_host = tuple(sorted(member_of.get(row.host, ()), key=lambda each: each[0]))
         zones = (properties.get("availability_zone") for _, properties in groups_of_host)
         states.append(
@@ -168,6 +175,7 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 forced_down=bool(row.forced_down),
                 last_seen=(row.last_seen_at or 0) / 1e6,
                 total=totals,
+                reserved=reserves,
                 used=uses,
                 capacity=capacities,
                 hypervisor_type=row.hypervisor_type,
@@ -180,6 +188,8 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 num_io_ops=row.current_workload,
                 failed_builds=row.failed_builds,
                 aggregates=groups_of_host,
+                host_ip=row.host_ip,
+                metrics=row.metrics or {},
                 changed_at=row.changed_at,
             )
         )
@@ -193,3 +203,24 @@ def places_of_servers(
     uuids = sorted({uuid for each in named.values() for uuid in each})
     hosts = {row.uuid: row.host for row in conn.execute(_SERVERS, {"project_id": project_id, "uuids": uuids})}
     return {name: tuple(sorted({hosts[uuid] for uuid in each if uuid in hosts})) for name, each in named.items()}
+
+
+_BY_IMAGE = (
+    sa.select(instances.c.host, instances.c.image_ref, sa.func.count())
+    .where(instances.c.host.is_not(None), instances.c.image_ref.is_not(None))
+    .group_by(instances.c.host, instances.c.image_ref)
+)
+_IMAGE = sa.select(instances.c.image).where(
+    instances.c.image_ref == bindparam("image"), instances.c.host.is_not(None)
+).limit(1)  # fmt: skip
+
+
+def servers_by_image(conn: sa.Connection) -> list[tuple[str, str, int]]:
+    """Return how many servers with an image each host has: host, image, number."""
+    return [(host, image, count) for host, image, count in conn.execute(_BY_IMAGE)]
+
+
+def images_of_servers(conn: sa.Connection, ids: Collection[str]) -> dict[str, ImageMeta]:
+    """Return images as they were when one of their servers was created."""
+    found = {id: conn.execute(_IMAGE, {"image": id}).scalar_one_or_none() for id in ids}
+    return {id: msgspec.convert(image, ImageMeta) for id, image in found.items() if image is not None}

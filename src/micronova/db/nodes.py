@@ -39,6 +39,7 @@ class NodeRow(Protocol):
     running_vms: int
     current_workload: int
     failed_builds: int
+    metrics: dict[str, float] | None
     created_at: int
     changed_at: int
     vcpus_total: int
@@ -53,7 +54,7 @@ class NodeRow(Protocol):
     guests: int
 
 
-_FIXED = ("uuid", "id", "created_at", "failed_builds")  # what a report never changes
+_FIXED = ("uuid", "id", "created_at", "failed_builds", "metrics")  # what a report never changes
 _UPDATE = (
     sa.update(compute_nodes)
     .where(_n.uuid == sa.bindparam("key"))
@@ -316,6 +317,23 @@ def addresses(conn: sa.Connection, hosts: Sequence[str]) -> dict[tuple[str, str]
     """Return the addresses of the nodes of hosts, by host and node."""
     found = conn.execute(_ADDRESSES, {"hosts": list(hosts)})
     return {(row.host, row.hypervisor_hostname): row.host_ip for row in found}
+
+
+_NOTE_METRICS = (
+    sa.update(compute_nodes)
+    .where(_n.host == sa.bindparam("b_host"), _n.hypervisor_hostname == sa.bindparam("b_node"))
+    .values(metrics=sa.bindparam("b_metrics", type_=sa.JSON), changed_at=sa.bindparam("b_now"))
+)
+
+
+def note_metrics(conn: sa.Connection, measured: Mapping[tuple[str, str], Mapping[str, float]], now: int) -> None:
+    """Record what the monitors of nodes, named by host and node, have measured; schedulers read it with the nodes."""
+    if measured:
+        rows = [
+            {"b_host": host, "b_node": node, "b_metrics": dict(values), "b_now": now}
+            for (host, node), values in sorted(measured.items())
+        ]
+        conn.execute(_NOTE_METRICS, rows)
 
 
 def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:

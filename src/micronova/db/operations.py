@@ -476,6 +476,15 @@ _EXPLAIN = (
 )
 
 
-def explain(conn: sa.Connection, id: str, explanation: Explanation) -> None:
-    """Record how the scheduler decided, for admins."""
+_EXPLAINED = sa.select(operations.c.explanation).where(operations.c.id == bindparam("id"))
+MOST_EXPLAINED = 10  # attempts of one operation; hosts may be lost any number of times
+
+
+def explain(conn: sa.Connection, id: str, explanation: Explanation, *, again: bool = False) -> None:
+    """Record how the scheduler decided, for admins; `again` after an earlier attempt, whose explanation is kept."""
+    before = conn.execute(_EXPLAINED, {"id": id}).scalar_one_or_none() if again else None
+    if before is not None:
+        last = msgspec.convert(before, Explanation)
+        earlier = (*last.earlier, msgspec.structs.replace(last, earlier=()))[-MOST_EXPLAINED:]
+        explanation = msgspec.structs.replace(explanation, earlier=earlier)
     conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})

@@ -422,6 +422,7 @@ compute_nodes = sa.Table(
     Column("running_vms", Integer, nullable=False, default=0),
     Column("current_workload", Integer, nullable=False, default=0),
     Column("failed_builds", Integer, nullable=False, default=0),
+    Column("metrics", sa.JSON),  # what its monitors measured last of what the scheduler needs; NULL: nothing
     Column("created_at", Time, nullable=False),
     Column("changed_at", Time, nullable=False),
     sa.UniqueConstraint("host", "hypervisor_hostname"),

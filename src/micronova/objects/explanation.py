@@ -35,6 +35,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     winners: tuple[Winner, ...] = ()
     forced: bool = False  # an admin named the host: no filter was applied
     same_as: str = ""  # the operation of the same request that has the filters; they are stored once
+    earlier: "tuple[Explanation, ...]" = ()  # of the attempts before, the first one first
 
     def of_one(self, host: str, node: str, same_as: str) -> "Explanation":
         """Return the part that is stored with one server: its own winner, and the filters unless `same_as` has them."""

@@ -191,7 +191,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb_used: int = 0
     local_gb_used: int = 0
     disk_available_gb: int | None = None
-    running_vms: int = 0
+    running_vms: int = 0  # all guests on the node, also those that are off
     current_workload: int = 0
     host_ip: Name = "127.0.0.1"
     cpu_info: dict[str, object] = {}

@@ -31,6 +31,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     hints: dict[str, list[str]] = {}
     group: GroupSpec | None = None
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
+    # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
+    alike_images: dict[str, float] = {}
     ignore_hosts: tuple[str, ...] = ()
 
     @property
@@ -92,6 +94,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float = 0.0  # wall-clock seconds of the last heartbeat
     forced_down: bool = False
     total: dict[str, int] = {}  # resource class -> total
+    reserved: dict[str, int] = {}  # of the total, for the host itself
     used: dict[str, int] = {}
     capacity: dict[str, int] = {}  # (total - reserved) * allocation ratio
     hypervisor_type: str = ""
@@ -104,4 +107,6 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     num_io_ops: int = 0
     failed_builds: int = 0
     aggregates: tuple[tuple[str, dict[str, str]], ...] = ()  # (name, metadata)
+    host_ip: str = ""
+    metrics: dict[str, float] = {}  # what the host's monitors measured last
     changed_at: int = 0

@@ -214,7 +214,7 @@ class HostFeed:
         mark, more, unknown = (since, "", ""), True, set[str]()
         while more:
             page = await self._database.read(host_states.load_changed_amounts, mark, until, CHUNK)
-            unknown |= self.table.set_amounts(row[:5] for row in page)
+            unknown |= self.table.set_amounts(row[:6] for row in page)
             for node, name, *_, changed_at in page:
                 self._amounts_seen.note((node, name), changed_at)
                 mark = (changed_at, node, name)

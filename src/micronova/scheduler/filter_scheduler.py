@@ -7,6 +7,7 @@ The table counts it at once, so that the next instance of the request sees it. E
 import logging
 import random as random_module
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,14 +16,14 @@ from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.scheduling import Placement, RequestSpec, Selected
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.resources import has_free
+from micronova.scheduler.filters.resources import free_amount, has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
 
 log = logging.getLogger(__name__)
 
-NOT_ENOUGH = "No valid host was found. There are not enough hosts available."
+NOT_ENOUGH = "No valid host was found. There are not enough hosts available"
 
 
 class FilterScheduler:
@@ -84,7 +85,8 @@ class FilterScheduler:
                 winners.append(_winner(table, row, ranking, position))
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
-                raise self._undone(table, spec, hosts, filters, resources, counted, explanation)
+                wanted = _Wanted(len(rows), len(instance_uuids))
+                raise self._undone(table, spec, hosts, filters, resources, counted, explanation, wanted)
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
@@ -131,7 +133,8 @@ class FilterScheduler:
         mask, steps, _ = self._filter(hosts, spec, {}, [each for each in self.filters if each.compares_images])
         explanation = Explanation(hosts=len(hosts), filters=tuple(steps))
         if row is None or (mask is not None and not mask.all()):
-            raise NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=0, reasons=explanation.reasons())
+            message = _refusal(explanation, self.filters, spec, {}, _Wanted(0, 1))
+            raise NoValidHost(message, hosts=len(hosts), placed=0, reasons=explanation.reasons())
         return explanation
 
     def _filter(
@@ -172,11 +175,12 @@ class FilterScheduler:
         """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
-        passes = [table.fits(ranking.row(position), resources) for position in touched]
+        rows = [ranking.row(position) for position in touched]
+        passes = [table.fits(each, resources) for each in rows]
+        few = table.view(np.array(rows, np.intp))
         mask: Bools | None = None
         for each in filters:
             if each.scope is Scope.HOST:
-                few = table.view(np.array([ranking.row(position) for position in touched], np.intp))
                 verdict, _ = _ask(each, few, spec)
                 if verdict is not None:
                     passes = [passed and bool(more) for passed, more in zip(passes, verdict, strict=True)]
@@ -240,6 +244,7 @@ class FilterScheduler:
         resources: Mapping[str, int],
         rows: list[int],
         explanation: Explanation,
+        wanted: "_Wanted",
     ) -> NoValidHost:
         """Undo what was counted, and return the error that explains why there is no host for the next instance."""
         if rows:
@@ -247,7 +252,44 @@ class FilterScheduler:
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)
-        return NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
+        message = _refusal(explanation, filters, spec, resources, wanted)
+        return NoValidHost(message, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
+
+
+class _Wanted(NamedTuple):
+    """How many servers of a request have a host, and how many need one."""
+
+    placed: int
+    servers: int
+
+
+def _refusal(
+    explanation: Explanation,
+    filters: Sequence[HostFilter],
+    spec: RequestSpec,
+    resources: Mapping[str, int],
+    wanted: _Wanted,
+) -> str:
+    """Return why there is no host, for users: what no host is or has, and for how many servers there is room.
+
+    No host and no other server is named. Users learn the names of filters neither, but for those that failed.
+    """
+    by_name = {_name(each): each for each in filters}
+    lacking = []
+    for step in explanation.filters:
+        if not step.removed:
+            continue
+        if step.name in by_name:
+            lacking.append(by_name[step.name].describe(spec))
+        else:  # a resource class that no filter covers
+            name = step.name.removeprefix("Capacity(").removesuffix(")")
+            lacking.append(free_amount(name, resources[name]))
+    if not lacking:
+        return f"{NOT_ENOUGH}."
+    *others, last = lacking
+    all_of_them = f"{', '.join(others)} and {last}" if others else last
+    room = f" There is room for {wanted.placed} of {wanted.servers} servers." if wanted.servers > 1 else ""
+    return f"{NOT_ENOUGH}: no host {all_of_them}.{room}"
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:

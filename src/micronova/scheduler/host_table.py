@@ -1,10 +1,11 @@
 """All hosts as columns, so that a filter or a weigher is one operation over arrays, however many hosts there are.
 
 Rows are dense and unordered; removing a host moves the last row into the gap. Each resource class has its own columns.
-Facts that hosts have in common (hypervisor, CPU, capabilities) are stored once, so that a question about them is
-answered once per kind of host, not once per host.
+Facts that hosts have in common (hypervisor, CPU, capabilities) are stored once, and so is each combination of
+aggregates: a question about them is answered once per kind of host, not once per host.
 """
 
+import ipaddress
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.objects.scheduling import HostState, Selection
-from micronova.scheduler.interning import Interner
+from micronova.scheduler.interning import Interner, Shared
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -21,11 +22,12 @@ Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: they are exact up to
 Column: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
-Amount: TypeAlias = tuple[str, str, int, int, int]  # node uuid, resource class, total, capacity, used
+Amount: TypeAlias = tuple[str, str, int, int, int, int]  # node uuid, resource class, total, reserved, capacity, used
 ServiceState: TypeAlias = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 
+Aggregates: TypeAlias = tuple[tuple[str, dict[str, str]], ...]  # name and metadata of each
+
 _FIRST_SIZE = 64
-_MOST_VERDICTS = 256
 _FEW = 8  # up to this many rows a Python loop is faster than a vector over the whole table
 
 
@@ -48,26 +50,32 @@ class HostTable:
         np.empty(1 << 18)
         self.now = 0.0  # the time of the decision; the scheduler sets it
         self.selections: list[Selection] = []
-        self.aggregates: list[tuple[tuple[str, dict[str, str]], ...]] = []
         self._index: dict[str, int] = {}
         self._rows_of_host: dict[str, list[int]] = {}
         self._size = _FIRST_SIZE
         self._free: dict[str, Column] = {}
         self._capacity: dict[str, Column] = {}
         self._total: dict[str, Column] = {}
+        self._reserved: dict[str, Column] = {}
         self._columns: dict[str, Column] = {
             "enabled": np.zeros(self._size, np.bool_),
             "forced_down": np.zeros(self._size, np.bool_),
             "last_seen": np.zeros(self._size, np.float64),
             "zone": np.zeros(self._size, np.int32),
             "facts": np.zeros(self._size, np.intp),
+            "aggregates": np.zeros(self._size, np.intp),
+            "ip_version": np.zeros(self._size, np.int8),  # 0 if the address of the host is unknown
+            "ip_high": np.zeros(self._size, np.uint64),
+            "ip_low": np.zeros(self._size, np.uint64),
             "num_instances": np.zeros(self._size, np.int64),
             "num_io_ops": np.zeros(self._size, np.int64),
             "failed_builds": np.zeros(self._size, np.int64),
+            "hypervisor_version": np.zeros(self._size, np.int64),
         }
         self._zones = Interner()
-        self._facts = Interner()
-        self._verdicts: dict[Hashable, tuple[int, Bools]] = {}
+        self._facts = Shared()
+        self._aggregates = Shared()
+        self._metrics: dict[str, Column] = {}
 
     def __len__(self) -> int:
         return len(self.selections)
@@ -126,17 +134,15 @@ class HostTable:
                 for column in self._all_columns():
                     column[row] = column[last]
                 self.selections[row] = moved
-                self.aggregates[row] = self.aggregates[last]
                 self._index[moved.node_uuid] = row
                 siblings = self._rows_of_host[moved.host]
                 siblings[siblings.index(last)] = row
             self.selections.pop()
-            self.aggregates.pop()
 
     def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
         """Set amounts of resources; return the nodes that are not in the table."""
         unknown: set[str] = set()
-        for uuid, name, total, capacity, used in amounts:
+        for uuid, name, total, reserved, capacity, used in amounts:
             row = self._index.get(uuid)
             if row is None:
                 unknown.add(uuid)
@@ -144,6 +150,7 @@ class HostTable:
             if name not in self._free:
                 self._add_class(name)
             self._total[name][row] = total
+            self._reserved[name][row] = reserved
             self._capacity[name][row] = capacity
             self._free[name][row] = capacity - used
         return unknown
@@ -175,12 +182,14 @@ class HostTable:
                 self._add_class(name)
             self._free[name][row] -= amount
         self._columns["num_instances"][row] += 1
+        self._columns["num_io_ops"][row] += 1
 
     def release(self, row: int, resources: Mapping[str, int]) -> None:
         """Undo `consume`."""
         for name, amount in resources.items():
             self._free[name][row] += amount
         self._columns["num_instances"][row] -= 1
+        self._columns["num_io_ops"][row] -= 1
 
     def state(self, row: int) -> HostState:
         """Return one host as an object, for filters that get one host at a time."""
@@ -196,12 +205,15 @@ class HostTable:
             forced_down=bool(columns["forced_down"][row]),
             last_seen=float(columns["last_seen"][row]),
             total={name: int(column[row]) for name, column in self._total.items()},
+            reserved={name: int(column[row]) for name, column in self._reserved.items()},
             capacity=capacity,
             used={name: capacity[name] - int(column[row]) for name, column in self._free.items()},
             num_instances=int(columns["num_instances"][row]),
             num_io_ops=int(columns["num_io_ops"][row]),
             failed_builds=int(columns["failed_builds"][row]),
-            aggregates=self.aggregates[row],
+            aggregates=self._aggregates.values[columns["aggregates"][row]][1],
+            host_ip=self._host_ip(row),
+            metrics={name: float(column[row]) for name, column in self._metrics.items() if column[row] == column[row]},
             hypervisor_type=facts.hypervisor_type,
             hypervisor_version=facts.hypervisor_version,
             cpu_info=facts.cpu_info,
@@ -211,20 +223,22 @@ class HostTable:
 
     # --- internal ---
 
+    def _groups(self) -> tuple[dict[str, Column], ...]:
+        return self._columns, self._free, self._capacity, self._total, self._reserved, self._metrics
+
     def _all_columns(self) -> Iterable[Column]:
-        yield from self._columns.values()
-        for group in (self._free, self._capacity, self._total):
+        for group in self._groups():
             yield from group.values()
 
     def _add_class(self, name: str) -> None:
-        for group in (self._free, self._capacity, self._total):
+        for group in (self._free, self._capacity, self._total, self._reserved):
             group[name] = np.zeros(self._size, np.float64)
 
     def _append(self, state: HostState) -> int:
         row = len(self.selections)
         if row == self._size:
             self._size *= 2
-            for group in (self._columns, self._free, self._capacity, self._total):
+            for group in self._groups():
                 for name, column in group.items():
                     larger = np.zeros(self._size, column.dtype)
                     larger[:row] = column
@@ -232,7 +246,6 @@ class HostTable:
         self._index[state.node_uuid] = row
         self._rows_of_host.setdefault(state.host, []).append(row)
         self.selections.append(Selection(host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone))
-        self.aggregates.append(())
         return row
 
     def _fill(self, row: int, state: HostState) -> None:
@@ -241,7 +254,6 @@ class HostTable:
             self.selections[row] = Selection(
                 host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone
             )
-        self.aggregates[row] = state.aggregates
         columns = self._columns
         columns["enabled"][row] = state.enabled
         columns["forced_down"][row] = state.forced_down
@@ -249,6 +261,7 @@ class HostTable:
         columns["num_instances"][row] = state.num_instances
         columns["num_io_ops"][row] = state.num_io_ops
         columns["failed_builds"][row] = state.failed_builds
+        columns["hypervisor_version"][row] = state.hypervisor_version
         facts = Facts(
             hypervisor_type=state.hypervisor_type,
             hypervisor_version=state.hypervisor_version,
@@ -256,22 +269,57 @@ class HostTable:
             supported=state.supported,
             capabilities=state.capabilities,
         )
+        self._fill_address(row, state.host_ip)
+        self._fill_metrics(row, state.metrics)
         columns["zone"][row] = self._zones.take(state.zone, state.zone)
         columns["facts"][row] = self._facts.take(
             msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic"), facts
+        )
+        columns["aggregates"][row] = self._aggregates.take(
+            msgspec.msgpack.encode(state.aggregates, enc_hook=str, order="deterministic") if state.aggregates else b"",
+            state.aggregates,
         )
         for name in state.capacity.keys() - self._free.keys():
             self._add_class(name)
         for name, free in self._free.items():
             capacity = state.capacity.get(name, 0)
             self._total[name][row] = state.total.get(name, 0)
+            self._reserved[name][row] = state.reserved.get(name, 0)
             self._capacity[name][row] = capacity
             free[row] = capacity - state.used.get(name, 0)
+
+    def _fill_address(self, row: int, host_ip: str) -> None:
+        columns = self._columns
+        try:
+            address = ipaddress.ip_address(host_ip)
+        except ValueError:
+            columns["ip_version"][row] = 0
+            return
+        columns["ip_version"][row] = address.version
+        columns["ip_high"][row], columns["ip_low"][row] = halves(int(address))
+
+    def _host_ip(self, row: int) -> str:
+        columns = self._columns
+        number = int(columns["ip_high"][row]) << 64 | int(columns["ip_low"][row])
+        match int(columns["ip_version"][row]):
+            case 4:
+                return str(ipaddress.IPv4Address(number))
+            case 6:
+                return str(ipaddress.IPv6Address(number))
+            case _:
+                return ""
+
+    def _fill_metrics(self, row: int, metrics: Mapping[str, float]) -> None:
+        for name in metrics.keys() - self._metrics.keys():
+            self._metrics[name] = np.full(self._size, np.nan)
+        for name, column in self._metrics.items():
+            column[row] = metrics.get(name, np.nan)
 
     def _release_codes(self, row: int) -> None:
         columns = self._columns
         self._zones.release(int(columns["zone"][row]))
         self._facts.release(int(columns["facts"][row]))
+        self._aggregates.release(int(columns["aggregates"][row]))
 
     def _unlist_host(self, row: int) -> None:
         host = self.selections[row].host
@@ -280,15 +328,10 @@ class HostTable:
         if not siblings:
             del self._rows_of_host[host]
 
-    def _verdicts_on_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
-        known = self._verdicts.get(key)
-        if known is not None and known[0] == self._facts.version:
-            return known[1]
-        if len(self._verdicts) >= _MOST_VERDICTS:
-            self._verdicts.clear()
-        verdicts = np.array([entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_)
-        self._verdicts[key] = (self._facts.version, verdicts)
-        return verdicts
+
+def halves(address: int) -> tuple[int, int]:
+    """Return the upper and lower 64 bits of an address as a number."""
+    return address >> 64, address & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class HostView:
@@ -321,7 +364,10 @@ class HostView:
 
     def only(self, mask: Bools) -> "HostView":
         """Return a view of the rows of the mask."""
-        chosen = np.flatnonzero(mask)
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, chosen: npt.NDArray[np.intp]) -> "HostView":
+        """Return a view of the rows at these positions."""
         rows = self._rows
         if isinstance(rows, slice):
             return HostView(self._table, chosen + rows.start if rows.start else chosen)
@@ -339,26 +385,35 @@ class HostView:
         """Return what the hosts physically have."""
         return self._amounts(self._table._total, resource_class)
 
+    def reserved(self, resource_class: str) -> Floats:
+        """Return what the hosts keep for themselves."""
+        return self._amounts(self._table._reserved, resource_class)
+
     def used(self, resource_class: str) -> Floats:
         """Return what is used."""
         return self.capacity(resource_class) - self.free(resource_class)
 
     def column(self, name: str) -> Column:
-        """Return a column: enabled, forced_down, last_seen, num_instances, num_io_ops or failed_builds."""
+        """Return a column: enabled, forced_down, last_seen, num_instances, num_io_ops, failed_builds or a code."""
         return self._take(self._table._columns[name])
+
+    def uniform(self, name: str) -> bool:
+        """Return whether all hosts of the table have the same number in a column; faster than to take it."""
+        column = self._table._columns[name][: len(self._table)]
+        return not len(column) or bool(column.min() == column.max())
 
     def in_zone(self, zone: str) -> Bools:
         """Return which hosts are in this availability zone."""
         mask: Bools = self._take(self._table._columns["zone"]) == self._table._zones.find(zone)
         return mask
 
-    def by_host(self, values: Mapping[str, int], default: int = 0) -> Ints:
+    def by_host(self, values: Mapping[str, Any], default: int = 0, dtype: npt.DTypeLike = np.int64) -> Column:
         """Return a value for each row from a value per host name."""
         table, rows = self._table, self._rows
         if len(self) <= _FEW:
             names = (table.selections[self.row(p)].host for p in range(len(self)))
-            return np.array([values.get(name, default) for name in names], np.int64)
-        spread = np.full(len(table), default, np.int64)
+            return np.array([values.get(name, default) for name in names], dtype)
+        spread = np.full(len(table), default, dtype)
         for host, value in values.items():
             for row in table.rows_of_host(host):
                 spread[row] = value
@@ -371,16 +426,48 @@ class HostView:
 
     def by_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
         """Return which hosts' facts pass; `passes` is called once per kind of host, and results are cached by key."""
-        verdicts = self._table._verdicts_on_facts(key, passes)
-        return verdicts.take(self._take(self._table._columns["facts"]))
+        return self._table._facts.verdicts(key, passes).take(self._take(self._table._columns["facts"]))
+
+    def objects_by_facts(self, key: Hashable, find: Callable[[Facts], object]) -> Column:
+        """Return an object per host from its facts."""
+        found = self._table._facts.objects(key, find)
+        return found.take(self._take(self._table._columns["facts"]))
+
+    def by_aggregates(self, key: Hashable, passes: Callable[[Aggregates], bool]) -> Bools:
+        """Return which hosts' aggregates pass; `passes` is called once per combination of aggregates, as `by_facts`."""
+        return self._table._aggregates.verdicts(key, passes).take(self._take(self._table._columns["aggregates"]))
+
+    def numbers_by_aggregates(self, key: Hashable, number: Callable[[Aggregates], float]) -> Floats | float:
+        """Return a number per host from its aggregates, or one number if it is the same for all hosts."""
+        by_code = self._table._aggregates.numbers(key, number)
+        return by_code if isinstance(by_code, float) else by_code.take(self._take(self._table._columns["aggregates"]))
+
+    def metric(self, name: str) -> Floats:
+        """Return what the monitors of the hosts measured, NaN for hosts without this metric."""
+        column = self._table._metrics.get(name)
+        return np.full(len(self), np.nan) if column is None else self._take(column)
+
+    def in_network(self, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> Bools:
+        """Return which hosts have their address in a network; hosts with an unknown address are in none."""
+        table = self._table._columns
+        mask: Bools = self._take(table["ip_version"]) == network.version
+        first, bits = halves(int(network.network_address)), halves(int(network.netmask))
+        for name, wanted, relevant in zip(("ip_high", "ip_low"), first, bits, strict=True):
+            mask &= (self._take(table[name]) & np.uint64(relevant)) == np.uint64(wanted)
+        return mask
 
     def state(self, position: int) -> HostState:
         """Return one host as an object."""
         return self._table.state(self.row(position))
 
-    def name(self, position: int) -> str:
-        """Return the host name at a position."""
-        return self._table.selections[self.row(position)].host
+    def selections(self) -> Iterable[Selection]:
+        """Return the names of the hosts and nodes."""
+        rows, all_of_them = self._rows, self._table.selections
+        return all_of_them[rows] if isinstance(rows, slice) else (all_of_them[row] for row in rows)
+
+    def addresses(self) -> Iterable[str]:
+        """Return the IP addresses of the hosts, "" if one is unknown."""
+        return (self._table._host_ip(self.row(position)) for position in range(len(self)))
 
     def _amounts(self, columns: dict[str, Column], resource_class: str) -> Floats:
         column = columns.get(resource_class)
@@ -390,4 +477,5 @@ class HostView:
 
     def _take(self, column: Column) -> Column:
         rows = self._rows
-        return column[rows] if isinstance(rows, slice) else column.take(rows)
+        # Rows are never out of range; the check for it would take a third of the time.
+        return column[rows] if isinstance(rows, slice) else column.take(rows, mode="clip")

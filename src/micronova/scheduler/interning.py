@@ -1,7 +1,12 @@
-"""Interning: small integers for values that many rows of the host table share."""
+"""Interning: small integers for values that many rows of the host table share, and answers to questions about them."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MOST_ANSWERS = 256
 
 
 class Interner:
@@ -41,3 +46,48 @@ class Interner:
             del self._code_of[self.values[code][0]]
             self.values[code] = None
             self._free.append(code)
+
+
+class Shared(Interner):
+    """Values with answers to questions about them: a question is asked once per value, however many rows share it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: dict[Hashable, tuple[int, Any]] = {}
+
+    def verdicts(self, key: Hashable, passes: Callable[[Any], bool]) -> npt.NDArray[np.bool_]:
+        """Return whether each value passes, by code. Answers are kept by key until there are other values."""
+        found: npt.NDArray[np.bool_] | None = self._known(key)
+        if found is None:
+            found = np.array([entry is not None and passes(entry[1]) for entry in self.values], np.bool_)
+            self._keep(key, found)
+        return found
+
+    def numbers(self, key: Hashable, number: Callable[[Any], float]) -> npt.NDArray[np.float64] | float:
+        """Return the number of each value, by code, or one number if all values have the same."""
+        found: npt.NDArray[np.float64] | float | None = self._known(key)
+        if found is None:
+            each = [None if entry is None else float(number(entry[1])) for entry in self.values]
+            different = {one for one in each if one is not None}
+            found = np.array([one or 0.0 for one in each]) if len(different) > 1 else max(different, default=0.0)
+            self._keep(key, found)
+        return found
+
+    def objects(self, key: Hashable, find: Callable[[Any], object]) -> npt.NDArray[Any]:
+        """Return an object for each value, by code."""
+        found: npt.NDArray[Any] | None = self._known(key)
+        if found is None:
+            found = np.empty(len(self.values), object)
+            for code, entry in enumerate(self.values):
+                found[code] = None if entry is None else find(entry[1])
+            self._keep(key, found)
+        return found
+
+    def _known(self, key: Hashable) -> Any:
+        known = self._answers.get(key)
+        return known[1] if known is not None and known[0] == self.version else None
+
+    def _keep(self, key: Hashable, found: Any) -> None:
+        if len(self._answers) >= _MOST_ANSWERS:
+            self._answers.clear()
+        self._answers[key] = (self.version, found)

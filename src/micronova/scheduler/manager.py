@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conf.control import FilterSchedulerSettings
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
 from micronova.db import allocations, host_states, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
@@ -32,7 +32,9 @@ from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
+from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
+from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,8 @@ class SchedulerManager:
 
     def __init__(
         self,
-        options: FilterSchedulerSettings,
+        settings: FilterSchedulerSettings,
+        metrics: MetricsSettings,
         database: Database,
         bus: Bus,
         clock: Clock,
@@ -96,22 +99,17 @@ class SchedulerManager:
             heartbeat_interval=service_down_time / 4,
         )
         self._scheduler = FilterScheduler(
-            load_filters(FilterOptions(service_down_time=service_down_time), options.enabled_filters),
-            load_weighers(
-                {
-                    "RAMWeigher": options.ram_weight_multiplier,
-                    "CPUWeigher": options.cpu_weight_multiplier,
-                    "DiskWeigher": options.disk_weight_multiplier,
-                    "ServerGroupSoftAffinityWeigher": options.soft_affinity_weight_multiplier,
-                    "ServerGroupSoftAntiAffinityWeigher": options.soft_anti_affinity_weight_multiplier,
-                    "BuildFailureWeigher": options.build_failure_weight_multiplier,
-                }
-            ),
+            load_filters(FilterOptions(service_down_time=service_down_time, settings=settings, metrics=metrics)),
+            load_weighers(options=WeigherOptions(settings=settings, metrics=metrics)),
             random=random,
             max_attempts=max_attempts,
-            host_subset_size=options.host_subset_size,
-            shuffle_best_same_weighed_hosts=options.shuffle_best_same_weighed_hosts,
+            host_subset_size=settings.host_subset_size,
+            shuffle_best_same_weighed_hosts=settings.shuffle_best_same_weighed_hosts,
         )
+        self._image_counts: ImageCounts | None = None
+        if settings.image_props_weight_multiplier:
+            ratios = ratios_of(settings.image_props_weight_setting)
+            self._image_counts = ImageCounts(database, clock, ratios)
         self._server: Server | None = None
         self._loops: list[asyncio.Task[None]] = []
 
@@ -266,13 +264,16 @@ class SchedulerManager:
     async def _with_places(self, request: SelectDestinations) -> RequestSpec:
         """Return the spec with the hosts of the servers that it is about.
 
-        These are the server group's present members without those that move, and the servers that hints name.
+        These are the server group's present members without those that move, the servers that hints name, and those
+        with images like the requested one, if a weigher compares them.
         """
         spec = request.spec
         named = {hint: spec.hints[hint] for hint in NAMING_SERVERS if spec.hints.get(hint)}
         if named:
             hinted = await self._database.read(host_states.places_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
+        if self._image_counts is not None and spec.image is not None:
+            spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
         if spec.group is None:
             return spec
         hosts = await self._database.read(_members, spec.group.id, list(request.moving.values()))

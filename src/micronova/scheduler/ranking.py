@@ -4,6 +4,7 @@ A ranking lasts while the instances of one request are placed. After each, only 
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,40 +19,76 @@ from micronova.scheduler.weights.base import HostWeigher
 log = logging.getLogger(__name__)
 
 
+class _Raw:
+    """Weights as a weigher gives them, with the smallest and the largest; 0 if there are none."""
+
+    __slots__ = ("high", "low", "weights")
+
+    def __init__(self, weights: npt.NDArray[Any]) -> None:
+        self.weights = weights
+        self.low, self.high = (float(weights.min()), float(weights.max())) if len(weights) else (0.0, 0.0)
+
+    def copy(self) -> "_Raw":
+        """Return weights that can be changed."""
+        return _Raw(np.array(self.weights, np.float64))
+
+
 class _Weights:
     """One weigher's raw weights, and the same scaled to 0…1 and multiplied."""
 
-    __slots__ = ("factor", "high", "low", "raw", "scaled", "weigher")
+    __slots__ = ("_multipliers", "high", "low", "raw", "scaled", "weigher")
 
-    def __init__(self, weigher: HostWeigher, raw: npt.NDArray[Any]) -> None:
+    def __init__(self, weigher: HostWeigher, raw: _Raw, multipliers: Floats | float) -> None:
         self.weigher = weigher
-        self.raw = raw
-        self.low = self.high = self.factor = 0.0
-        self.scaled: Floats | None = None  # None while all hosts have the same weight, which decides nothing
-        self.scale()
+        self._multipliers = multipliers
+        self.low = self.high = 0.0
+        self.scaled: Floats | None = None  # None while all hosts have the weight 0, which decides nothing
+        self.set(raw)
 
-    def scale(self) -> None:
+    def set(self, raw: _Raw) -> None:
+        """Set new raw weights of all hosts."""
+        self.raw = np.maximum(raw.weights, 0) if self.weigher.from_zero and raw.low < 0 else raw.weights
+        self._scale(raw.low, raw.high)
+
+    def _scale(self, low: float, high: float) -> None:
         self.scaled = None
-        if len(self.raw):
-            self.low, self.high = float(self.raw.min()), float(self.raw.max())
-            if self.high > self.low:
-                self.factor = self.weigher.multiplier / (self.high - self.low)
-                scaled: Floats = self.raw - self.low
-                scaled *= self.factor
-                self.scaled = scaled
+        self.low, self.high = 0.0 if self.weigher.from_zero else low, high
+        if self.high > self.low:
+            factor = self._multipliers / (self.high - self.low)
+            self.scaled = (self.raw - self.low) * factor if self.low else self.raw * factor
 
-    def change(self, positions: list[int], numbers: npt.NDArray[Any]) -> bool:
+    def _scale_again(self) -> None:
+        if len(self.raw):
+            self._scale(float(self.raw.min()), float(self.raw.max()))
+        else:
+            self.scaled = None
+
+    def keep(self, positions: npt.NDArray[np.intp]) -> None:
+        """Keep only the hosts at these positions."""
+        self.raw = self.raw.take(positions)
+        if not isinstance(self._multipliers, float):
+            self._multipliers = self._multipliers.take(positions)
+        self._scale_again()
+
+    def _multiplier(self, position: int) -> float:
+        return self._multipliers if isinstance(self._multipliers, float) else float(self._multipliers[position])
+
+    def change(self, positions: list[int], numbers: list[float]) -> bool:
         """Set new raw weights of a few hosts; return whether the range changed and all were scaled again."""
         moved = False
-        for position, number in zip(positions, numbers.tolist(), strict=True):
+        for position, number in zip(positions, numbers, strict=True):
             old = self.raw[position]
+            if self.weigher.from_zero:
+                number = max(number, 0.0)
             if number != old:
                 self.raw[position] = number
-                moved = moved or old <= self.low or old >= self.high or not self.low <= number <= self.high
+                lowest = old <= self.low and not self.weigher.from_zero
+                moved = moved or lowest or old >= self.high or not self.low <= number <= self.high
                 if self.scaled is not None:
-                    self.scaled[position] = (number - self.low) * self.factor
+                    share = (number - self.low) / (self.high - self.low)
+                    self.scaled[position] = share * self._multiplier(position)
         if moved:
-            self.scale()
+            self._scale_again()
         return moved
 
 
@@ -70,12 +107,15 @@ class Ranking:
         self.hosts = hosts
         self._parts: list[_Weights] = []
         for weigher in weighers:
+            multipliers = weigher.multipliers(self.hosts)
+            if isinstance(multipliers, float) and not multipliers:
+                continue
             raw = _weigh(weigher, self.hosts, spec)
             if raw is None:
                 if not (lasting and weigher.scope is Scope.ALL):
                     continue
-                raw = np.zeros(len(self.hosts))  # it may distinguish hosts once an instance is placed
-            self._parts.append(_Weights(weigher, np.array(raw, np.float64) if lasting else raw))
+                raw = _Raw(np.zeros(len(self.hosts)))  # it may distinguish hosts once an instance is placed
+            self._parts.append(_Weights(weigher, raw.copy() if lasting else raw, multipliers))
         self.totals = self._sum()
 
     def __len__(self) -> int:
@@ -107,10 +147,10 @@ class Ranking:
 
     def keep(self, mask: Bools) -> None:
         """Keep only the hosts of the mask, and scale their weights anew."""
-        self.hosts = self.hosts.only(mask)
+        positions = np.flatnonzero(mask)  # faster than the mask for each of them
+        self.hosts = self.hosts.at(positions)
         for part in self._parts:
-            part.raw = part.raw[mask]
-            part.scale()
+            part.keep(positions)
         self.totals = self._sum()
 
     def weigh_again(self, positions: list[int], spec: RequestSpec) -> None:
@@ -123,12 +163,11 @@ class Ranking:
             scope = part.weigher.scope
             if scope is Scope.ALL:
                 raw = _weigh(part.weigher, self.hosts, spec)
-                part.raw = np.zeros(len(self)) if raw is None else np.array(raw, np.float64)
-                part.scale()
+                part.set(_Raw(np.zeros(len(self))) if raw is None else raw.copy())
                 all_changed = True
             elif scope is Scope.HOST:
-                raw = _weigh(part.weigher, few, spec)
-                if raw is not None and part.change(positions, raw):
+                numbers = _weigh_few(part.weigher, few, spec)
+                if numbers is not None and part.change(positions, numbers):
                     all_changed = True
         if all_changed:
             self.totals = self._sum()
@@ -161,15 +200,45 @@ class Ranking:
         return total
 
 
-def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
+def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> _Raw | None:
     """Return a weigher's weights, None if it fails, which is reported."""
     try:
         raw = weigher.weigh(hosts, spec)
         if raw is None:
             return None
-        if raw.shape != (len(hosts),) or not (raw.dtype.kind in "iu" or np.isfinite(raw).all()):
-            raise ValueError("a weigher gives one finite number per host")
-        return raw
+        _check_form(raw, hosts)
+        found = _Raw(raw)
+        _check_finite((found.low, found.high))  # NaN is the smallest and the largest number
+        return found
     except Exception:  # a plugin may raise anything; the decision goes on without it
-        log.exception("the weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)
+        _report(weigher)
         return None
+
+
+def _weigh_few(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> list[float] | None:
+    """Return the same for a few hosts, for which lists are faster."""
+    try:
+        raw = weigher.weigh(hosts, spec)
+        if raw is None:
+            return None
+        _check_form(raw, hosts)
+        numbers: list[float] = raw.tolist()
+        _check_finite(numbers)
+        return numbers
+    except Exception:  # as above
+        _report(weigher)
+        return None
+
+
+def _check_form(raw: npt.NDArray[Any], hosts: HostView) -> None:
+    if raw.shape != (len(hosts),) or raw.dtype.kind not in "iuf":
+        raise ValueError("a weigher gives one number per host")
+
+
+def _check_finite(numbers: Iterable[float]) -> None:
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a weigher gives finite numbers")
+
+
+def _report(weigher: HostWeigher) -> None:
+    log.exception("the weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)

@@ -5,7 +5,7 @@ instance actions and operations together. Only then a message tells a conductor,
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,6 +50,7 @@ from micronova.servers.image_refs import named_image
 from micronova.servers.lookups import check_host, check_zone, flavor_for, public_key
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
+_NAMING_SERVERS = ("same_host", "different_host")  # hints with uuids of servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,7 @@ class ServerCreator:
         flavor = flavor_for(conn, context, request.flavor_id)
         key = None if request.key_name is None else public_key(conn, context, request.key_name)
         self._check_destination(conn, request)
+        _check_hinted_servers(conn, context.project_id, request.hints)
         return flavor, key, self._server_group(conn, context, request)
 
     def _check_destination(self, conn: sa.Connection, request: CreateRequest) -> None:
@@ -292,3 +294,14 @@ class ServerCreator:
             payload=BuildPayload(),
             secrets=self._secrets.seal(secrets, id),
         )
+
+
+def _check_hinted_servers(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> None:
+    """Refuse hints that name servers which the project does not have."""
+    named = {uuid: hint for hint in _NAMING_SERVERS for uuid in hints.get(hint, ())}
+    if not named:
+        return
+    found = instances.get_many(conn, list(named))
+    for uuid, hint in named.items():
+        if uuid not in found or found[uuid]["project_id"] != project_id:
+            raise Invalid(f"The scheduler hint {hint} names the server {uuid}, which could not be found.")

@@ -7,7 +7,7 @@ without a namespace are not refused, because they may belong to a filter or to a
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ class Honoured:
 
     hints: frozenset[str] = frozenset()
     extra_specs: frozenset[str] = frozenset()  # namespaces, without a colon
+    # They raise Invalid for malformed hints and extra specs.
+    checks: tuple[Callable[[Mapping[str, Sequence[str]], Mapping[str, str]], None], ...] = ()
 
 
 # Scheduler hints of Nova, with the filter that honours them there.
@@ -113,14 +115,17 @@ class Unsupported:
     def __init__(self, honoured: Callable[[], Honoured]) -> None:
         self._honoured = honoured  # called when a request first depends on it
 
-    def check_hints(self, hints: Mapping[str, Any]) -> None:
-        """Raise Invalid if a request has hints without a filter."""
+    def check_hints(self, hints: Mapping[str, Sequence[str]]) -> None:
+        """Raise Invalid if a request has hints without a filter, or malformed ones."""
         for hint in sorted(_HINTS.keys() & hints.keys()):
             if hint not in self._honoured().hints:
                 raise Invalid(
                     f"The scheduler hint {hint} is not supported: no enabled filter honours it "
                     f"(in Nova {_HINTS[hint]} does). Remove it from the request."
                 )
+        if _HINTS.keys() & hints.keys():
+            for check in self._honoured().checks:
+                check(hints, {})
 
     def check_flavor(self, flavor: Flavor) -> None:
         """Raise Invalid if the flavor has an extra spec that would have no effect."""
@@ -132,6 +137,9 @@ class Unsupported:
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _NAMESPACES[kind])
             if name in _FLAVOR and _asks(name, value):
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _FLAVOR[name])
+        if any(name.partition(":")[0] in _NAMESPACES for name in flavor.extra_specs):
+            for check in self._honoured().checks:
+                check({}, flavor.extra_specs)
 
     def check_image(self, image: ImageMeta) -> None:
         """Raise Invalid if the image has a property that would have no effect."""

@@ -115,7 +115,9 @@ async def test_no_valid_host(cloud: Cloud, user: Caller) -> None:
     flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
     id = await user.create(flavorRef=flavor)
     server = await user.wait_for(id, "ERROR")
-    assert server["fault"]["message"] == "No valid host was found. There are not enough hosts available."
+    assert server["fault"]["message"] == (
+        f"No valid host was found. There are not enough hosts available: no host has {1 << 30} MiB of free memory."
+    )
     assert "details" not in server["fault"]
     assert "RamFilter" in (await user.admin.show(id))["fault"]["details"], "admins learn which filter it was"
     actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]

@@ -128,6 +128,26 @@ def test_the_schedulers_reasons_are_told() -> None:
     assert explain(None) == explain(operation()) == []
 
 
+def test_the_reasons_of_every_attempt_are_told() -> None:
+    def decision(host: str, removed: int) -> dict[str, Any]:
+        filters = [{"name": "RetryFilter", "removed": removed, "remaining": 3 - removed}]
+        return {"hosts": 3, "filters": filters, "winners": [{"host": host, "node": host}]}
+
+    refused = {"hosts": 3, "filters": [{"name": "RetryFilter", "removed": 3, "remaining": 0}]}
+    attempts = attempt("h1", 1, 2, 0, 3, 4, 5), attempt("h2", 6, 7, 0, 8, 9, 10)
+    told = explain(operation(*attempts, explanation={**refused, "earlier": [decision("h1", 0), decision("h2", 1)]}))
+    assert told == [
+        "scheduler, attempt 1: 3 hosts",
+        "  1 filter removed none",
+        "  chose h1 (all have one weight)",
+        "scheduler, attempt 2: 3 hosts",
+        "  RetryFilter removed 1, left 2",
+        "  chose h2 (all have one weight)",
+        "scheduler, attempt 3: 3 hosts",
+        "  RetryFilter removed 3, left 0",
+    ]
+
+
 def test_a_choice_that_no_weigher_made_is_explained() -> None:
     for remaining, reason in ((1, "the only host left"), (2, "all have one weight")):
         filters = [{"name": "RamFilter", "removed": 3 - remaining, "remaining": remaining}]

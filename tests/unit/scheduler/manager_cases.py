@@ -10,12 +10,13 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.conf.control import FilterSchedulerSettings
-from micronova.db import allocation_audit, allocations, tables
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
+from micronova.db import allocation_audit, allocations, nodes, tables
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale
+from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import Placement, RequestSpec, SelectDestinations
 from micronova.rpc.bus import Bus, connect
 from micronova.scheduler.manager import SchedulerManager
@@ -53,7 +54,12 @@ class Cloud:
 
 @asynccontextmanager
 async def cloud(
-    databases: list[Database], hosts: int = 3, refresh: float = 0.5, down_time: float = 3600.0
+    databases: list[Database],
+    hosts: int = 3,
+    refresh: float = 0.5,
+    down_time: float = 3600.0,
+    settings: FilterSchedulerSettings = FilterSchedulerSettings(),  # noqa: B008
+    metrics: MetricsSettings = MetricsSettings(),  # noqa: B008
 ) -> AsyncIterator[Cloud]:
     """A scheduler per database, and hosts with room for four small instances each."""
     now = micros(CLOCK.now())
@@ -73,7 +79,8 @@ async def cloud(
 
     managers = [
         SchedulerManager(
-            FilterSchedulerSettings(),
+            settings,
+            metrics,
             database,
             bus,
             CLOCK,
@@ -125,7 +132,10 @@ async def test_no_valid_host_arrives_as_itself_and_claims_nothing(databases: lis
     async with cloud(databases[:1]) as c:
         error = await no_valid_host(c.select(a_spec(), *(f"i{number}" for number in range(13))))
         assert error is not None
-        assert error.message == "No valid host was found. There are not enough hosts available."
+        assert error.message == (
+            "No valid host was found. There are not enough hosts available: no host has 1 free vCPU. "
+            "There is room for 12 of 13 servers."
+        )
         assert error.details["reasons"][-1]["remaining"] == 0
         assert set((await c.database.read(used)).values()) == {0}
         assert len(await c.select(a_spec(), *(f"i{number}" for number in range(12)))) == 12
@@ -363,3 +373,46 @@ def test_messages_of_a_newer_version_are_understood() -> None:
     request = msgspec.to_builtins(SelectDestinations(spec=a_spec(), instance_uuids=("i",)))
     message = msgspec.msgpack.encode(request | {"something_new": 1})
     assert msgspec.msgpack.decode(message, type=SelectDestinations).instance_uuids == ("i",)
+
+
+async def test_metrics_of_monitors_decide(databases: list[Database]) -> None:
+    """Hosts that have not measured get no servers while metrics are required."""
+    by_load = MetricsSettings(weight_setting=("cpu.percent=-1.0",), weight_multiplier=1000.0)
+    async with cloud(databases[:1], refresh=0.0, metrics=by_load) as c:
+        assert await no_valid_host(c.select(a_spec(), "i0")) is not None
+        measured = {("h0", "h0"): {"cpu.percent": 70}, ("h2", "h2"): {"cpu.percent": 20}}
+        await c.database.write(nodes.note_metrics, measured, micros(CLOCK.now()))
+        placements = await c.select(a_spec(), "i0", "i1")
+        assert [each.selected.host for each in placements] == ["h2", "h2"]
+        await c.database.write(nodes.note_metrics, {("h2", "h2"): {"cpu.percent": 90}}, micros(CLOCK.now()))
+        (placement,) = await c.select(a_spec(), "i2")
+        assert placement.selected.host == "h0"
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "ratios", "expected"),
+    [(1000.0, (), "h1"), (-1000.0, (), "h2"), (1000.0, ("os_version=1", "os_distro=0.1"), "h0")],
+)
+async def test_images_alike_decide(
+    databases: list[Database], multiplier: float, ratios: tuple[str, ...], expected: str
+) -> None:
+    """Of the servers on h1, two have the distribution of the request; that on h0 has its version, too."""
+    settings = FilterSchedulerSettings(image_props_weight_multiplier=multiplier, image_props_weight_setting=ratios)
+    images = {
+        "i0": ("h0", ImageMeta(id="a", properties={"os_version": 13})),
+        "i1": ("h1", ImageMeta(id="b", properties={"os_distro": "debian"})),
+        "i2": ("h1", ImageMeta(id="b", properties={"os_distro": "debian"})),
+        "i3": ("h2", ImageMeta(id="c", properties={"os_distro": "fedora"})),
+    }
+    async with cloud(databases[:1], settings=settings) as c:
+        await c.database.write(add_instances, *images)
+        await c.database.write(_with_images, images)
+        wanted = ImageMeta(id="d", properties={"os_distro": "debian", "os_version": "13"})
+        (placement,) = await c.select(a_spec(image=wanted), "i4")
+        assert placement.selected.host == expected
+
+
+def _with_images(conn: sa.Connection, images: dict[str, tuple[str, ImageMeta]]) -> None:
+    for uuid, (host, image) in images.items():
+        values = {"host": host, "image_ref": image.id, "image": msgspec.to_builtins(image)}
+        conn.execute(tables.instances.update().where(tables.instances.c.uuid == uuid).values(values))

@@ -1,25 +1,104 @@
 """Vectors against plain Python, on arbitrary clouds and requests."""
 
+import json
+import random
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from micronova.conf.control import FilterSchedulerSettings
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.errors import NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
+from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.base import FilterOptions
+from micronova.scheduler.filters.registry import BUILT_IN, load_filters
+from micronova.scheduler.weights.base import WeigherOptions
+from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
+from micronova.scheduler.weights.registry import load_weighers
 from tests.unit.scheduler import oracle
-from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_scheduler, a_spec, a_table, free_of
+from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_spec, a_table, free_of
 
 # On a machine that does much else, examples take long to make; that says nothing about the scheduler.
 patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HOSTS = [f"h{number}" for number in range(8)]
-MULTIPLIERS = st.fixed_dictionaries(
-    {
-        name: st.sampled_from([1.0, 2.5, -1.0, 0.5])
-        for name in ("RAMWeigher", "CPUWeigher", "DiskWeigher", "BuildFailureWeigher")
-    }
+MULTIPLIERS = st.fixed_dictionaries({name: st.sampled_from([1.0, 2.5, -1.0, 0.5, 0.0]) for name in WEIGHERS})
+DEFAULT = dict.fromkeys(WEIGHERS, 1.0)
+FILTERS = FilterSchedulerSettings().enabled_filters
+# The filters of a test: those of the default, and some of the others.
+ENABLED = st.lists(st.sampled_from(sorted(BUILT_IN.keys() - set(FILTERS))), max_size=6, unique=True).map(
+    lambda others: (*FILTERS, *others)
+)
+NUMBERS = st.sampled_from(["0.5", "1", "2.5", "3", "-1", "many"])
+METADATA = st.fixed_dictionaries(
+    {},
+    optional={
+        "filter_tenant_id": st.sampled_from(["p", "q", "p, q", "q,r"]),
+        "filter_tenant_id_2": st.sampled_from(["p", "q"]),
+        "instance_type": st.sampled_from(["m1.small", "m1.large", "m1.large, m1.small"]),
+        "ssd": st.sampled_from(["true", "false", "true,false", "3"]),
+        "os_distro": st.sampled_from(["debian", "fedora", "debian, fedora"]),
+        "hw_vm_mode": st.sampled_from(["hvm", "xen"]),
+        "max_instances_per_host": st.sampled_from(["1", "2", "5", "many"]),
+        "max_io_ops_per_host": st.sampled_from(["1", "2", "5", "2.5"]),
+        **{f"{name}_allocation_ratio": st.sampled_from(["0.5", "1", "2"]) for name in ("cpu", "ram", "disk")},
+        **dict.fromkeys(("ram_weight_multiplier", "cpu_weight_multiplier", "metrics_weight_multiplier"), NUMBERS),
+        "build_failure_weight_multiplier": NUMBERS,
+        "num_instances_weight_multiplier": NUMBERS,
+    },
+)
+AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)
+EXTRA_SPECS = st.dictionaries(
+    st.sampled_from(
+        ["aggregate_instance_extra_specs:ssd", "ssd", "hw:cpu_policy", "capabilities:free_ram_mb", "capabilities:gpu"]
+    ),
+    st.sampled_from(
+        ["true", "s== true", "s!= true", "<or> true <or> 3", ">= 2", "<= 1024", "<in> ru", "= 512", "!= 3", "s> false"]
+    ),
+    max_size=2,
+)
+COMPARISONS = st.one_of(
+    st.tuples(
+        st.sampled_from(["=", "<", ">", "<=", ">="]),
+        st.sampled_from(
+            ["$free_ram_mb", "$free_disk_mb", "$vcpus_used", "$num_instances", "$hypervisor_version", "$failed_builds"]
+        ),
+        st.sampled_from([0, 1, 2, 1024, 2048.0, 7_002_000]),
+    ),
+    st.tuples(
+        st.sampled_from(["=", "in", "<"]),
+        st.sampled_from(["$host", "$hypervisor_type", "$stats.gpu", "$host_ip"]),
+        st.sampled_from(["h1", "QEMU", "A100"]),
+        st.sampled_from(["h2", "10.0.0.1"]),
+    ),
+).map(list)
+QUERIES = st.recursive(
+    COMPARISONS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda queries: ["and", *queries]),
+        st.lists(inner, min_size=1, max_size=3).map(lambda queries: ["or", *queries]),
+        st.lists(inner, min_size=1, max_size=2).map(lambda queries: ["not", *queries]),
+    ),
+    max_leaves=4,
+)
+SETTINGS = st.builds(
+    FilterSchedulerSettings,
+    enabled_filters=ENABLED,
+    max_io_ops_per_host=st.sampled_from([1, 2, 8]),
+    max_instances_per_host=st.sampled_from([1, 2, 50]),
+    image_properties_default_architecture=st.sampled_from(["", "", "x86_64"]),
+    isolated_images=st.sampled_from([(), ("i",), ("other",)]),
+    isolated_hosts=st.sampled_from([(), ("h1", "h2")]),
+    restrict_isolated_hosts_to_isolated_images=st.booleans(),
+    aggregate_image_properties_isolation_namespace=st.sampled_from(["", "", "os"]),
+    aggregate_image_properties_isolation_separator=st.sampled_from([".", "_"]),
+)
+METRICS = st.builds(
+    MetricsSettings,
+    weight_setting=st.sampled_from([(), (), ("cpu.percent=-1.0",), ("cpu.percent=-1.0", "temperature=2.5")]),
+    required=st.booleans(),
 )
 
 
@@ -27,12 +106,14 @@ MULTIPLIERS = st.fixed_dictionaries(
 def hosts(draw: st.DrawFn) -> list[HostState]:
     """A handful of hosts, some with two nodes, some down, some full."""
     made = []
+    aggregates = {name: draw(METADATA) for name in ("a", "b", "c")}
     for number in range(draw(st.integers(1, 10))):
         capacity = {
             "VCPU": draw(st.integers(0, 8)),
             "MEMORY_MB": draw(st.integers(0, 8)) * 512,
             "DISK_GB": draw(st.integers(0, 5)) * 10,
         }
+        reserved = {name: draw(st.integers(0, 1)) for name in capacity}
         made.append(
             a_host(
                 draw(st.sampled_from(HOSTS)),
@@ -42,6 +123,8 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                 enabled=draw(st.booleans()) or draw(st.booleans()),
                 forced_down=draw(st.integers(0, 9)) == 0,
                 last_seen=NOW - draw(st.sampled_from([0, 59, 60, 61, 5000])),
+                total={name: amount + reserved[name] for name, amount in capacity.items()},
+                reserved=reserved,
                 capacity=capacity,
                 used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
                 supported=draw(
@@ -55,6 +138,15 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                     ).map(tuple)
                 ),
                 failed_builds=draw(st.integers(0, 2)),
+                num_instances=draw(st.integers(0, 3)),
+                num_io_ops=draw(st.integers(0, 3)),
+                hypervisor_version=draw(st.sampled_from([7_002_000, 5_002_000])),
+                host_ip=draw(st.sampled_from(["10.0.0.1", "10.0.1.9", "fd00::1", ""])),
+                capabilities=draw(st.sampled_from([{}, {"gpu": "A100"}, {"gpu": "true"}])),
+                aggregates=tuple((name, aggregates[name]) for name in draw(AGGREGATES)),
+                metrics=draw(
+                    st.dictionaries(st.sampled_from(["cpu.percent", "temperature"]), st.integers(0, 99), max_size=2)
+                ),
             )
         )
     return made
@@ -68,6 +160,7 @@ def specs(draw: st.DrawFn) -> RequestSpec:
         ("hw_architecture", ["x86_64", "aarch64"]),
         ("img_hv_type", ["kvm", "qemu"]),
         ("hw_vm_mode", ["hvm", "xen"]),
+        ("os_distro", ["debian", "fedora"]),
     ):
         value = draw(st.sampled_from([None, None, *values]))
         if value is not None:
@@ -82,30 +175,84 @@ def specs(draw: st.DrawFn) -> RequestSpec:
         )
     places = st.lists(st.sampled_from(HOSTS), max_size=5).map(tuple)
     hinted = draw(st.dictionaries(st.sampled_from(["same_host", "different_host"]), places, max_size=1))
+    hints = {hint: ["a server"] for hint in hinted}
+    if draw(st.integers(0, 3)) == 0:
+        hints["query"] = [json.dumps(draw(QUERIES))]
+    if draw(st.integers(0, 3)) == 0:
+        hints["build_near_host_ip"] = [draw(st.sampled_from(["10.0.0.77", "10.0.1.1", "fd00::9"]))]
+        if draw(st.booleans()):
+            hints["cidr"] = [draw(st.sampled_from(["/8", "/16", "/32", "/0"]))]
     return a_spec(
-        flavor=a_flavor(vcpus=draw(st.integers(1, 3)), ram=draw(st.integers(1, 3)) * 512, disk=draw(st.integers(0, 2))),
+        flavor=a_flavor(
+            vcpus=draw(st.integers(1, 3)),
+            ram=draw(st.integers(1, 3)) * 512,
+            disk=draw(st.integers(0, 2)),
+            extra_specs=draw(EXTRA_SPECS),
+        ),
+        alike_images=draw(st.dictionaries(st.sampled_from(HOSTS), st.sampled_from([1.0, 2.5]), max_size=2)),
         image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
         availability_zone=draw(st.sampled_from([None, None, "nova", "az1", "nowhere"])),
         ignore_hosts=tuple(draw(st.lists(st.sampled_from(HOSTS), max_size=2))),
         group=group,
-        hints={hint: ["a server"] for hint in hinted},
+        hints=hints,
         hinted_hosts={hint: hosts for hint, hosts in hinted.items() if hosts},
     )
 
 
-def test_the_oracle_knows_each_default_filter() -> None:
-    """A weight that it does not know shows in the sums below."""
+def test_the_oracle_knows_each_filter() -> None:
+    """A weigher that it does not know shows in its own check."""
     known = set(oracle.passes(a_host("h"), a_spec(), NOW))
-    assert known == {*FilterSchedulerSettings().enabled_filters, "Capacity(VCPU)"} - oracle.NOT_HERE
+    assert known == {*BUILT_IN, "Capacity(VCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+
+
+def a_custom_scheduler(
+    settings: FilterSchedulerSettings, metrics: MetricsSettings, multipliers: dict[str, float]
+) -> FilterScheduler:
+    """Make a scheduler with these settings."""
+    return FilterScheduler(
+        load_filters(FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics)),
+        load_weighers(multipliers, options=WeigherOptions(settings=settings, metrics=metrics), with_plugins=False),
+        random=random.Random(7),
+    )
+
+
+def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSettings, metrics: MetricsSettings) -> bool:
+    """Give whether all enabled filters pass a host."""
+    needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+    if metrics.required:
+        needed.add("MetricsFilter")
+    verdicts = oracle.passes(host, spec, NOW, settings, metrics)
+    return all(verdicts[name] for name in needed)
 
 
 @patiently
-@given(hosts(), specs(), MULTIPLIERS)
-def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: dict[str, float]) -> None:
+@given(hosts(), specs(), SETTINGS, METRICS)
+def test_each_filter(
+    states: list[HostState], spec: RequestSpec, settings: FilterSchedulerSettings, metrics: MetricsSettings
+) -> None:
+    """Each one alone: together, one that is too strict hides behind another."""
+    table = a_table(*states)
+    table.now = NOW
+    for each in load_filters(FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics), BUILT_IN):
+        mask = each.mask(table.view(), spec)
+        given = [True] * len(states) if mask is None else mask.tolist()
+        wanted = [oracle.passes(host, spec, NOW, settings, metrics)[each.name] for host in states]
+        assert given == wanted, each.name
+
+
+@patiently
+@given(hosts(), specs(), MULTIPLIERS, SETTINGS, METRICS)
+def test_one_decision(
+    states: list[HostState],
+    spec: RequestSpec,
+    multipliers: dict[str, float],
+    settings: FilterSchedulerSettings,
+    metrics: MetricsSettings,
+) -> None:
     table = a_table(*states)
     before = free_of(table)
-    left = [host for host in states if all(oracle.passes(host, spec, NOW).values())]
-    scheduler = a_scheduler(multipliers)
+    left = [host for host in states if passing(host, spec, settings, metrics)]
+    scheduler = a_custom_scheduler(settings, metrics, multipliers)
     if not left:
         with pytest.raises(NoValidHost) as caught:
             scheduler.select(table, spec, ["i"], now=NOW)
@@ -115,7 +262,8 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
     decision = scheduler.select(table, spec, ["i"], now=NOW)
     (placement,) = decision.placements
     by_uuid = {
-        host.node_uuid: weight for host, weight in zip(left, oracle.weights(left, spec, multipliers), strict=True)
+        host.node_uuid: weight
+        for host, weight in zip(left, oracle.weights(left, spec, multipliers, metrics), strict=True)
     }
     assert by_uuid[placement.selected.node_uuid] == pytest.approx(max(by_uuid.values()))
     assert decision.explanation.winners[0].weight == pytest.approx(by_uuid[placement.selected.node_uuid])
@@ -132,31 +280,31 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
 
 
 @patiently
-@given(hosts(), specs())
-def test_explanation_counts_what_each_filter_removed(states: list[HostState], spec: RequestSpec) -> None:
+@given(hosts(), specs(), SETTINGS)
+def test_explanation_counts_what_each_filter_removed(
+    states: list[HostState], spec: RequestSpec, settings: FilterSchedulerSettings
+) -> None:
+    scheduler = a_custom_scheduler(settings, MetricsSettings(), DEFAULT)
     try:
         steps = [
             msgspec.structs.asdict(step)
-            for step in a_scheduler().select(a_table(*states), spec, ["i"], now=NOW).explanation.filters
+            for step in scheduler.select(a_table(*states), spec, ["i"], now=NOW).explanation.filters
         ]
     except NoValidHost as error:
         steps = error.details["reasons"]
     left = states
     for step in steps:
-        known = step["name"] not in oracle.NOT_HERE
-        passing = [host for host in left if not known or oracle.passes(host, spec, NOW)[step["name"]]]
-        assert (step["removed"], step["remaining"]) == (len(left) - len(passing), len(passing)), step
-        left = passing
+        kept = [host for host in left if oracle.passes(host, spec, NOW, settings)[step["name"]]]
+        assert (step["removed"], step["remaining"]) == (len(left) - len(kept), len(kept)), step
+        left = kept
 
 
-def one_by_one(
-    states: list[HostState], spec: RequestSpec, count: int, multipliers: dict[str, float]
-) -> list[str] | None:
+def one_by_one(scheduler: FilterScheduler, states: list[HostState], spec: RequestSpec, count: int) -> list[str] | None:
     """Place instances by separate decisions; None if one finds no host."""
     table, chosen = a_table(*states), []
     for number in range(count):
         try:
-            decision = a_scheduler(multipliers).select(table, spec, [f"i{number}"], now=NOW)
+            decision = scheduler.select(table, spec, [f"i{number}"], now=NOW)
         except NoValidHost:
             return None
         selected = decision.placements[0].selected
@@ -168,16 +316,22 @@ def one_by_one(
 
 
 @patiently
-@given(hosts(), specs(), st.integers(2, 12), MULTIPLIERS)
+@given(hosts(), specs(), st.integers(2, 12), MULTIPLIERS, SETTINGS, METRICS)
 def test_many_in_one_request_are_placed_as_one_by_one(
-    states: list[HostState], spec: RequestSpec, count: int, multipliers: dict[str, float]
+    states: list[HostState],
+    spec: RequestSpec,
+    count: int,
+    multipliers: dict[str, float],
+    settings: FilterSchedulerSettings,
+    metrics: MetricsSettings,
 ) -> None:
-    expected = one_by_one(states, spec, count, multipliers)
+    scheduler = a_custom_scheduler(settings, metrics, multipliers)
+    expected = one_by_one(scheduler, states, spec, count)
     table = a_table(*states)
     before = free_of(table)
     uuids = [f"i{number}" for number in range(count)]
     try:
-        placements = a_scheduler(multipliers).select(table, spec, uuids, now=NOW).placements
+        placements = scheduler.select(table, spec, uuids, now=NOW).placements
     except NoValidHost:
         assert expected is None
         assert free_of(table) == before

@@ -212,7 +212,7 @@ async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> 
         view = cloud.table.view()
         mask = compute_filter.mask(view, a_spec())
         assert mask is not None
-        return {view.name(n) for n in range(len(view)) if mask[n]}
+        return {each.host for each, passes in zip(view.selections(), mask, strict=True) if passes}
 
     cloud.table.forget_counts()
     while cloud.clock.now() < died + 60.0:

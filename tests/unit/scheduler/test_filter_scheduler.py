@@ -31,21 +31,22 @@ def test_the_emptiest_host_wins_and_the_reason_is_told() -> None:
     assert placement.selected.host == "h2"
     assert [each.host for each in placement.alternates] == ["h3", "h1"]
     (winner,) = decision.explanation.winners
-    assert winner.weighers == {"RAMWeigher": 1.0}  # processors and disk are the same everywhere
+    assert winner.weighers == {"RAMWeigher": 1.0, "CPUWeigher": 1.0, "DiskWeigher": 1.0}  # it has the most of each
     assert [step.name for step in decision.explanation.filters][:2] == ["Capacity(VCPU)", "RetryFilter"]
     assert free_of(table)["uuid-h2"]["MEMORY_MB"] == 8192 - 1024
 
 
 def test_a_negative_multiplier_stacks() -> None:
     table = a_table(a_host("h1", used={"MEMORY_MB": 4096}), a_host("h2"))
-    assert place(table, a_spec(), 4, multipliers={"RAMWeigher": -1.0, "CPUWeigher": 0, "DiskWeigher": 0}) == ["h1"] * 4
+    multipliers = {"RAMWeigher": -1.0, "CPUWeigher": 0.0, "DiskWeigher": 0.0, "IoOpsWeigher": 0.0}
+    assert place(table, a_spec(), 4, multipliers=multipliers) == ["h1"] * 4
 
 
 def test_processors_are_respected_though_no_default_filter_looks_at_them() -> None:
     table = a_table(a_host("h1", capacity={"VCPU": 2, "MEMORY_MB": 8192, "DISK_GB": 100}))
     with pytest.raises(NoValidHost) as caught:
         place(table, a_spec(flavor=a_flavor(vcpus=3)))
-    assert caught.value.message == NOT_ENOUGH
+    assert caught.value.message == f"{NOT_ENOUGH}: no host has 3 free vCPUs."
     assert caught.value.details["reasons"] == [{"name": "Capacity(VCPU)", "removed": 1, "remaining": 0, "error": ""}]
 
 

@@ -29,7 +29,9 @@ def a_state(draw: st.DrawFn) -> HostState:
         used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
         enabled=draw(st.booleans()),
         capabilities=draw(st.sampled_from([{}, {"gpu": "yes"}])),
-        aggregates=draw(st.sampled_from([(), (("agg", {"k": "v"}),)])),
+        aggregates=draw(st.sampled_from([(), (("agg", {"k": "v"}),), (("agg", {"k": "w"}), ("other", {}))])),
+        host_ip=draw(st.sampled_from(["", "10.0.0.1", "fd00::12"])),
+        metrics=draw(st.dictionaries(st.sampled_from(["cpu.percent", "load"]), st.just(3.0))),
     )
 
 
@@ -37,7 +39,11 @@ def full(state: HostState, table: HostTable) -> HostState:
     """The state with a zero for classes that only other hosts have, as a table of columns gives it."""
     zeros = dict.fromkeys(table.state(0).capacity, 0)
     return msgspec.structs.replace(
-        state, total=zeros | state.total, capacity=zeros | state.capacity, used=zeros | state.used
+        state,
+        total=zeros | state.total,
+        reserved=zeros | state.reserved,
+        capacity=zeros | state.capacity,
+        used=zeros | state.used,
     )
 
 
@@ -68,13 +74,14 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
                 if state.host == value:
                     model[uuid] = msgspec.structs.replace(state, enabled=False, forced_down=True, last_seen=5.0)
         else:
-            unknown = table.set_amounts([(value, "VCPU", 9, 18, 4)])
+            unknown = table.set_amounts([(value, "VCPU", 9, 1, 18, 4)])
             assert unknown == ({value} - model.keys())
             if value in model:
                 state = model[value]
                 model[value] = msgspec.structs.replace(
                     state,
                     total=state.total | {"VCPU": 9},
+                    reserved=state.reserved | {"VCPU": 1},
                     capacity=state.capacity | {"VCPU": 18},
                     used=state.used | {"VCPU": 4},
                 )
@@ -120,6 +127,6 @@ def test_a_view_of_few_rows_sees_what_a_view_of_all_sees() -> None:
         few = table.view(np.array(rows))
         assert few.by_host(members).tolist() == [every.by_host(members)[row] for row in rows]
         assert few.in_zone("z1").tolist() == [row % 3 == 1 for row in rows]
-        assert [few.name(position) for position in range(len(few))] == [f"h{row}" for row in rows]
+        assert [each.host for each in few.selections()] == [f"h{row}" for row in rows]
         kept = few.only(few.in_zone("z0"))
         assert [kept.row(position) for position in range(len(kept))] == [row for row in rows if row % 3 == 0]

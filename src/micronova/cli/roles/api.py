@@ -12,6 +12,7 @@ from micronova.api.installed_extensions import Extensions
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
+from micronova.conf.settings import Settings
 from micronova.db import flavors, schema
 from micronova.db.tables import flavors as table
 from micronova.http.faults import compute_fault
@@ -148,7 +149,6 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
     """Return what the classes that accept requests about servers need."""
     assert process.database is not None and process.bus is not None
     settings, default = process.settings, process.settings.default
-    filters = settings.filter_scheduler.enabled_filters
     return RequestDependencies(
         database=process.database,
         clock=process.clock,
@@ -158,7 +158,7 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
         secrets=process.secret_box(),
         image_client=process.clients.image_client(),
         network_client=process.clients.network_client(),
-        unsupported=Unsupported(lambda: _honoured(filters, default.service_down_time)),
+        unsupported=Unsupported(functools.cache(functools.partial(_honoured, settings))),
         signatures=_image_signatures(process),
         quota_defaults=settings.quota.limits(),
         operation_timeout=default.instance_build_timeout,
@@ -181,17 +181,23 @@ def _image_signatures(process: Process) -> ImageSignatures:
     )
 
 
-@functools.cache
-def _honoured(enabled_filters: tuple[str, ...], service_down_time: float) -> Honoured:
-    """Return the scheduler hints and extra specs that the enabled filters honour."""
+def _honoured(settings: Settings) -> Honoured:
+    """Return the scheduler hints and extra specs that the enabled filters honour, and their checks of these."""
     # Imported for the first request that needs them: filters need numpy, which is large.
     from micronova.scheduler.filters.base import FilterOptions
     from micronova.scheduler.filters.registry import load_filters
 
-    filters = load_filters(FilterOptions(service_down_time=service_down_time), enabled_filters)
+    filters = load_filters(
+        FilterOptions(
+            service_down_time=settings.default.service_down_time,
+            settings=settings.filter_scheduler,
+            metrics=settings.metrics,
+        )
+    )
     return Honoured(
         hints=frozenset().union(*(each.hints for each in filters)),
         extra_specs=frozenset().union(*(each.extra_specs for each in filters)),
+        checks=tuple(each.check for each in filters),
     )
 
 

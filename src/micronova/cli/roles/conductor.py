@@ -67,6 +67,7 @@ async def make(process: Process) -> Role:
         host=process.host,
         report_interval=settings.default.report_interval,
         ratios=_allocation_ratios(settings),
+        stored_metrics=settings.metrics.ratios(),
         max_attempts=settings.scheduler.max_attempts,
         shelved_offload_time=settings.default.shelved_offload_time,
         host_users=users,

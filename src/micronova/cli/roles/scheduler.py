@@ -14,6 +14,7 @@ async def make(process: Process) -> Role:
     settings = process.settings
     return SchedulerManager(
         settings.filter_scheduler,
+        settings.metrics,
         process.database,
         process.bus,
         process.clock,

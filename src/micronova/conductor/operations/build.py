@@ -233,7 +233,7 @@ class Build(HostKind):
                 first = result.explained.setdefault(id(server.explanation), server.operation.id)
                 same_as = first if first != server.operation.id else ""
                 own = server.explanation.of_one(chosen.host, chosen.node, same_as)
-                operation_rows.explain(conn, server.operation.id, own)
+                operation_rows.explain(conn, server.operation.id, own, again=bool(server.payload.dispatches))
             order = self.order(conn, dispatched, changed(server.row, changes))
             result.orders.append((server, order))
         return result

@@ -126,7 +126,8 @@ class BuildOutcomes:
         now = self._engine.now()
         decision = _decision(error, same_as)
         if decision is not None:
-            operation_rows.explain(conn, operation.id, decision)
+            attempts = BuildPayload.decode(operation.payload).dispatches
+            operation_rows.explain(conn, operation.id, decision, again=bool(attempts))
         fault = fault_of(error, now)
         values: InstanceChanges = {
             "vm_state": states.ERROR,

@@ -48,7 +48,8 @@ class MoveKind(SteppedKind):
         """Record the chosen host in the migration, and why the scheduler chose it."""
         operation, chosen = server.operation, server.chosen
         if server.explanation is not None:
-            operation_rows.explain(conn, operation.id, server.explanation.of_one(chosen.host, chosen.node, ""))
+            own = server.explanation.of_one(chosen.host, chosen.node, "")
+            operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
         changes: MigrationChanges = {
             "status": status,
             "dest_compute": chosen.host,

@@ -66,12 +66,17 @@ class Placer:
         self._service_down_time = service_down_time
 
     async def place(self, servers: Sequence[ServerToPlace[Any]]) -> None:
-        """Claim a host for each: an alternate of the last decision if there is one, else the scheduler's choice."""
-        if len(servers) == 1 and await self._take_alternate(servers[0]):
-            return
+        """Claim a host for each, which the scheduler chooses, also after a host has failed.
+
+        The scheduler knows what was placed since its last decision. The alternates of that one are the same for all
+        servers of a request, so they are taken only if the scheduler cannot be asked.
+        """
         lacking = servers[0].payload.lacking
         try:
             await self._select(servers, lacking)
+        except Unavailable:
+            if len(servers) > 1 or not await self._take_alternate(servers[0]):
+                raise
         except NoValidHost:
             if not lacking:
                 raise

@@ -120,7 +120,8 @@ class UnshelveOffloaded(SteppedKind):
             return None
         self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         if server.explanation is not None:
-            operation_rows.explain(conn, operation.id, server.explanation.of_one(chosen.host, chosen.node, ""))
+            own = server.explanation.of_one(chosen.host, chosen.node, "")
+            operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
         return self.order(conn, dispatched, changed(server.row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:

@@ -2,11 +2,13 @@
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
 import numpy as np
 
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.host_table import Bools, HostView
 
@@ -23,6 +25,8 @@ class FilterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of filters."""
 
     service_down_time: float  # seconds after its last heartbeat from which a host is down
+    settings: FilterSchedulerSettings = FilterSchedulerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
 class HostFilter(ABC):
@@ -34,9 +38,18 @@ class HostFilter(ABC):
     hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
     compares_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
     extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
+    predicate: ClassVar[str] = "meets all requirements of the request"  # of hosts that pass; users read "no host …"
 
     def __init__(self, options: FilterOptions) -> None:
         self.options = options
+
+    def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
+        """Raise Invalid if a request has malformed hints or extra specs that this filter honours."""
+        return
+
+    def describe(self, spec: RequestSpec) -> str:
+        """Return what a host that passes is or has, without names of others' things: users read "no host …"."""
+        return self.predicate
 
     @abstractmethod
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

@@ -12,6 +12,7 @@ class RetryFilter(HostFilter):
     """Removes hosts that were tried before, or that the request excludes."""
 
     name = "RetryFilter"
+    predicate = "is left that was not tried and is not excluded"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -26,16 +27,30 @@ class AvailabilityZoneFilter(HostFilter):
     name = "AvailabilityZoneFilter"
     scope = Scope.REQUEST
 
+    def describe(self, spec: RequestSpec) -> str:
+        return f"is in the availability zone {spec.availability_zone}"
+
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         if not spec.availability_zone:
             return None
         return hosts.in_zone(spec.availability_zone)
 
 
+class AllHostsFilter(HostFilter):
+    """Passes all hosts: for those who want no filter at all, because there must be one."""
+
+    name = "AllHostsFilter"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        return None
+
+
 class ComputeFilter(HostFilter):
     """Passes hosts whose service is enabled and up, by the rule of `db.services.is_up`."""
 
     name = COMPUTE_FILTER
+    predicate = "is up and enabled"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

@@ -15,6 +15,11 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     name = "ServerGroupAntiAffinityFilter"
     scope = Scope.HOST
 
+    def describe(self, spec: RequestSpec) -> str:
+        most = spec.group.max_server_per_host if spec.group else 1
+        few = "is without a member" if most == 1 else f"has fewer than {most} members"
+        return f"{few} of the anti-affinity group"
+
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         group = spec.group
         if group is None or group.policy != "anti-affinity":
@@ -26,6 +31,7 @@ class ServerGroupAffinityFilter(HostFilter):
     """Passes only hosts with members of the group, if there are any."""
 
     name = "ServerGroupAffinityFilter"
+    predicate = "has the other members of the affinity group"
     scope = Scope.ALL  # the first member changes the verdict on all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

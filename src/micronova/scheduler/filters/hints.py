@@ -12,6 +12,7 @@ class SameHostFilter(HostFilter):
     """Passes only the hosts of the servers that the hint `same_host` names."""
 
     name = "SameHostFilter"
+    predicate = "has one of the servers of the hint same_host"
     scope = Scope.REQUEST
     hints = frozenset({"same_host"})
 
@@ -25,6 +26,7 @@ class DifferentHostFilter(HostFilter):
     """Removes the hosts of the servers that the hint `different_host` names."""
 
     name = "DifferentHostFilter"
+    predicate = "is without the servers of the hint different_host"
     scope = Scope.REQUEST
     hints = frozenset({"different_host"})
 

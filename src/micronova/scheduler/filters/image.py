@@ -2,10 +2,9 @@
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, Facts, HostView
@@ -40,27 +39,28 @@ class ImagePropertiesFilter(HostFilter):
     """Passes hosts that can run the image's architecture, hypervisor type and version, and machine mode."""
 
     name = "ImagePropertiesFilter"
+    predicate = "can run images with these properties"
     scope = Scope.REQUEST
     compares_images = True
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        if spec.image is None:
-            return None
-        wanted = _wanted(spec.image)
+        wanted = _wanted(
+            spec.image.properties if spec.image else {}, self.options.settings.image_properties_default_architecture
+        )
         if not any(wanted):
             return None
         return hosts.by_facts((self.name, *wanted), lambda host: _can_run(host, *wanted))
 
 
-def _wanted(image: ImageMeta) -> tuple[str, str, str, str]:
+def _wanted(properties: Mapping[str, Any], default_architecture: str) -> tuple[str, str, str, str]:
     def look(name: str, old_name: str) -> str:
-        value = image.properties.get(name)
+        value = properties.get(name)
         if value is None:
-            value = image.properties.get(old_name)
+            value = properties.get(old_name)
         return "" if value is None else str(value).strip()
 
     return (
-        _canonical(look("hw_architecture", "architecture"), _ARCHITECTURES),
+        _canonical(look("hw_architecture", "architecture") or default_architecture, _ARCHITECTURES),
         _canonical(look("img_hv_type", "hypervisor_type"), _HYPERVISORS),
         _canonical(look("hw_vm_mode", "vm_mode"), _MODES),
         look("img_hv_requested_version", "hypervisor_version_requires"),

@@ -2,11 +2,12 @@
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from micronova.objects.errors import Invalid
 from micronova.scheduler.host_table import Bools, Column
 
 _NUMBER: dict[str, Callable[[Any, Any], Any]] = {
@@ -37,6 +38,17 @@ class Requirement:
         self.operator = parsed["operator"] if parsed else "s=="
         self.operand = parsed["rest"] if parsed else text.strip()
 
+    def problem(self) -> str:
+        """Return why no value can fulfil the requirement, "" if one can."""
+        if not self.operand:
+            return f"nothing follows {self.operator}"
+        if self.operator in _NUMBER:
+            try:
+                float(self.operand)
+            except ValueError:
+                return f"{self.operator} compares with a number, and {self.operand} is none"
+        return ""
+
     def match(self, value: object) -> bool:
         """Return whether a value fulfils the requirement."""
         if self.operator in _NUMBER:
@@ -62,3 +74,13 @@ class Requirement:
                 return np.zeros(len(values), np.bool_)
             return np.asarray(_NUMBER[self.operator](values, wanted), np.bool_)
         return np.fromiter((self.match(int(value)) for value in values), np.bool_, len(values))
+
+
+def check_requirements(extra_specs: Mapping[str, str], scope: str) -> None:
+    """Raise Invalid if an extra spec of this scope has a requirement that nothing can fulfil."""
+    for name, text in extra_specs.items():
+        if name.startswith(f"{scope}:") and (problem := Requirement(text).problem()):
+            raise Invalid(
+                f"The extra spec {name} is wrong: {problem}. Right is a value, or an operator and a value: "
+                f"{', '.join((*_NUMBER, *_STRING, '<in>', '<all-in>', '<or>'))}."
+            )

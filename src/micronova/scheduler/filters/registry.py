@@ -4,13 +4,36 @@ from collections.abc import Iterable
 
 from micronova.objects.errors import Invalid
 from micronova.plugins import entry_points
+from micronova.scheduler.filters.address import SimpleCIDRAffinityFilter
+from micronova.scheduler.filters.aggregates import (
+    AggregateImagePropertiesIsolation,
+    AggregateInstanceExtraSpecsFilter,
+    AggregateMultiTenancyIsolation,
+    AggregateTypeAffinityFilter,
+)
 from micronova.scheduler.filters.base import FilterOptions, HostFilter
-from micronova.scheduler.filters.basic import AvailabilityZoneFilter, ComputeFilter, RetryFilter
+from micronova.scheduler.filters.basic import AllHostsFilter, AvailabilityZoneFilter, ComputeFilter, RetryFilter
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.groups import ServerGroupAffinityFilter, ServerGroupAntiAffinityFilter
 from micronova.scheduler.filters.hints import DifferentHostFilter, SameHostFilter
 from micronova.scheduler.filters.image import ImagePropertiesFilter
-from micronova.scheduler.filters.resources import DiskFilter, RamFilter
+from micronova.scheduler.filters.isolation import IsolatedHostsFilter
+from micronova.scheduler.filters.limits import (
+    AggregateIoOpsFilter,
+    AggregateNumInstancesFilter,
+    IoOpsFilter,
+    NumInstancesFilter,
+)
+from micronova.scheduler.filters.metrics import MetricsFilter
+from micronova.scheduler.filters.query import JsonFilter
+from micronova.scheduler.filters.resources import (
+    AggregateCoreFilter,
+    AggregateDiskFilter,
+    AggregateRamFilter,
+    CoreFilter,
+    DiskFilter,
+    RamFilter,
+)
 
 GROUP = "micronova.filters"
 
@@ -28,13 +51,35 @@ BUILT_IN: dict[str, type[HostFilter]] = {
         ServerGroupAffinityFilter,
         SameHostFilter,
         DifferentHostFilter,
+        AggregateCoreFilter,
+        AggregateDiskFilter,
+        AggregateImagePropertiesIsolation,
+        AggregateInstanceExtraSpecsFilter,
+        AggregateIoOpsFilter,
+        AggregateMultiTenancyIsolation,
+        AggregateNumInstancesFilter,
+        AggregateRamFilter,
+        AggregateTypeAffinityFilter,
+        AllHostsFilter,
+        CoreFilter,
+        IoOpsFilter,
+        IsolatedHostsFilter,
+        JsonFilter,
+        MetricsFilter,
+        NumInstancesFilter,
+        SimpleCIDRAffinityFilter,
     )
 }
 
 
-def load_filters(options: FilterOptions, names: Iterable[str] = tuple(BUILT_IN)) -> list[HostFilter]:
-    """Return the filters of these names in this order, all built-in ones if no names are given."""
-    wanted = list(names)
+def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> list[HostFilter]:
+    """Return the filters of these names in this order, those of the settings if no names are given.
+
+    Hosts without a metric that is required get no servers, whether MetricsFilter is named or not.
+    """
+    wanted = list(options.settings.enabled_filters if names is None else names)
+    if names is None and options.metrics.required and options.metrics.weight_setting:
+        wanted += {MetricsFilter.name} - set(wanted)
     others = {name for name in wanted if name not in BUILT_IN}
     loaded = dict(entry_points.load(GROUP, lambda each: _make(each, options), others)) if others else {}
     missing = others - loaded.keys()

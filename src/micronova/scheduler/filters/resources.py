@@ -1,6 +1,11 @@
 """Filters on free resources. `filter_scheduler` checks the resource classes that no enabled filter covers."""
 
+from typing import ClassVar
+
+import numpy as np
+
 from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, HostView
 
@@ -10,23 +15,99 @@ def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
     return hosts.free(resource_class) >= amount if amount > 0 else None
 
 
-class RamFilter(HostFilter):
+def free_amount(resource_class: str, amount: int) -> str:
+    """Return what a host has that has an amount of a resource class free, for users."""
+    match resource_class:
+        case "VCPU":
+            return f"has {amount} free vCPU{'s' if amount != 1 else ''}"
+        case "MEMORY_MB":
+            return f"has {amount} MiB of free memory"
+        case "DISK_GB":
+            return f"has {amount} GiB of free disk"
+        case _:
+            return f"has {amount} of {resource_class} free"
+
+
+class _Resource(HostFilter):
+    """Passes hosts with enough of one resource class."""
+
+    scope = Scope.HOST
+    resource_class: ClassVar[str]
+
+    def amount(self, spec: RequestSpec) -> int:
+        """Return how much the request needs."""
+        return spec.flavor.resources().get(self.resource_class, 0)
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        return has_free(hosts, self.resource_class, self.amount(spec))
+
+    def describe(self, spec: RequestSpec) -> str:
+        return free_amount(self.resource_class, self.amount(spec))
+
+
+class CoreFilter(_Resource):
+    """Passes hosts with enough free CPUs."""
+
+    name = "CoreFilter"
+    resource_class = "VCPU"
+    covers = frozenset({"VCPU"})
+
+
+class RamFilter(_Resource):
     """Passes hosts with enough free memory."""
 
     name = "RamFilter"
-    scope = Scope.HOST
+    resource_class = "MEMORY_MB"
     covers = frozenset({"MEMORY_MB"})
 
-    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return has_free(hosts, "MEMORY_MB", spec.flavor.resources().get("MEMORY_MB", 0))
 
-
-class DiskFilter(HostFilter):
+class DiskFilter(_Resource):
     """Passes hosts with enough free disk for root, ephemeral and swap."""
 
     name = "DiskFilter"
-    scope = Scope.HOST
+    resource_class = "DISK_GB"
     covers = frozenset({"DISK_GB"})
 
+
+class _AggregateResource(_Resource):
+    """Passes hosts with enough of a resource class by the lowest allocation ratio in the metadata of their aggregates.
+
+    Claims count with the host's own ratio, which is the most that an aggregate can allow. It covers no resource class:
+    after each instance, this filter is asked again.
+    """
+
+    key: ClassVar[str]
+
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return has_free(hosts, "DISK_GB", spec.flavor.resources().get("DISK_GB", 0))
+        amount, key = self.amount(spec), self.key
+        ratios = hosts.numbers_by_aggregates(("ratio", key), lambda aggregates: lowest_of(aggregates, key, -1.0))
+        enough = super().mask(hosts, spec)
+        if enough is None or (isinstance(ratios, float) and ratios < 0):
+            return enough
+        allowed = np.floor((hosts.total(self.resource_class) - hosts.reserved(self.resource_class)) * ratios)
+        enough &= (ratios < 0) | (allowed - hosts.used(self.resource_class) >= amount)
+        return enough
+
+
+class AggregateCoreFilter(_AggregateResource):
+    """CoreFilter with `cpu_allocation_ratio` in the metadata of aggregates."""
+
+    name = "AggregateCoreFilter"
+    resource_class = "VCPU"
+    key = "cpu_allocation_ratio"
+
+
+class AggregateRamFilter(_AggregateResource):
+    """RamFilter with `ram_allocation_ratio` in the metadata of aggregates."""
+
+    name = "AggregateRamFilter"
+    resource_class = "MEMORY_MB"
+    key = "ram_allocation_ratio"
+
+
+class AggregateDiskFilter(_AggregateResource):
+    """DiskFilter with `disk_allocation_ratio` in the metadata of aggregates."""
+
+    name = "AggregateDiskFilter"
+    resource_class = "DISK_GB"
+    key = "disk_allocation_ratio"

@@ -6,21 +6,52 @@ The weight of a host depends only on that host and the request. CONTRIBUTING.md 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import msgspec
 import numpy.typing as npt
 
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import HostView
+from micronova.scheduler.host_table import Aggregates, Floats, HostView
+
+
+class WeigherOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of weighers."""
+
+    settings: FilterSchedulerSettings = FilterSchedulerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
 class HostWeigher(ABC):
-    """Weighs hosts in any unit; the weights are scaled to 0…1 before they are summed."""
+    """Weighs hosts in any unit; the weights are scaled to 0…1 before they are multiplied and summed.
+
+    The lowest weight becomes 0 and the highest 1. With `from_zero` it is the weight 0 that becomes 0: then it counts
+    how much a host has, not only that it has more than the others. A weight below counts as 0.
+    """
 
     name: ClassVar[str] = ""
     scope: ClassVar[Scope] = Scope.ALL
+    from_zero: ClassVar[bool] = False
+    setting: ClassVar[str] = ""  # the multiplier in the settings and in the metadata of aggregates
+    against: ClassVar[bool] = False  # a positive multiplier prefers the hosts with the smallest weight
 
     def __init__(self, multiplier: float = 1.0) -> None:
         self.multiplier = multiplier  # negative prefers the hosts with the smallest weight
+        self._key = ("multiplier", self.setting, multiplier, self.against)
+
+    @classmethod
+    def made(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
+        """Return a weigher with these settings."""
+        return cls(multiplier)
+
+    def multipliers(self, hosts: HostView) -> Floats | float:
+        """Return the multiplier of each host, or one for all: that of its aggregates, or that of the settings."""
+        return hosts.numbers_by_aggregates(self._key, self._multiplier) if self.setting else self._multiplier(())
+
+    def _multiplier(self, aggregates: Aggregates) -> float:
+        found = lowest_of(aggregates, self.setting, self.multiplier)
+        return -found if self.against else found
 
     @abstractmethod
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:

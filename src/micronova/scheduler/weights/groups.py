@@ -14,6 +14,7 @@ class ServerGroupSoftAffinityWeigher(HostWeigher):
     """More members of the group on the host are better."""
 
     name = "ServerGroupSoftAffinityWeigher"
+    setting = "soft_affinity_weight_multiplier"
     scope = Scope.HOST
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
@@ -26,6 +27,7 @@ class ServerGroupSoftAntiAffinityWeigher(HostWeigher):
     """Fewer members of the group on the host are better."""
 
     name = "ServerGroupSoftAntiAffinityWeigher"
+    setting = "soft_anti_affinity_weight_multiplier"
     scope = Scope.HOST
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:

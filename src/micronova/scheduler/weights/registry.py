@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 
 from micronova.plugins import entry_points
-from micronova.scheduler.weights.base import HostWeigher
+from micronova.scheduler.weights.base import HostWeigher, WeigherOptions
 from micronova.scheduler.weights.groups import (
     ServerGroupSoftAffinityWeigher,
     ServerGroupSoftAntiAffinityWeigher,
 )
-from micronova.scheduler.weights.resources import BuildFailureWeigher, CPUWeigher, DiskWeigher, RAMWeigher
+from micronova.scheduler.weights.hosts import (
+    BuildFailureWeigher,
+    HypervisorVersionWeigher,
+    ImagePropertiesWeigher,
+    IoOpsWeigher,
+    MetricsWeigher,
+    NumInstancesWeigher,
+)
+from micronova.scheduler.weights.resources import CPUWeigher, DiskWeigher, RAMWeigher
 
 GROUP = "micronova.weighers"
 
@@ -21,17 +29,39 @@ BUILT_IN: dict[str, type[HostWeigher]] = {
         ServerGroupSoftAffinityWeigher,
         ServerGroupSoftAntiAffinityWeigher,
         BuildFailureWeigher,
+        IoOpsWeigher,
+        NumInstancesWeigher,
+        HypervisorVersionWeigher,
+        MetricsWeigher,
+        ImagePropertiesWeigher,
     )
 }
 
 
-def load_weighers(multipliers: Mapping[str, float] | None = None, *, with_plugins: bool = True) -> list[HostWeigher]:
-    """Return all weighers with these multipliers by name (1 where none is given); 0 switches a weigher off."""
-    given = multipliers or {}
-    made = [cls(given.get(name, 1.0)) for name, cls in BUILT_IN.items()]
+def multipliers_of(options: WeigherOptions) -> dict[str, float]:
+    """Return the multipliers of the settings, by weigher."""
+    return {
+        name: options.metrics.weight_multiplier if cls is MetricsWeigher else getattr(options.settings, cls.setting)
+        for name, cls in BUILT_IN.items()
+    }
+
+
+def load_weighers(
+    multipliers: Mapping[str, float] | None = None,
+    *,
+    options: WeigherOptions | None = None,
+    with_plugins: bool = True,
+) -> list[HostWeigher]:
+    """Return all weighers; `multipliers` by name are before those of the settings, and a plugin's default is 1.
+
+    Weighers with the multiplier 0 are among them: aggregates may have another one.
+    """
+    given = options or WeigherOptions()
+    known = multipliers_of(given) | dict(multipliers or {})
+    made = [cls.made(known[name], given) for name, cls in BUILT_IN.items()]
     if with_plugins:
-        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, given))]
-    return [weigher for weigher in made if weigher.multiplier]
+        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, known))]
+    return made
 
 
 def _make(loaded: type[HostWeigher], multipliers: Mapping[str, float]) -> HostWeigher:

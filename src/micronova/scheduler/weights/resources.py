@@ -1,4 +1,4 @@
-"""Weighers that prefer hosts with free resources (or, with a negative multiplier, full ones) and without failures."""
+"""Weighers that prefer hosts with free resources (or, with a negative multiplier, full ones)."""
 
 from typing import Any
 
@@ -14,7 +14,9 @@ class RAMWeigher(HostWeigher):
     """More free memory is better."""
 
     name = "RAMWeigher"
+    setting = "ram_weight_multiplier"
     scope = Scope.HOST
+    from_zero = True
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
         return hosts.free("MEMORY_MB")
@@ -24,7 +26,9 @@ class CPUWeigher(HostWeigher):
     """More free CPUs are better."""
 
     name = "CPUWeigher"
+    setting = "cpu_weight_multiplier"
     scope = Scope.HOST
+    from_zero = True
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
         return hosts.free("VCPU")
@@ -34,18 +38,9 @@ class DiskWeigher(HostWeigher):
     """More free disk is better."""
 
     name = "DiskWeigher"
+    setting = "disk_weight_multiplier"
     scope = Scope.HOST
+    from_zero = True
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
         return hosts.free("DISK_GB")
-
-
-class BuildFailureWeigher(HostWeigher):
-    """Fewer recent failed builds are better."""
-
-    name = "BuildFailureWeigher"
-    scope = Scope.REQUEST
-
-    def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
-        failed = hosts.column("failed_builds")
-        return -failed if failed.any() else None

@@ -1,0 +1,112 @@
+"""Filters that keep flavors, images and projects to the hosts of aggregates."""
+
+from collections.abc import Mapping, Sequence
+
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.aggregate_metadata import values_of
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.filters.operators import Requirement, check_requirements
+from micronova.scheduler.host_table import Aggregates, Bools, HostView
+
+_SCOPE = "aggregate_instance_extra_specs"
+
+
+class AggregateInstanceExtraSpecsFilter(HostFilter):
+    """Passes hosts whose aggregates have each extra spec with the scope `aggregate_instance_extra_specs:`.
+
+    Extra specs without a scope count, too, also those that are meant for somebody else.
+    """
+
+    name = "AggregateInstanceExtraSpecsFilter"
+    predicate = "is in an aggregate that the extra specs of the flavor ask for"
+    scope = Scope.REQUEST
+    extra_specs = frozenset({_SCOPE})
+
+    def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
+        check_requirements(extra_specs, _SCOPE)
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        wanted = tuple((key, text) for name, text in spec.flavor.extra_specs.items() if (key := _key(name)) is not None)
+        if not wanted:
+            return None
+        return hosts.by_aggregates((self.name, *wanted), lambda aggregates: _has_all(aggregates, wanted))
+
+
+def _key(name: str) -> str | None:
+    """Return the key in the metadata of aggregates that an extra spec names, None if it has another scope."""
+    scope, colon, key = name.partition(":")
+    if not colon:
+        return name
+    return key if scope == _SCOPE else None
+
+
+def _has_all(aggregates: Aggregates, wanted: tuple[tuple[str, str], ...]) -> bool:
+    return all(any(map(Requirement(text).match, values_of(aggregates, key))) for key, text in wanted)
+
+
+class AggregateImagePropertiesIsolation(HostFilter):
+    """Removes hosts with an aggregate that has a property of the image with another value.
+
+    With a namespace in the settings, only keys of the metadata count that begin with it and the separator.
+    """
+
+    name = "AggregateImagePropertiesIsolation"
+    predicate = "takes images with these properties"
+    scope = Scope.REQUEST
+    compares_images = True
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        settings = self.options.settings
+        namespace = settings.aggregate_image_properties_isolation_namespace
+        prefix = namespace + settings.aggregate_image_properties_isolation_separator if namespace else ""
+        properties = tuple(
+            (name, str(value))
+            for name, value in (spec.image.properties if spec.image else {}).items()
+            if value and name.startswith(prefix)
+        )
+        if not properties:
+            return None
+        return hosts.by_aggregates((self.name, *properties), lambda aggregates: _allows(aggregates, properties))
+
+
+def _allows(aggregates: Aggregates, properties: tuple[tuple[str, str], ...]) -> bool:
+    for name, value in properties:
+        values = values_of(aggregates, name)
+        if values and value not in values:
+            return False
+    return True
+
+
+class AggregateMultiTenancyIsolation(HostFilter):
+    """Removes hosts of aggregates that are for other projects: `filter_tenant_id…` in their metadata lists projects."""
+
+    name = "AggregateMultiTenancyIsolation"
+    predicate = "is open to this project"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        project = spec.project_id
+        return hosts.by_aggregates((self.name, project), lambda aggregates: _admits(aggregates, project))
+
+
+def _admits(aggregates: Aggregates, project: str) -> bool:
+    keys = {key for _, metadata in aggregates for key in metadata if key.startswith("filter_tenant_id")}
+    projects = frozenset[str]().union(*(values_of(aggregates, key) for key in keys))
+    return not projects or project in projects
+
+
+class AggregateTypeAffinityFilter(HostFilter):
+    """Removes hosts of aggregates that are for other flavors: `instance_type` in their metadata lists names of them."""
+
+    name = "AggregateTypeAffinityFilter"
+    predicate = "takes this flavor"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        flavor = spec.flavor.name
+        return hosts.by_aggregates((self.name, flavor), lambda aggregates: _takes(aggregates, flavor))
+
+
+def _takes(aggregates: Aggregates, flavor: str) -> bool:
+    flavors = values_of(aggregates, "instance_type")
+    return not flavors or flavor in flavors

@@ -1,0 +1,22 @@
+"""MetricsFilter: only hosts that measure what the metrics weigher needs."""
+
+import numpy as np
+
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.host_table import Bools, HostView
+
+
+class MetricsFilter(HostFilter):
+    """Passes hosts whose monitors have measured each metric that `metrics.weight_setting` names."""
+
+    name = "MetricsFilter"
+    predicate = "reports the metrics that this cloud places servers by"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        passes: Bools | None = None
+        for name in self.options.metrics.ratios():
+            known = ~np.isnan(hosts.metric(name))
+            passes = known if passes is None else passes & known
+        return passes

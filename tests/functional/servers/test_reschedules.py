@@ -1,0 +1,93 @@
+"""Builds that failed are placed anew: with the load that was placed meanwhile, and with a reason for each attempt."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from micronova.cli.timeline import find_timeline
+from micronova.objects.context import Context
+from micronova.objects.scheduling import RequestSpec
+from micronova.rpc.errors import CallTimeout
+from micronova.scheduler.rpcapi import SchedulerAPI
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
+
+HOSTS, SERVERS = 60, 40
+CLOUD = CloudOptions(hosts=HOSTS, settings={"quota": {"server_group_members": -1}})
+pytestmark = only_in_one_process("the hosts are many, and the database is read")
+
+
+async def test_a_batch_whose_builds_fail_spreads(cloud: OneProcess, user: Caller) -> None:
+    """The servers of a request have the same alternates: what fails must not gather on these."""
+    async with cloud.faults({"operation": "spawn", "kind": "fail", "count": 12}):
+        body = user.body(min_count=SERVERS, max_count=SERVERS)
+        await user.post("/servers", body)
+        ids = [each["id"] for each in (await user.get("/servers"))["servers"]]
+        assert len(ids) == SERVERS
+        for id in ids:
+            await user.wait_for(id, "ACTIVE")
+    hosts = Counter([await user.host_of(id) for id in ids])
+    assert max(hosts.values()) == 1, "there are more hosts than servers"
+
+
+async def test_the_timeline_has_every_attempt(cloud: OneProcess, user: Caller) -> None:
+    fails = {"operation": "spawn", "kind": "fail", "name": user.project, "message": "no luck"}
+    async with cloud.faults(fails):
+        id = await user.create(name=user.project)
+        server = await user.wait_for(id, "ERROR")
+    assert "no luck" in server["fault"]["message"]
+    assert cloud.process.database is not None
+    found = await cloud.process.database.read(find_timeline, id)
+    [operation] = found["operations"]
+    last = operation["explanation"]
+    hosts = [each["host"] for each in operation["dispatches"]]
+    assert len(set(hosts)) == 3
+    assert [each["winners"][0]["host"] for each in (*last["earlier"], last)] == hosts
+    tried = [
+        next(step["removed"] for step in each["filters"] if step["name"] == "RetryFilter")
+        for each in (*last["earlier"], last)
+    ]
+    assert tried == [0, 1, 2]
+
+
+async def test_a_member_reads_why_there_is_no_host(cloud: OneProcess, user: Caller) -> None:
+    wanted = {"name": user.project, "ram": 64, "vcpus": 10_000, "disk": 1}
+    flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
+    large = await user.wait_for(await user.create(flavorRef=flavor), "ERROR")
+    assert "no host has 10000 free vCPUs." in large["fault"]["message"]
+    group = await user.at(64).post("/os-server-groups", {"server_group": {"name": "g", "policy": "anti-affinity"}}, 200)
+    body = user.body(min_count=HOSTS + 3, max_count=HOSTS + 3)
+    body["os:scheduler_hints"] = {"group": group["server_group"]["id"]}
+    await user.post("/servers", body)
+    listed = (await user.get("/servers"))["servers"]
+    [*servers] = [each["id"] for each in listed if each["id"] != large["id"]]
+    for id in servers[:3]:
+        message = (await user.wait_for(id, "ERROR"))["fault"]["message"]
+        assert "no host is without a member of the anti-affinity group." in message
+        assert f"There is room for {HOSTS} of {HOSTS + 3} servers." in message
+        assert not [host for host in cloud.hosts if host in message]
+
+
+async def test_alternates_serve_while_the_scheduler_does_not_answer(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = SchedulerAPI.select_destinations
+    calls: list[tuple[str, ...]] = []
+
+    async def once(self: SchedulerAPI, context: Context, spec: RequestSpec, uuids: Sequence[str], **more: Any) -> Any:
+        calls.append(tuple(uuids))
+        if len(calls) > 1:
+            raise CallTimeout("the scheduler is away")
+        return await asked(self, context, spec, uuids, **more)
+
+    monkeypatch.setattr(SchedulerAPI, "select_destinations", once)
+    async with cloud.faults({"operation": "spawn", "kind": "fail", "name": user.project, "count": 2}):
+        server = await user.boot(name=user.project)
+    assert len(calls) == 3, "each attempt asks the scheduler first"
+    assert cloud.process.database is not None
+    found = await cloud.process.database.read(find_timeline, server["id"])
+    [operation] = found["operations"]
+    hosts = [each["host"] for each in operation["dispatches"]]
+    assert len(set(hosts)) == 3
+    assert await user.host_of(server["id"]) == hosts[-1]

@@ -1,0 +1,53 @@
+"""Differences from Nova's filters and weighers that are meant, with their reasons; docs/nova-filters.md lists them."""
+
+import json
+import re
+from typing import Any
+
+from tests.nova_filters.cases import Case
+
+_GLUED = re.compile(r"(<all-in>|<or>|<in>|s==|s!=|s>=|s<=|s>|s<|==|!=|>=|<=|=)\S")
+
+
+def reason_for_verdict(case: Case, name: str, position: int, ours: bool, nova: bool | str) -> str:
+    """Return why a verdict on a host differs, "" if there is no reason."""
+    specs = case.spec.flavor.extra_specs
+    if isinstance(nova, str):
+        if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter") and "could not convert" in nova:
+            return "Nova's filter fails on a number that is none; here it does not match"
+        return ""
+    if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter"):
+        if any(_GLUED.match(text) for text in specs.values()):
+            return "an operator without a space is an operator here"
+        if "<all-in>" in specs.get("capabilities:cpu_info:features", ""):
+            return "<all-in> looks for elements of a list, in Nova for parts of its text"
+    if name == "ImagePropertiesFilter" and nova and _asks_only_for_a_version(case):
+        return "Nova ignores the version of the hypervisor if the image names nothing else"
+    if name == "JsonFilter" and _negated_within(json.loads(case.spec.hints["query"][0])):
+        return "not within another operator is always true in Nova"
+    if name == "AggregateImagePropertiesIsolation" and "own_colour" in (
+        case.spec.image.properties if case.spec.image else {}
+    ):
+        return "Nova compares only properties that it knows"
+    return ""
+
+
+def _asks_only_for_a_version(case: Case) -> bool:
+    properties = case.spec.image.properties if case.spec.image else {}
+    default = case.settings.image_properties_default_architecture
+    return not default and not {"hw_architecture", "img_hv_type", "hw_vm_mode"} & properties.keys()
+
+
+def _negated_within(query: Any) -> bool:
+    return isinstance(query, list) and any(
+        isinstance(each, list) and (each[0] == "not" or _negated_within(each)) for each in query[1:]
+    )
+
+
+def reason_for_weights(case: Case, name: str, nova: list[float] | str) -> str:
+    """Return why the weights of a weigher differ, "" if there is no reason."""
+    if name == "MetricsWeigher" and isinstance(nova, str) and "ComputeHostMetricNotFound" in nova:
+        return "Nova's weigher fails without a required metric; here MetricsFilter removes such hosts"
+    if name == "ImagePropertiesWeigher" and case.spec.image and "own_colour" in case.spec.image.properties:
+        return "Nova compares only properties that it knows"
+    return ""
