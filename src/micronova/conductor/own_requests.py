@@ -13,6 +13,7 @@ from uuid import UUID, uuid5
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.engine import Engine
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
@@ -26,6 +27,13 @@ TOGETHER = 100
 """Servers that a periodic job reads at once."""
 MOST_BEGUN = 1000
 """Servers on which one run of a periodic job begins something; the next run takes the others."""
+OWNERS_TIME = 600.0
+"""Seconds after an outage that owners have at least, before the conductor does what they could have prevented."""
+
+
+def owners_could_act(engine: Engine, window: float) -> bool:
+    """Return whether owners had time since the last outage: as long as they have in any case, or `OWNERS_TIME`."""
+    return engine.health.undisturbed_for() >= min(window, OWNERS_TIME)
 
 
 def own_ids(namespace: UUID, *about: object) -> tuple[str, str]:

@@ -134,8 +134,10 @@ _SOFT_DELETED_BEFORE = (
     sa.select(instances.c.uuid)
     .where(
         instances.c.deleted_at < bindparam("before"),
-        instances.c.vm_state == states.SOFT_DELETED,
-        instances.c.task_state.is_(None),
+        sa.or_(
+            sa.and_(instances.c.vm_state == states.SOFT_DELETED, instances.c.task_state.is_(None)),
+            instances.c.task_state == states.SOFT_DELETING,
+        ),
     )
     .order_by(instances.c.deleted_at)
     .limit(bindparam("most"))
@@ -391,7 +393,7 @@ def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
 
 
 def soft_deleted_before(conn: sa.Connection, before: int, most: int) -> list[str]:
-    """Return instances that are soft-deleted since a time before this one, the longest ones first."""
+    """Return instances that are soft-deleted, or on the way to it, since before this time, the longest ones first."""
     return list(conn.execute(_SOFT_DELETED_BEFORE, {"before": before, "most": most}).scalars())
 
 

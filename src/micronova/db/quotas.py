@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.tables import (
+    allocations,
     instances,
     key_pairs,
     migrations,
@@ -410,6 +411,13 @@ _m = migrations.c
 _MOVES = (
     sa.select(instances.c.project_id, instances.c.user_id, instances.c.flavor, _m.old_flavor, _m.new_flavor)
     .join(instances, instances.c.uuid == _m.instance_uuid)
-    .where(_m.status.in_([each for each in migration_states.OPEN if each != migration_states.REVERTING]))
+    .where(_m.status.in_(migration_states.OPEN))
+    # One that is being reverted is charged until its destination is left: then it holds nothing any more.
+    .where(
+        sa.or_(
+            _m.status != migration_states.REVERTING,
+            sa.exists().where(allocations.c.consumer_uuid == _m.uuid),
+        )
+    )
 )
 _SUMS = (sa.func.count(instances.c.uuid).label("instances"), _sum("vcpus"), _sum("ram"))

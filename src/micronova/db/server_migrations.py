@@ -2,8 +2,9 @@
 
 While a move is under way, the server belongs to its source: the migration holds the resources of the source, with the
 old flavor, and the server's own claim is on the destination, with the new flavor. The quota is charged with the larger
-of both flavors until the move is confirmed or reverted. Every function that changes something runs in the transaction
-of a caller that has locked the instance.
+of both flavors until the move is confirmed or reverted. A server that is reverted belongs to its source; it holds both
+places, and counts as before, until its destination is left. Every function that changes something runs in the
+transaction of a caller that has locked the instance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ _UNCONFIRMED = (
     .where(_m.status == migration_states.FINISHED, _m.updated_at < bindparam("before"))
     # Others, such as of servers in ERROR, cannot be confirmed now: they must not take the places of those that can.
     .where(instances.c.vm_state == states.RESIZED, instances.c.task_state.is_(None))
-    .order_by(_m.updated_at)
+    .where(_m.uuid > bindparam("after"))
+    .order_by(_m.uuid)
     .limit(bindparam("most"))
 )
 _PURGE = migrations.delete().where(one_of(_m.instance_uuid, "instances"))
@@ -81,9 +83,10 @@ def any_on_host(conn: sa.Connection, host: str) -> bool:
     return conn.execute(_ON_HOST, {"host": host}).first() is not None
 
 
-def unconfirmed(conn: sa.Connection, before: int, most: int) -> list[tuple[str, str]]:
-    """Return (migration, instance) of resizes that can be confirmed and finished before this time, the oldest first."""
-    return [(uuid, instance) for uuid, instance in conn.execute(_UNCONFIRMED, {"before": before, "most": most})]
+def unconfirmed(conn: sa.Connection, before: int, most: int, *, after: str = "") -> list[tuple[str, str]]:
+    """Return (migration, instance) of resizes that can be confirmed and finished before this time, by id, after one."""
+    found = conn.execute(_UNCONFIRMED, {"before": before, "most": most, "after": after})
+    return [(uuid, instance) for uuid, instance in found]
 
 
 def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) -> None:
@@ -181,6 +184,14 @@ def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRo
     quotas.release(conn, row["project_id"], quota_held(migration["old_flavor"], migration), row["user_id"])
 
 
+def leave_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
+    """Give back what a server that is reverted holds on the destination, unless that was done before."""
+    if allocations.get_many(conn, [migration["uuid"]]):
+        stay_on_source(conn, row, migration, status, now)
+    else:
+        update(conn, migration["uuid"], now, {"status": status})
+
+
 def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what the migration holds on the source."""
     update(conn, migration["uuid"], now, {"status": status})
@@ -204,8 +215,8 @@ def abandon(
         departures.record(conn, other, row["uuid"], epoch, now)
     if migration["status"] in migration_states.UNDER_WAY:
         stay_on_source(conn, row, migration, status, now)
-    elif migration["status"] == migration_states.REVERTING:  # the claims and the quota are those of the source already
-        update(conn, migration["uuid"], now, {"status": migration_states.REVERTED})
+    elif migration["status"] == migration_states.REVERTING:
+        leave_destination(conn, row, migration, migration_states.REVERTED, now)
     else:
         stay_on_destination(conn, row, migration, migration_states.CONFIRMED, now)
     return True

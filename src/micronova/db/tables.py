@@ -397,6 +397,7 @@ services = sa.Table(
     Column("disabled_reason", String(255)),
     Column("forced_down", Boolean, nullable=False, default=False),
     Column("last_seen_at", Time, nullable=False),
+    Column("stopped_at", Time),  # when it announced its stop; null when it is heard of again
     Column(
         "heartbeat_number", BigInteger, nullable=False, default=0, server_default="0"
     ),  # of the newest, if it has one

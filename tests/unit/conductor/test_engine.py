@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import HostUnavailable, Unavailable
 from tests.unit.db.databases import compute_database
 
 LEASE = 20.0
@@ -330,3 +331,19 @@ async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
     assert await owned() == MOST_SWEPT
     kind.may_end.set()
     await engine.idle()
+
+
+@pytest.mark.parametrize("error, healthy", [(Unavailable("no answer"), False), (HostUnavailable("it is down"), True)])
+async def test_only_a_database_that_does_not_answer_hosts_is_an_outage(
+    engine: Engine, clock: SteppingClock, error: Unavailable, healthy: bool
+) -> None:
+    """A message that is refused because another host is down says nothing about heartbeats."""
+
+    def refuse(conn: sa.Connection) -> None:
+        raise error
+
+    clock.time += LEASE + 1
+    engine.health.proved()
+    with pytest.raises(type(error)):
+        await engine.write_for_host(refuse)
+    assert engine.health.healthy() is healthy

@@ -31,7 +31,8 @@ async def test_a_run_records_some_deletes_and_leases_none(
 
         await database.write(prepare)
         # Only recorded: this engine can start nothing.
-        engine = SimpleNamespace(database=database, clock=clock, now=lambda: micros(clock.now()))
+        health = SimpleNamespace(undisturbed_for=lambda: 3600.0)
+        engine = SimpleNamespace(database=database, clock=clock, now=lambda: micros(clock.now()), health=health)
         needs = cast(ConductorDependencies, SimpleNamespace(engine=engine, operation_timeout=60.0))
         recorded = []
         for _ in range(3):

@@ -8,7 +8,7 @@ and the destination makes another one of its disks (`Migrate`). A handler may ru
 import logging
 from functools import partial
 
-from micronova.compute.handlers.guests import delete
+from micronova.compute.handlers.guests import remove
 from micronova.compute.handlers.shared import (
     capable_driver,
     guest_plan,
@@ -83,8 +83,9 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
     """Make the guest on the source what it was before the move, and start it if it ran then."""
     guest = await guest_to_switch(host, work)
     if _move(work).stays and _move(work).arrived:
+        await work.check_stands()
         await _resize_driver(host).revert_resize(guest_plan(work))
-        host.tracker(guest.node).hold(work.order)
+        host.tracker(guest.node).keep(work.order)
         host.guest_present(guest.uuid, work.order.epoch, guest.node)
     return await _started(host, work)
 
@@ -92,8 +93,9 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
 async def confirm_resize(host: Host, work: Work) -> Outcome | None:
     """Remove what the source still has of the guest."""
     if not _move(work).stays:
-        return await delete(host, work)
+        return await remove(host, work)
     uuid = work.order.instance.uuid
+    await work.check_stands()
     await _resize_driver(host).confirm_resize(uuid)
     return Outcome(outcome="done")
 

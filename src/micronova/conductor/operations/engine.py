@@ -29,7 +29,7 @@ from micronova.db.engine import Database
 from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
-from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
 from micronova.objects.operations import NEVER_CANCELLED, VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
@@ -245,6 +245,8 @@ class Engine:
         """Run a transaction on behalf of a host; note it if the database does not answer."""
         try:
             return await self.database.write(fn, *args, **kwargs)
+        except HostUnavailable:  # the database has answered
+            raise
         except Unavailable:
             self.health.outage_noticed()
             raise
