@@ -9,6 +9,7 @@ def compute_settings(**changes: Any) -> ComputeAgentSettings:
     """Return settings of a host that reserves nothing and offers four times its CPUs."""
     values: dict[str, Any] = {
         "max_concurrent_builds": 10,
+        "max_concurrent_live_migrations": 1,
         "max_concurrent_snapshots": 5,
         "report_interval": 5.0,
         "resource_interval": 60.0,

@@ -80,13 +80,13 @@ async def test_a_kernel_boots_a_disk_that_firmware_cannot(host: Host, parts: Par
         # An image without them is booted by firmware.
         plain = host.plan(uuid=uuid, epoch=2)
 
-        async def removed() -> None: ...
+        async def nothing() -> None: ...
 
-        await driver.rebuild(plain, start=True, timeout=0, removed=removed)
+        await driver.rebuild(plain, start=True, timeout=0, stopping=nothing, removed=nothing)
         assert "booted-by" not in await console(driver, uuid, READY)
         assert not (folder / "kernel").exists()
         again = parts.plan(host.plan(uuid=uuid, epoch=3, image=parts.image()))
-        await driver.rebuild(again, start=False, timeout=0, removed=removed)
+        await driver.rebuild(again, start=False, timeout=0, stopping=nothing, removed=nothing)
         assert (folder / "kernel").exists()
         await driver.destroy(uuid)
     assert host.leftovers() == []

@@ -52,7 +52,7 @@ async def test_a_guest_is_rebuilt_and_keeps_its_place(host: Host) -> None:
         assert record is not None
         changed = _next(plan, 5, hostname="new", config_drive=True)
         with _disk(host, plan).open("rb") as old:
-            await driver.rebuild(changed, start=True, timeout=TIMEOUT, removed=_nothing)
+            await driver.rebuild(changed, start=True, timeout=TIMEOUT, stopping=_nothing, removed=_nothing)
             assert os.fstat(old.fileno()).st_nlink == 0, "the old disk is gone"
         await _is(driver, plan, 5, power_state.RUNNING)
         assert "hostname=new" in await console(driver, uuid, READY)
@@ -64,7 +64,7 @@ async def test_a_guest_is_rebuilt_and_keeps_its_place(host: Host) -> None:
         assert len(host.qemus()) == 1
 
         await driver.power_off(uuid, 0)
-        await driver.rebuild(_next(plan, 6), start=False, timeout=TIMEOUT, removed=_nothing)
+        await driver.rebuild(_next(plan, 6), start=False, timeout=TIMEOUT, stopping=_nothing, removed=_nothing)
         await _is(driver, plan, 6, power_state.SHUTDOWN)
         assert host.qemus() == []
         assert sorted(file.name for file in _disk(host, plan).parent.iterdir()) == ["disk", "disk.base", "guest.json"]
@@ -73,7 +73,7 @@ async def test_a_guest_is_rebuilt_and_keeps_its_place(host: Host) -> None:
 
         # A guest that is suspended has memory on disk, which must not meet the new disk.
         await driver.suspend(uuid)
-        await driver.rebuild(_next(plan, 7), start=True, timeout=TIMEOUT, removed=_nothing)
+        await driver.rebuild(_next(plan, 7), start=True, timeout=TIMEOUT, stopping=_nothing, removed=_nothing)
         await _is(driver, plan, 7, power_state.RUNNING)
         await console(driver, uuid, READY)
         await driver.destroy(uuid)
@@ -84,7 +84,7 @@ async def test_a_guest_that_is_gone_is_made(host: Host) -> None:
     plan = host.plan(epoch=2)
     async with host.agent() as (driver, _):
         for epoch, start, power in ((2, False, power_state.SHUTDOWN), (3, True, power_state.RUNNING)):
-            await driver.rebuild(_next(plan, epoch), start=start, timeout=0, removed=_nothing)
+            await driver.rebuild(_next(plan, epoch), start=start, timeout=0, stopping=_nothing, removed=_nothing)
             await _is(driver, plan, epoch, power)
             await driver.destroy(plan.instance.uuid)
     assert host.leftovers() == []
@@ -99,7 +99,7 @@ async def test_an_image_that_cannot_be_had_leaves_the_guest_as_it_is(host: Host)
         broken = _next(plan, 2, image=missing)
         broken.image_url = f"{host.images.ticket}-missing"
         with pytest.raises(MicronovaError):
-            await driver.rebuild(broken, start=True, timeout=0, removed=_nothing)
+            await driver.rebuild(broken, start=True, timeout=0, stopping=_nothing, removed=_nothing)
         await _is(driver, plan, 1, power_state.RUNNING)
         assert host.qemus() == qemu
         await driver.destroy(plan.instance.uuid)
@@ -133,7 +133,7 @@ async def test_a_rebuild_that_is_interrupted_is_repeated(
             else:  # it runs, and its record does not say so
                 dying.setattr(driver._records, "save", _only_first(driver._records.save, killed))
             with pytest.raises(Killed):
-                await driver.rebuild(_next(plan, 2), start=True, timeout=0, removed=_nothing)
+                await driver.rebuild(_next(plan, 2), start=True, timeout=0, stopping=_nothing, removed=_nothing)
     async with host.agent() as (driver, _):
         (guest,) = await driver.list_guests()
         if where == "undefine":
@@ -143,7 +143,7 @@ async def test_a_rebuild_that_is_interrupted_is_repeated(
             for refused in (driver.power_on(plan), driver.reboot(plan, "HARD")):
                 with pytest.raises(Conflict, match="not made completely"):
                     await refused
-        await driver.rebuild(_next(plan, 2), start=True, timeout=0, removed=_nothing)
+        await driver.rebuild(_next(plan, 2), start=True, timeout=0, stopping=_nothing, removed=_nothing)
         await _is(driver, plan, 2, power_state.RUNNING)
         assert len(host.qemus()) == 1
         await console(driver, uuid, READY)

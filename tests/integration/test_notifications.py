@@ -140,6 +140,8 @@ async def test_while_the_broker_is_down_the_newest_wait_and_the_oldest_are_dropp
         publisher.put(lambda: _note(-1))
         await listener.until(lambda: len(listener.of("note")) == 1)
         await asyncio.to_thread(broker.kill)
+        publisher.put(lambda: _note(-2))
+        await _until(publisher, lambda: not publisher.takes_bursts)
         with caplog.at_level(logging.WARNING):
             for number in range(QUEUE_LIMIT + 50):
                 publisher.put(functools.partial(_note, number))
@@ -150,6 +152,21 @@ async def test_while_the_broker_is_down_the_newest_wait_and_the_oldest_are_dropp
         await listener.until(lambda: any(each["payload"] == last for each in listener.of("note")))
         received = {each["payload"] for each in listener.of("note")}
         assert set(range(50, last + 1)) <= received
+    await publisher.stop()
+
+
+async def test_a_burst_is_sent_whole(amqp_url: str) -> None:
+    """A transaction that changes thousands of servers puts its notifications at once."""
+    number = 2 * QUEUE_LIMIT
+    publisher = _publisher(amqp_url)
+    await publisher.start()
+    async with listening(amqp_url) as listener:
+        publisher.put(lambda: _note(-1))
+        await listener.until(lambda: len(listener.of("note")) == 1)
+        for each in range(number):
+            publisher.put(functools.partial(_note, each))
+        await _until(publisher, lambda: publisher.sent == number + 1)
+    assert publisher.dropped == publisher.unheard == 0
     await publisher.stop()
 
 

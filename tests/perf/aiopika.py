@@ -51,7 +51,7 @@ class AioPikaBus(BaseBus):
 
         await queue.consume(handle)
 
-    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str, expires: float | None) -> None:
         message = aio_pika.Message(body, message_id=message_id, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         await self._casts.default_exchange.publish(message, PREFIX + queue, mandatory=True)
 

@@ -1,5 +1,6 @@
 """`micronova audit`: compare the records with what the hypervisors and the network service hold."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 MANY_HOSTS = 500
 """With more hosts than these, the audit shows its progress."""
+MANY_IMAGES = 500
+"""Each time that the image service has answered about so many images, the audit shows it."""
 
 
 def audit(directory: Path | None, config: Path | None, as_json: bool) -> int:
@@ -24,7 +27,8 @@ def audit(directory: Path | None, config: Path | None, as_json: bool) -> int:
     else:
         from micronova.cli.wiring import run_connected
 
-        findings = run_connected(config, directory, partial(run_audit, progress=_show_progress))
+        run = partial(run_audit, progress=_show_progress, image_progress=_show_images)
+        findings = run_connected(config, directory, run)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     elif not findings:
@@ -40,7 +44,16 @@ def _show_progress(done: int, hosts: int) -> None:
         click.echo(f"{done} of {hosts} hosts have answered", err=True)
 
 
-async def run_audit(process: "Process", progress: "ReportProgress | None" = None) -> list[dict[str, Any]]:
+def _show_images(done: int) -> None:
+    if done % MANY_IMAGES == 0:
+        click.echo(f"the image service has answered about {done} images", err=True)
+
+
+async def run_audit(
+    process: "Process",
+    progress: "ReportProgress | None" = None,
+    image_progress: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
     """Return the findings, as plain data, of an audit over the database and the bus of a process."""
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
@@ -57,6 +70,7 @@ async def run_audit(process: "Process", progress: "ReportProgress | None" = None
         ports=process.clients.network_client(),
         images=process.clients.image_client(),
         progress=progress or no_progress,
+        image_progress=image_progress,
     )
     builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)
     return builtins

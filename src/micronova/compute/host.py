@@ -72,6 +72,7 @@ class Host:
         self.cpu_monitor = _cpu_monitor(name, driver, settings, clock)
         self.image_caching = ImageFetches(name, driver, clock)
         self.build_slots = Slots(settings.max_concurrent_builds)
+        self.live_migration_slots = Slots(settings.max_concurrent_live_migrations)
         self.snapshot_slots = Slots(settings.max_concurrent_snapshots)
         self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
         self._trackers: dict[str, ResourceTracker] = {}

@@ -47,16 +47,25 @@ class ResourceTracker:
         return HeldClaim(self, order.instance.uuid)
 
     def hold(self, order: WorkOrder) -> None:
-        """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit."""
+        """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
+
+        What the instance holds already is never refused, also if the node has less than that by now.
+        """
         uuid = order.instance.uuid
         wanted = order.instance.resources()
+        held = self._held.get(uuid, {})
         used = self.used()
-        for name, amount in self._held.get(uuid, {}).items():
+        for name, amount in held.items():
             used[name] -= amount
-        missing = shortage(wanted, used, self._limits)
+        more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
+        missing = shortage(more, used, self._limits)
         if missing is not None:
             raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
-        self._set_held(uuid, wanted)
+        self.keep(order)
+
+    def keep(self, order: WorkOrder) -> None:
+        """Note what an instance holds that stays on this node: its claim is in the database, so nothing is checked."""
+        self._set_held(order.instance.uuid, order.instance.resources())
         self.changed = True
 
     def release(self, uuid: str) -> None:

@@ -18,6 +18,8 @@ from micronova.rpc.errors import register
 register(MicronovaError)  # an error that a host raises arrives at the caller as the same error
 
 CALL_TIMEOUT = 30.0
+ORDER_LIFETIME = 60.0
+"""Seconds that an order waits for its host. An older one may be withdrawn; heartbeats bring those that are not."""
 LONGEST_CONSOLE_OUTPUT = 1 << 20  # drivers return a quarter of it
 
 
@@ -111,7 +113,7 @@ class CacheImageReply(msgspec.Struct, frozen=True):
 
 COMPUTE_INTERFACE = Interface("compute", version="2.3")
 
-EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0")
+EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0", expires=ORDER_LIFETIME)
 EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
 GET_CONSOLE_OUTPUT = COMPUTE_INTERFACE.method("get_console_output", ConsoleOutputRequest, ConsoleOutput, since="2.0")
 GET_CONSOLE = COMPUTE_INTERFACE.method("get_console", ConsoleRequest, ConsoleEndpoint, since="2.0")

@@ -7,6 +7,7 @@ class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's settings, the same for all hosts of a process; times are in seconds. `conf/` has the defaults."""
 
     max_concurrent_builds: int  # per host; 0: no limit
+    max_concurrent_live_migrations: int  # per host, of those that it sends; 0: no limit
     max_concurrent_snapshots: int  # per host; 0: no limit
     report_interval: float
     resource_interval: float

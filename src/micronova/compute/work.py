@@ -86,6 +86,9 @@ class Work:
 
         Raise Stale if the operation is no longer this host's.
         """
+        return await self._tell(task_state)
+
+    async def _tell(self, task_state: str, *, destroys: bool = False) -> ProgressReply:
         order = self.order
         reply = await self._send_progress(
             Progress(
@@ -94,12 +97,21 @@ class Work:
                 instance_uuid=order.instance.uuid,
                 host=order.host,
                 task_state=task_state,
+                destroys=destroys,
             ),
             self.context,
         )
         if not reply.accepted:
             raise Stale(f"Operation {order.operation_id} no longer belongs to host {order.host}.")
         return reply
+
+    async def check_stands(self) -> None:
+        """Ask a conductor whether the order still stands; raise Stale if it does not.
+
+        A handler asks once, right before what cannot be undone: the order may have been withdrawn while it waited, and
+        a host that was cut off has not heard of it. The conductor answers when it may be done.
+        """
+        await self._tell("", destroys=True)
 
     def cancel(self) -> None:
         """Stop and undo the work. An undo that runs already is not interrupted: it would leave a half-removed guest."""

@@ -7,8 +7,9 @@ of servers that have no other disk. Whatever
 has a running operation is left alone: there the two sides may differ for a moment.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -43,7 +44,12 @@ CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""
 
 MOST_IMAGES = 1000
-"""Images that the image service is asked for."""
+"""The newest images of operations that have ended that the image service is asked for; of those that shelved servers
+need, it is asked for all."""
+IMAGES_TOGETHER = 20
+"""Images that it is asked for at the same time."""
+PAGE = 1000
+"""Shelved servers that are read at once."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +87,12 @@ async def audit(
     ports: Ports | None = None,
     images: Images | None = None,
     progress: ReportProgress = no_progress,
+    image_progress: Callable[[int], None] | None = None,
 ) -> list[Finding]:
-    """Return all findings; the list is empty if nothing is wrong."""
+    """Return all findings; the list is empty if nothing is wrong.
+
+    `progress` is told how many hosts have answered, `image_progress` about how many images the image service has.
+    """
     begun = clock.now()
     alive = await hosts_up(database, clock, service_down_time)
     answers = await guests_of_all(compute, alive, progress)
@@ -93,8 +103,9 @@ async def audit(
     findings, servers = await database.snapshot(_inside, begun, undisturbed)
     findings += no_answer
     if images is not None:
-        findings += await _unfilled(images, await database.read(_failed_images))
-        findings += await _wrong_shelved_images(images, database)
+        asked = _AskedImages(images, image_progress)
+        findings += await _unfilled(asked, await database.read(_failed_images))
+        findings += await _wrong_shelved_images(asked, database)
     busy, known = servers.busy, servers.known
     for host, guests in answers.items():
         if isinstance(guests, str):
@@ -124,54 +135,88 @@ def _failed_images(conn: sa.Connection) -> dict[str, str]:
     return {row.id: row.instance_uuid for row in rows}
 
 
-async def _unfilled(images: Images, failed: Mapping[str, str]) -> list[Finding]:
+class _AskedImages:
+    """Asks the image service for images, several at a time, and tells how many have been answered."""
+
+    def __init__(self, images: Images, progress: Callable[[int], None] | None) -> None:
+        self._images = images
+        self._progress = progress
+        self._done = 0
+
+    async def statuses(self, ids: Iterable[str]) -> dict[str, str | None]:
+        """Return the status of each image; None if there is none."""
+        found: dict[str, str | None] = {}
+        wanted = sorted(set(ids))
+        for begin in range(0, len(wanted), IMAGES_TOGETHER):
+            part = wanted[begin : begin + IMAGES_TOGETHER]
+            found |= dict(zip(part, await asyncio.gather(*map(self._images.status_of_made, part)), strict=True))
+            self._done += len(part)
+            if self._progress is not None:
+                self._progress(self._done)
+        return found
+
+
+async def _unfilled(images: _AskedImages, failed: Mapping[str, str]) -> list[Finding]:
     """Return those of the images that are left without data; one that was complete when its server went may stay."""
+    status = await images.statuses(failed)
     return [
         Finding(kind="image", subject=id, message=f"The image of server {server} is left without data.")
         for id, server in failed.items()
-        if await images.status_of_made(id) not in (None, "active")
+        if status[id] not in (None, "active")
     ]
 
 
-class _Shelved(msgspec.Struct, frozen=True):
-    """Images of shelved servers that no operation works on."""
+_BUSY = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
+_IMAGE = instances.c.system_metadata[shelved.SHELVED_IMAGE].as_string()
+_NEEDED = sa.select(instances.c.uuid, _IMAGE.label("image")).where(
+    instances.c.vm_state == states.SHELVED_OFFLOADED, instances.c.uuid.not_in(_BUSY)
+)
 
-    needed: dict[str, str | None]  # server without a host -> the image of its disk
-    needless: dict[str, str]  # image of a shelve that has ended -> its server, which does not have it any more
+
+def _needed_images(conn: sa.Connection, after: str) -> dict[str, str | None]:
+    """Return the next servers without a host that no operation works on, with the images of their disks."""
+    rows = conn.execute(_NEEDED.where(instances.c.uuid > after).order_by(instances.c.uuid).limit(PAGE))
+    return {row.uuid: row.image for row in rows}
 
 
-def _shelved_images(conn: sa.Connection) -> _Shelved:
-    busy = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
-    image = instances.c.system_metadata[shelved.SHELVED_IMAGE].as_string()
-    offloaded = instances.c.vm_state == states.SHELVED_OFFLOADED
-    needed = sa.select(instances.c.uuid, image.label("image")).where(offloaded, instances.c.uuid.not_in(busy))
+def _still_needed(conn: sa.Connection, servers: Sequence[str]) -> dict[str, str | None]:
+    """Return those of the servers that are still shelved, with their images."""
+    return {row.uuid: row.image for row in conn.execute(_NEEDED.where(instances.c.uuid.in_(servers)))}
+
+
+def _needless_images(conn: sa.Connection) -> dict[str, str]:
+    """Return the newest images of shelves that have ended whose servers do not have them any more, with the servers."""
     made = sa.select(operations.c.id, operations.c.instance_uuid).outerjoin(
-        instances, sa.and_(instances.c.uuid == operations.c.instance_uuid, image == operations.c.id)
+        instances, sa.and_(instances.c.uuid == operations.c.instance_uuid, operations.c.id == _IMAGE)
     )
     needless = made.where(
-        operations.c.kind == "shelve", instances.c.uuid.is_(None), operations.c.instance_uuid.not_in(busy)
+        operations.c.kind == "shelve", instances.c.uuid.is_(None), operations.c.instance_uuid.not_in(_BUSY)
     )
-    newest = needless.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES)
-    return _Shelved(
-        {row.uuid: row.image for row in conn.execute(needed.order_by(instances.c.uuid).limit(MOST_IMAGES))},
-        {row.id: row.instance_uuid for row in conn.execute(newest)},
-    )
+    rows = conn.execute(needless.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES))
+    return {row.id: row.instance_uuid for row in rows}
 
 
-async def _wrong_shelved_images(images: Images, database: Database) -> list[Finding]:
+async def _wrong_shelved_images(images: _AskedImages, database: Database) -> list[Finding]:
     """Return servers whose disk is lost with their image, and images of shelves that nobody needs any more."""
-    known = await database.read(_shelved_images)
-    status = {id: await images.status_of_made(id) for id in {*known.needed.values(), *known.needless} if id}
-    still = await database.read(_shelved_images)  # others may have been unshelved since
-    findings = [
-        Finding(kind="image", subject=server, message=f"The image {image} of the shelved server's disk is gone.")
-        for server, image in known.needed.items()
-        if still.needed.get(server) == image and (image is None or status[image] != "active")
-    ]
+    findings: list[Finding] = []
+    after = ""
+    while needed := await database.read(_needed_images, after):
+        after = max(needed)
+        status = await images.statuses(image for image in needed.values() if image)
+        lost = [server for server, image in needed.items() if image is None or status[image] != "active"]
+        still = await database.read(_still_needed, lost) if lost else {}  # others may have been unshelved since
+        findings += [
+            Finding(kind="image", subject=id, message=f"The image {image} of the shelved server's disk is gone.")
+            for id, image in still.items()
+            if needed[id] == image
+        ]
+    needless = await database.read(_needless_images)
+    status = await images.statuses(needless)
+    left = await database.read(_needless_images)
     return findings + [
         Finding(kind="image", subject=id, message=f"The image of server {server}, which is not shelved, is left.")
-        for id, server in known.needless.items()
-        if id in still.needless and status[id] is not None
+        for id, server in needless.items()
+        if id in left and status[id] is not None
     ]
 
 

@@ -344,7 +344,7 @@ class Heartbeats:
         new = services.compute_heartbeats(conn, {name: numbers[name] for name in names}, now)
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
-        services.heartbeat(conn, COMPUTE, stopping, down_since - 1)
+        services.compute_hosts_stopped(conn, stopping, now, self._dependencies.service_down_time)
         asked = {each.host for each in running if not each.nodes} - with_nodes
         metrics = _metrics(conn, beats)
         if self._stored_metrics:

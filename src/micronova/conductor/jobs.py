@@ -13,7 +13,7 @@ from typing import NamedTuple
 from micronova.conductor import audit
 from micronova.db import periodic_jobs, retention, task_logs
 from micronova.db.engine import Database
-from micronova.objects.background import keep_running
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 
 log = logging.getLogger(__name__)
@@ -87,12 +87,23 @@ class Jobs:
 
     async def _run(self, job: PeriodicJob) -> None:
         """Do a job, and record when it ended and why it failed, for `micronova status`."""
+        holding = keep_running(partial(self._hold, job), name=f"conductor-{job.name}-hold", clock=self._clock)
         try:
             await job.run()
         except Exception as error:
             await self._ended(job.name, f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
             raise
+        finally:
+            await end_tasks(holding)
         await self._ended(job.name, "")
+
+    async def _hold(self, job: PeriodicJob) -> None:
+        """Keep other conductors from a job that takes longer than its interval."""
+        while True:
+            await self._clock.sleep(job.interval / 4)
+            # For less than an interval: a later time would look like that of a wrong clock.
+            until = micros(self._clock.now() + job.interval / 2)
+            await self._database.write(periodic_jobs.hold, job.name, self._owner, until)
 
     async def _ended(self, name: str, error: str) -> None:
         await self._database.write(periodic_jobs.note_end, name, self._owner, micros(self._clock.now()), error)

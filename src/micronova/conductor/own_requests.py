@@ -1,5 +1,7 @@
 """Operations that a conductor records although no user has asked; their instance actions have no user.
 
+A periodic job only records operations, and at most `MOST_BEGUN` in a run: the sweeps of all conductors share them.
+
 An operation is recorded in the transaction that reads the server's state, so that no crash loses it, and no other
 request comes between. Its id and that of its request follow from the server and the operation's epoch.
 """
@@ -13,6 +15,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
 from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.instance import InstanceChanges, InstanceRow
@@ -22,6 +25,15 @@ P = ParamSpec("P")
 
 TOGETHER = 100
 """Servers that a periodic job reads at once."""
+MOST_BEGUN = 1000
+"""Servers on which one run of a periodic job begins something; the next run takes the others."""
+OWNERS_TIME = 600.0
+"""Seconds after an outage that owners have at least, before the conductor does what they could have prevented."""
+
+
+def owners_could_act(engine: Engine, window: float) -> bool:
+    """Return whether owners had time since the last outage: as long as they have in any case, or `OWNERS_TIME`."""
+    return engine.health.undisturbed_for() >= min(window, OWNERS_TIME)
 
 
 def own_ids(namespace: UUID, *about: object) -> tuple[str, str]:
@@ -61,17 +73,15 @@ def accept_own(
     return [operation, *to_end]
 
 
-async def begin_on(
-    engine: Engine,
+async def record_on(
+    database: Database,
     servers: Sequence[str],
     begin: Callable[Concatenate[sa.Connection, str, P], list[str]],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> list[str]:
-    """Record what is due on each of these servers and start it; return the servers that have got something to do.
+    """Record what is due on each of these servers; return the servers that have got something to do.
 
-    `begin` runs in a transaction for one server, and returns the operations to start.
+    `begin` runs in a transaction for one server, and returns the operations that it has recorded or ended.
     """
-    begun = {id: await engine.database.write(begin, id, *args, **kwargs) for id in servers}
-    await engine.lease_and_run([operation for operations in begun.values() for operation in operations])
-    return [id for id, operations in begun.items() if operations]
+    return [id for id in servers if await database.write(begin, id, *args, **kwargs)]

@@ -1,6 +1,6 @@
 """Reclaims servers that have been soft-deleted for long enough: each gets a `delete` operation.
 
-A restore is either refused or comes first.
+A restore is either refused or comes first. A server whose soft delete waits for its host is reclaimed as well.
 """
 
 import logging
@@ -9,11 +9,11 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
+from micronova.conductor.own_requests import MOST_BEGUN, TOGETHER, accept_own, owners_could_act, record_on
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.clock import micros
-from micronova.objects.instance import InstanceChanges
+from micronova.objects.instance import InstanceChanges, InstanceRow
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,13 @@ LONGEST_INTERVAL = 60.0
 async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
     """Delete the servers that have been soft-deleted for longer than `interval` seconds."""
     engine = dependencies.engine
+    if not owners_could_act(engine, interval):
+        return
     before = micros(engine.clock.now() - interval)
-    while found := await engine.database.read(instances.soft_deleted_before, before, TOGETHER):
-        begun = await begin_on(engine, found, _begin, dependencies, before)
-        log.info("soft-deleted servers that are reclaimed: %d", len(begun))
+    for _ in range(MOST_BEGUN // TOGETHER):
+        found = await engine.database.read(instances.soft_deleted_before, before, TOGETHER)
+        if begun := await record_on(engine.database, found, _begin, dependencies, before):
+            log.info("soft-deleted servers that are reclaimed: %d", len(begun))
         if len(found) < TOGETHER:
             return
 
@@ -37,9 +40,16 @@ async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
 def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, before: int) -> list[str]:
     """Record the operation, unless the server was restored or is being deleted."""
     row = instances.lock(conn, id)
-    if row is None or (row["vm_state"], row["task_state"]) != (states.SOFT_DELETED, None):
+    if row is None or not _is_soft_deleted(row):
         return []
     if row["deleted_at"] is None or row["deleted_at"] >= before:
         return []
     changes: InstanceChanges = {"task_state": states.DELETING}
     return accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind="delete", payload=None, endless=True)
+
+
+def _is_soft_deleted(row: InstanceRow) -> bool:
+    return row["task_state"] == states.SOFT_DELETING or (row["vm_state"], row["task_state"]) == (
+        states.SOFT_DELETED,
+        None,
+    )

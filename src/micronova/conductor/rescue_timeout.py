@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
+from micronova.conductor.own_requests import TOGETHER, accept_own, record_on
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.clock import micros
@@ -30,7 +30,7 @@ async def unrescue_overdue(dependencies: ConductorDependencies, timeout: float) 
     engine = dependencies.engine
     before = engine.now() - micros(timeout)
     found = await engine.database.read(instances.rescued_before, before, TOGETHER)  # the next run takes the others
-    for id in await begin_on(engine, found, _begin, dependencies, before):
+    for id in await record_on(engine.database, found, _begin, dependencies, before):
         log.info("server %s has been rescued for more than %g s and is unrescued", id, timeout)
 
 

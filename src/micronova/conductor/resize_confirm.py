@@ -1,6 +1,7 @@
 """Confirms resizes that nobody has confirmed or reverted in time (`resize_confirm_window`): a job of the whole cloud.
 
-The sweep runs the operations.
+The sweep runs the operations. A resize is not confirmed while the server's host is down: then the guest on its source
+is the only copy of its disks that can be used, and its owner can revert.
 """
 
 import logging
@@ -9,8 +10,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.own_requests import accept_own
-from micronova.db import instances, server_migrations
+from micronova.conductor.own_requests import accept_own, owners_could_act
+from micronova.db import instances, server_migrations, services
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.instance import InstanceChanges
@@ -24,15 +25,19 @@ NAMESPACE = UUID("2f9c5a0e-7f0d-4d0b-9f0c-1f4b5f3c9a11")
 LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter window they are as far apart as that."""
 TOGETHER = 1000
-"""Resizes that one run confirms."""
+"""Resizes that are read at once."""
 
 
 async def confirm_overdue(dependencies: ConductorDependencies, window: float) -> None:
     """Confirm the resizes that ended more than `window` seconds ago."""
     engine = dependencies.engine
-    before = micros(engine.clock.now() - window)
-    for migration, instance in await engine.database.read(server_migrations.unconfirmed, before, TOGETHER):
-        await engine.database.write(_confirm, dependencies, migration, instance)
+    if not owners_could_act(engine, window):
+        return
+    before, last = micros(engine.clock.now() - window), ""
+    while found := await engine.database.read(server_migrations.unconfirmed, before, TOGETHER, after=last):
+        for migration, instance in found:
+            await engine.database.write(_confirm, dependencies, migration, instance)
+        last = found[-1][0]
 
 
 def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> None:
@@ -41,9 +46,12 @@ def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration
         return
     if (row["vm_state"], row["task_state"]) != (states.RESIZED, None):
         return
+    now = dependencies.engine.now()
+    if row["host"] is None or not services.host_is_up(conn, row["host"], now, dependencies.service_down_time):
+        return
     changes: InstanceChanges = {"task_state": states.ACTIONS[CONFIRM].task_state}
     payload = ResizedPayload(migration=migration)
     # A sweep starts the operation.
     accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind=CONFIRM, payload=payload)
-    server_migrations.update(conn, migration, dependencies.engine.now(), {"status": migration_states.CONFIRMING})
+    server_migrations.update(conn, migration, now, {"status": migration_states.CONFIRMING})
     log.info("the resize of server %s is confirmed: its owner has not done it in time", instance)

@@ -128,6 +128,15 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "Lower it if the disk is slow.",
         ),
     ] = 10
+    max_concurrent_live_migrations: Annotated[
+        int,
+        Meta(
+            description="How many guests a host sends to other hosts by live migration at the same time; 0: no limit. "
+            "They share its link, so that several at once can all fail where one after the other would succeed. Others "
+            "wait, and their migrations are `queued`",
+            ge=0,
+        ),
+    ] = 1
     max_concurrent_snapshots: Annotated[
         int,
         Meta(

@@ -9,9 +9,14 @@ from typing import TypedDict, cast
 import sqlalchemy as sa
 
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
-from micronova.db.tables import departures
+from micronova.db.tables import departures, instances, services
+from micronova.objects.service_names import COMPUTE
 
 _OF_HOSTS = sa.select(departures).where(one_of(departures.c.host, "hosts"))
+_PURGE = departures.delete().where(
+    one_of(departures.c.instance_uuid, "instances"),
+    ~sa.exists().where(services.c.host == departures.c.host, services.c.binary == COMPUTE),
+)
 _DELETE = {
     dialect: departures.delete().where(
         sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect))
@@ -41,8 +46,18 @@ def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
 
 
 def delete_of_host(conn: sa.Connection, host: str) -> None:
-    """Delete the records of a host that is gone."""
-    conn.execute(departures.delete().where(departures.c.host == host))
+    """Delete the records of a host that is gone, except of instances that live elsewhere.
+
+    If the host comes back after all, it must not have a second guest of these. Guests of deleted instances are found
+    by a job (`conductor/running_deleted.py`).
+    """
+    lives = sa.exists().where(instances.c.uuid == departures.c.instance_uuid)
+    conn.execute(departures.delete().where(departures.c.host == host, ~lives))
+
+
+def purge(conn: sa.Connection, instance_uuids: Sequence[str]) -> None:
+    """Delete the records that hosts without a service have of instances whose own records are deleted."""
+    conn.execute(_PURGE, {"instances": list(instance_uuids)})
 
 
 def delete(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:

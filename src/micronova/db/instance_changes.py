@@ -4,8 +4,8 @@
 change. A transaction that fails or is run again leaves nothing behind. Without a watcher nothing is read or noted.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -20,13 +20,16 @@ R = TypeVar("R")
 
 _KEY = "micronova.instance_changes"
 _i, _a = instances.c, instance_actions.c
-_ROWS = sa.select(instances).where(one_of(_i.uuid, "uuids"))
+# User data may have 64 KiB, and no notification has it.
+_ROWS = sa.select(*(sa.null().label(column.name) if column is _i.user_data else column for column in _i)).where(
+    one_of(_i.uuid, "uuids")
+)
 _BEFORE = sa.select(_i.uuid, _i.vm_state, _i.task_state, _i.display_name).where(one_of(_i.uuid, "uuids"))
-_NEWEST_ACTION = (
-    sa.select(_a.request_id, _a.user_id, _a.project_id)
-    .where(_a.instance_uuid == sa.bindparam("uuid"))
-    .order_by(_a.start_time.desc())
-    .limit(1)
+_later = instance_actions.alias()
+_NEWEST_ACTIONS = sa.select(_a.instance_uuid, _a.request_id, _a.user_id, _a.project_id).where(
+    one_of(_a.instance_uuid, "uuids"),
+    _a.start_time
+    == sa.select(sa.func.max(_later.c.start_time)).where(_later.c.instance_uuid == _a.instance_uuid).scalar_subquery(),
 )
 
 
@@ -42,7 +45,7 @@ class InstanceChange(NamedTuple):
     """A change of an instance that is committed."""
 
     before: StatesBefore
-    row: InstanceRow
+    row: InstanceRow  # without user data
     context: Context  # of the newest action on the instance
 
 
@@ -103,7 +106,7 @@ class WatchedDatabase(Database):
                 result = fn(conn, *args, **kwargs)
             finally:
                 del info[_KEY]
-            changes.extend(InstanceChange(*change, _context(conn, change[1]["uuid"])) for change in noted.changes)
+            changes.extend(_with_contexts(conn, noted.changes))
             return result
 
         watched.__qualname__ = fn.__qualname__  # statistics count by name
@@ -121,9 +124,16 @@ class WatchedDatabase(Database):
         await self._database.close()
 
 
-def _context(conn: sa.Connection, uuid: str) -> Context:
-    """Return the request that changed an instance last: that of its newest action."""
-    row: Any = conn.execute(_NEWEST_ACTION, {"uuid": uuid}).first()
-    if row is None:
-        return Context()
-    return Context(request_id=row.request_id, user_id=row.user_id or "", project_id=row.project_id or "")
+def _with_contexts(conn: sa.Connection, noted: Sequence[tuple[StatesBefore, InstanceRow]]) -> Iterator[InstanceChange]:
+    """Add the requests that changed the instances last, those of their newest actions, in one statement."""
+    if not noted:
+        return
+    uuids = sorted({row["uuid"] for _, row in noted})
+    newest = {
+        row.instance_uuid: Context(
+            request_id=row.request_id, user_id=row.user_id or "", project_id=row.project_id or ""
+        )
+        for row in conn.execute(_NEWEST_ACTIONS, {"uuids": uuids})
+    }
+    for before, row in noted:
+        yield InstanceChange(before, row, newest.get(row["uuid"]) or Context())

@@ -29,7 +29,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import InstanceNotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData
 from micronova.objects.scheduling import RequestSpec
 
 
@@ -60,6 +60,16 @@ class StatesRow(Protocol):
     power_state: int
 
 
+class InterfacesRow(TypedDict):
+    """The interfaces of an instance, and what says whether they may be changed."""
+
+    uuid: str
+    vm_state: str
+    network_info: list[VIFData]
+    security_groups: list[str]
+    updated_at: int
+
+
 _INSERT = instances.insert()
 _INSERT_SPECS = request_specs.insert()
 _INSERT_DEVICES = block_devices.insert()
@@ -79,7 +89,7 @@ _DELETED_BEFORE = sa.select(deleted_instances.c.uuid, deleted_instances.c.epoch)
     one_of(deleted_instances.c.uuid, "uuids"), deleted_instances.c.deleted_at < bindparam("before")
 )
 _AT_REST_AFTER = (
-    sa.select(instances)
+    sa.select(*(instances.c[name] for name in InterfacesRow.__annotations__))
     .where(instances.c.uuid > bindparam("after"), instances.c.task_state.is_(None), instances.c.host.is_not(None))
     .order_by(instances.c.uuid)
     .limit(bindparam("most"))
@@ -124,8 +134,10 @@ _SOFT_DELETED_BEFORE = (
     sa.select(instances.c.uuid)
     .where(
         instances.c.deleted_at < bindparam("before"),
-        instances.c.vm_state == states.SOFT_DELETED,
-        instances.c.task_state.is_(None),
+        sa.or_(
+            sa.and_(instances.c.vm_state == states.SOFT_DELETED, instances.c.task_state.is_(None)),
+            instances.c.task_state == states.SOFT_DELETING,
+        ),
     )
     .order_by(instances.c.deleted_at)
     .limit(bindparam("most"))
@@ -204,10 +216,10 @@ def deleted_before(conn: sa.Connection, uuids: Iterable[str], before: int) -> di
     return {row.uuid: row.epoch for row in found}
 
 
-def at_rest_after(conn: sa.Connection, after: str, most: int) -> list[InstanceRow]:
+def at_rest_after(conn: sa.Connection, after: str, most: int) -> list[InterfacesRow]:
     """Return the next instances, in the order of their ids, that have a host and on which nothing is being done."""
     found = conn.execute(_AT_REST_AFTER, {"after": after, "most": most}).mappings()
-    return cast(list[InstanceRow], list(found))
+    return cast(list[InterfacesRow], list(found))
 
 
 def get_many_deleted(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, InstanceRow]:
@@ -381,7 +393,7 @@ def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
 
 
 def soft_deleted_before(conn: sa.Connection, before: int, most: int) -> list[str]:
-    """Return instances that are soft-deleted since a time before this one, the longest ones first."""
+    """Return instances that are soft-deleted, or on the way to it, since before this time, the longest ones first."""
     return list(conn.execute(_SOFT_DELETED_BEFORE, {"before": before, "most": most}).scalars())
 
 

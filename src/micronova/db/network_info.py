@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.instance import InstanceChanges, changed
+from micronova.objects.instance import InstanceChanges
 from micronova.objects.network import VIF
 
 
@@ -24,13 +24,24 @@ def record(
         return "same"
     if row["updated_at"] != seen:
         return "stale"
-    values: InstanceChanges = {"network_info": msgspec.to_builtins(in_order(found, row["network_info"]))}
-    if row["vm_state"] != states.BUILDING:  # during the build the row has the requested security groups
-        values["security_groups"] = security_groups
-    if changed(row, values) == row:
+    values = differences(row, found, security_groups)
+    if not values:
         return "same"
     instances.update(conn, uuid, now, values)
     return "changed"
+
+
+def differences(row: instances.InterfacesRow, found: tuple[VIF, ...], security_groups: list[str]) -> InstanceChanges:
+    """Return what a server has to get so that it shows what the network service has; empty: nothing."""
+    values: InstanceChanges = {}
+    # As the database returns them: lists and no tuples.
+    interfaces = msgspec.json.decode(msgspec.json.encode(in_order(found, row["network_info"])))
+    if interfaces != row["network_info"]:
+        values["network_info"] = interfaces
+    # During the build the row has the requested security groups.
+    if row["vm_state"] != states.BUILDING and security_groups != row["security_groups"]:
+        values["security_groups"] = security_groups
+    return values
 
 
 def in_order(found: tuple[VIF, ...], known: Sequence[Any]) -> tuple[VIF, ...]:

@@ -16,11 +16,9 @@ _CLAIM = (
     )
     .values(owner=sa.bindparam("b_owner"), next_at=sa.bindparam("next"), began_at=sa.bindparam("now"), ended_at=None)
 )
-_NOTE_END = (
-    periodic_jobs.update()
-    .where(_j.name == sa.bindparam("b_name"), _j.owner == sa.bindparam("b_owner"))
-    .values(ended_at=sa.bindparam("now"), error=sa.bindparam("b_error"))
-)
+_OWN = periodic_jobs.update().where(_j.name == sa.bindparam("b_name"), _j.owner == sa.bindparam("b_owner"))
+_HOLD = _OWN.where(_j.next_at < sa.bindparam("until")).values(next_at=sa.bindparam("until"))
+_NOTE_END = _OWN.values(ended_at=sa.bindparam("now"), error=sa.bindparam("b_error"))
 
 
 class PeriodicJobRow(Protocol):
@@ -32,6 +30,7 @@ class PeriodicJobRow(Protocol):
     began_at: int | None  # of the last run
     ended_at: int | None  # none while it runs, or if its conductor died
     error: str | None  # of the last run that ended; empty if it succeeded
+    place: str | None  # where the next run continues, if the job goes through something in parts
 
 
 def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -> bool:
@@ -42,6 +41,21 @@ def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -
         return True
     row = {"name": name, "owner": owner, "next_at": now + interval, "began_at": now}
     return insert_if_absent(conn, periodic_jobs, row)
+
+
+def hold(conn: sa.Connection, name: str, owner: str, until: int) -> None:
+    """Let nobody claim a job before this time, because it still runs, unless another conductor has it."""
+    conn.execute(_HOLD, {"b_name": name, "b_owner": owner, "until": until})
+
+
+def place(conn: sa.Connection, name: str) -> str:
+    """Return where a job continues that goes through something in parts; empty: at the beginning."""
+    return conn.execute(sa.select(_j.place).where(_j.name == name)).scalar() or ""
+
+
+def keep_place(conn: sa.Connection, name: str, place: str) -> None:
+    """Record where the next run of a claimed job continues, on whatever conductor."""
+    conn.execute(periodic_jobs.update().where(_j.name == name).values(place=place))
 
 
 def note_end(conn: sa.Connection, name: str, owner: str, now: int, error: str) -> None:

@@ -9,13 +9,14 @@ Resources have the names of the API. A resource without a limit is not limited.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db.tables import (
+    allocations,
     instances,
     key_pairs,
     migrations,
@@ -329,32 +330,35 @@ def _write_usage(conn: sa.Connection, project_id: str, user_id: str, amounts: Ma
 
 
 def _actual(
-    conn: sa.Connection, project_id: str | None, pairs: Iterable[tuple[str, str]]
+    conn: sa.Connection, project_id: str | None, pairs: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str, str], int]:
-    """Count what exists, by project; by pair of project and user for the given ones; key pairs by user."""
-    counted: dict[tuple[str, str, str], int] = {}
+    """Count what exists, by project; by pair of project and user for the given ones; key pairs by user.
+
+    The number of statements does not depend on how many pairs there are.
+    """
+    counted: Counter[tuple[str, str, str]] = Counter()
 
     def add(project: str, user: str, amounts: Mapping[str, int]) -> None:
-        counted.update({(project, user, resource): n for resource, n in amounts.items() if n})
+        for owner in ("", user) if (project, user) in pairs else ("",):
+            for resource, amount in amounts.items():
+                counted[project, owner, resource] += amount
 
     i, g = instances.c, server_groups.c
-    servers = sa.select(i.project_id, *_SUMS).where(_CHARGED).group_by(i.project_id)
-    groups = sa.select(g.project_id, sa.func.count().label("n")).group_by(g.project_id)
+    servers = sa.select(i.project_id, i.user_id, *_SUMS).where(_CHARGED).group_by(i.project_id, i.user_id)
+    groups = sa.select(g.project_id, g.user_id, sa.func.count().label("n")).group_by(g.project_id, g.user_id)
     if project_id is not None:
         servers, groups = servers.where(i.project_id == project_id), groups.where(g.project_id == project_id)
-    moves = _held_by_moves(conn)
     for row in conn.execute(servers):
-        used = {"instances": row.instances, "cores": row.cores, "ram": row.ram}
-        add(row.project_id, "", _with_moves(used, moves.get((row.project_id, ""), {})))
+        add(row.project_id, row.user_id, {"instances": row.instances, "cores": row.cores, "ram": row.ram})
+    for (project, user), more in _held_by_moves(conn, project_id).items():
+        add(project, user, more)
     for row in conn.execute(groups):
-        add(row.project_id, "", {"server_groups": row.n})
+        add(row.project_id, row.user_id, {"server_groups": row.n})
     if not project_id:
         k = key_pairs.c
         for row in conn.execute(sa.select(k.user_id, sa.func.count().label("n")).group_by(k.user_id)):
-            add("", row.user_id, {"key_pairs": row.n})
-    for project, user in pairs:
-        add(project, user, _actual_of_user(conn, project, user))
-    return counted
+            counted["", row.user_id, "key_pairs"] = row.n
+    return {key: amount for key, amount in counted.items() if amount}
 
 
 def _actual_of_user(conn: sa.Connection, project_id: str, user_id: str) -> dict[str, int]:
@@ -363,22 +367,22 @@ def _actual_of_user(conn: sa.Connection, project_id: str, user_id: str) -> dict[
     row = conn.execute(sa.select(*_SUMS).where(_CHARGED, *of_user)).one()
     groups = sa.select(sa.func.count()).select_from(server_groups)
     n = conn.execute(groups.where(g.project_id == project_id, g.user_id == user_id)).scalar_one()
-    used = {"instances": row.instances, "cores": row.cores, "ram": row.ram, "server_groups": n}
-    return _with_moves(used, _held_by_moves(conn).get((project_id, user_id), {}))
+    used = Counter({"instances": row.instances, "cores": row.cores, "ram": row.ram, "server_groups": n})
+    used.update(_held_by_moves(conn, project_id).get((project_id, user_id), {}))
+    return dict(used)
 
 
-def _with_moves(used: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    return {resource: amount + more.get(resource, 0) for resource, amount in used.items()}
+def _held_by_moves(conn: sa.Connection, project_id: str | None) -> dict[tuple[str, str], Counter[str]]:
+    """Return what open migrations are charged with beyond the servers' flavors, by project and user of the server.
 
-
-def _held_by_moves(conn: sa.Connection) -> dict[tuple[str, str], Counter[str]]:
-    """Return what open migrations are charged with beyond the servers' flavors, by project, and project and user."""
+    With `project_id`, only of the servers of this project.
+    """
+    moves = _MOVES if project_id is None else _MOVES.where(instances.c.project_id == project_id)
     held: dict[tuple[str, str], Counter[str]] = {}
-    for row in conn.execute(_MOVES):
-        for user in ("", row.user_id):
-            counted = held.setdefault((row.project_id, user), Counter())
-            for resource, key in (("cores", "vcpus"), ("ram", "ram")):
-                counted[resource] += max(row.old_flavor[key], row.new_flavor[key]) - row.flavor[key]
+    for row in conn.execute(moves):
+        counted = held.setdefault((row.project_id, row.user_id), Counter())
+        for resource, key in (("cores", "vcpus"), ("ram", "ram")):
+            counted[resource] += max(row.old_flavor[key], row.new_flavor[key]) - row.flavor[key]
     return held
 
 
@@ -407,6 +411,13 @@ _m = migrations.c
 _MOVES = (
     sa.select(instances.c.project_id, instances.c.user_id, instances.c.flavor, _m.old_flavor, _m.new_flavor)
     .join(instances, instances.c.uuid == _m.instance_uuid)
-    .where(_m.status.in_([each for each in migration_states.OPEN if each != migration_states.REVERTING]))
+    .where(_m.status.in_(migration_states.OPEN))
+    # One that is being reverted is charged until its destination is left: then it holds nothing any more.
+    .where(
+        sa.or_(
+            _m.status != migration_states.REVERTING,
+            sa.exists().where(allocations.c.consumer_uuid == _m.uuid),
+        )
+    )
 )
 _SUMS = (sa.func.count(instances.c.uuid).label("instances"), _sum("vcpus"), _sum("ram"))

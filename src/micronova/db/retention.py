@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import server_migrations
+from micronova.db import departures, server_migrations
 from micronova.db.listed import one_of
 from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, operations
 
@@ -46,7 +46,7 @@ def purge_operations(conn: sa.Connection, before: int, most: int = BATCH) -> int
 def purge_servers(conn: sa.Connection, before: int, most: int = BATCH) -> int:
     """Delete the records of the oldest servers that were deleted before this time; return how many.
 
-    Their actions, events, faults, migrations and usage go with them.
+    Their actions, events, faults, migrations and usage go with them, and their departures from hosts that are gone.
     """
     keys = list(conn.execute(_DELETED, {"before": before, "most": most}).scalars())
     if keys:
@@ -54,6 +54,7 @@ def purge_servers(conn: sa.Connection, before: int, most: int = BATCH) -> int:
         conn.execute(_PURGE_EVENTS, {"requests": requests, "keys": keys})
         conn.execute(_PURGE_ACTIONS, {"keys": keys})
         server_migrations.purge(conn, keys)
+        departures.purge(conn, keys)
         conn.execute(_PURGE_DELETED, {"keys": keys})
     return len(keys)
 

@@ -10,7 +10,7 @@ from micronova.db.tables import instances, server_group_hosts, server_groups
 from micronova.objects import states
 from micronova.objects.errors import NotFound
 
-_g = server_groups.c
+_g, _h = server_groups.c, server_group_hosts.c
 
 
 class ServerGroupRow(Protocol):
@@ -64,9 +64,13 @@ def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
 
 def delete(conn: sa.Connection, group: ServerGroupRow) -> None:
     """Delete a group and release its quota; its servers stay, in no group. Raise NotFound."""
+    # Claims lock servers in the order of their ids, and then their group.
+    mine = instances.c.server_group_id == group.uuid
+    conn.execute(sa.select(instances.c.uuid).where(mine).order_by(instances.c.uuid).with_for_update()).all()
     if conn.execute(sa.delete(server_groups).where(_g.uuid == group.uuid)).rowcount != 1:
         raise NotFound(f"Instance group {group.uuid} could not be found.")
-    leave = sa.update(instances).where(instances.c.server_group_id == group.uuid)
-    conn.execute(leave.values(server_group_id=None))
-    conn.execute(sa.delete(server_group_hosts).where(server_group_hosts.c.group_uuid == group.uuid))
+    conn.execute(sa.update(instances).where(mine).values(server_group_id=None))
+    on_hosts = _h.group_uuid == group.uuid
+    conn.execute(sa.select(_h.host).where(on_hosts).order_by(_h.host).with_for_update()).all()
+    conn.execute(sa.delete(server_group_hosts).where(on_hosts))
     quotas.release(conn, group.project_id, {"server_groups": 1}, group.user_id)

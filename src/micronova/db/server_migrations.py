@@ -2,11 +2,12 @@
 
 While a move is under way, the server belongs to its source: the migration holds the resources of the source, with the
 old flavor, and the server's own claim is on the destination, with the new flavor. The quota is charged with the larger
-of both flavors until the move is confirmed or reverted. Every function that changes something runs in the transaction
-of a caller that has locked the instance.
+of both flavors until the move is confirmed or reverted. A server that is reverted belongs to its source; it holds both
+places, and counts as before, until its destination is left. Every function that changes something runs in the
+transaction of a caller that has locked the instance.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -14,8 +15,8 @@ from sqlalchemy import bindparam
 
 from micronova.db import allocations, departures, keyset, quotas
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
-from micronova.db.tables import compute_nodes, migrations
-from micronova.objects import migration_states
+from micronova.db.tables import compute_nodes, instances, migrations
+from micronova.objects import migration_states, states
 from micronova.objects.instance import InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
 
@@ -26,8 +27,12 @@ _OPEN_OF = _OF_INSTANCE.where(_m.status.in_(migration_states.OPEN)).order_by(_m.
 _OPEN = sa.select(migrations).where(_m.status.in_(migration_states.OPEN))
 _UNCONFIRMED = (
     sa.select(_m.uuid, _m.instance_uuid)
+    .join(instances, instances.c.uuid == _m.instance_uuid)
     .where(_m.status == migration_states.FINISHED, _m.updated_at < bindparam("before"))
-    .order_by(_m.updated_at)
+    # Others, such as of servers in ERROR, cannot be confirmed now: they must not take the places of those that can.
+    .where(instances.c.vm_state == states.RESIZED, instances.c.task_state.is_(None))
+    .where(_m.uuid > bindparam("after"))
+    .order_by(_m.uuid)
     .limit(bindparam("most"))
 )
 _PURGE = migrations.delete().where(one_of(_m.instance_uuid, "instances"))
@@ -78,9 +83,10 @@ def any_on_host(conn: sa.Connection, host: str) -> bool:
     return conn.execute(_ON_HOST, {"host": host}).first() is not None
 
 
-def unconfirmed(conn: sa.Connection, before: int, most: int) -> list[tuple[str, str]]:
-    """Return (migration, instance) of resizes that finished before this time, the oldest first."""
-    return [(uuid, instance) for uuid, instance in conn.execute(_UNCONFIRMED, {"before": before, "most": most})]
+def unconfirmed(conn: sa.Connection, before: int, most: int, *, after: str = "") -> list[tuple[str, str]]:
+    """Return (migration, instance) of resizes that can be confirmed and finished before this time, by id, after one."""
+    found = conn.execute(_UNCONFIRMED, {"before": before, "most": most, "after": after})
+    return [(uuid, instance) for uuid, instance in found]
 
 
 def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) -> None:
@@ -121,22 +127,36 @@ def list_page(
     `host` is the host of the source or the destination, `node` its node. Return None if there is no migration with the
     marker's uuid.
     """
-    query = sa.select(migrations)
-    for name, value in conditions.items():
-        query = query.where(_m[name] == value)
-    if host is not None:
-        query = query.where(sa.or_(_m.source_compute == host, _m.dest_compute == host))
-    if node is not None:
-        query = query.where(sa.or_(_m.source_node == node, _m.dest_node == node))
-    changed = sa.func.coalesce(_m.updated_at, _m.created_at)
-    if changes_since is not None:
-        query = query.where(changed >= changes_since)
-    if changes_before is not None:
-        query = query.where(changed <= changes_before)
     after = None
     if marker is not None and (after := keyset.position(conn, _SORT, _m.uuid == marker)) is None:
         return None
-    return keyset.fetch(conn, query, _SORT, after, limit)
+    equal: list[sa.ColumnElement[bool]] = [_m[name] == value for name, value in conditions.items()]
+    if node is not None:
+        equal.append(sa.or_(_m.source_node == node, _m.dest_node == node))
+    hosts = [()] if host is None else [(_m.source_compute == host,), (_m.dest_compute == host,)]
+    parts = [[*equal, *of_host, *changed] for of_host in hosts for changed in _changed(changes_since, changes_before)]
+    if len(parts) == 1:
+        return keyset.fetch(conn, sa.select(migrations).where(*parts[0]), _SORT, after, limit)
+    # Each part gives its first rows by an index, and some may be in two of them: an OR would walk all migrations.
+    most = None if limit is None else limit + 1
+    pages = [keyset.page(sa.select(_m.id, _m.created_at).where(*part), _SORT, after, most) for part in parts]
+    ids = sa.union_all(*(sa.select(page.subquery().c.id) for page in pages))
+    return keyset.fetch(conn, sa.select(migrations).where(_m.id.in_(ids)), _SORT, None, limit)
+
+
+def _changed(since: int | None, before: int | None) -> Sequence[Sequence[sa.ColumnElement[bool]]]:
+    """Return the alternatives of a change in a span of time: the last update, or the creation if there was none."""
+    if since is None and before is None:
+        return [()]
+    never = _m.updated_at.is_(None)
+    return [[*_within(_m.updated_at, since, before)], [never, *_within(_m.created_at, since, before)]]
+
+
+def _within(time: sa.Column[int], since: int | None, before: int | None) -> Iterator[sa.ColumnElement[bool]]:
+    if since is not None:
+        yield time >= since
+    if before is not None:
+        yield time <= before
 
 
 # --- what a server holds ---------------------------------------------------------------------------------------------
@@ -164,6 +184,14 @@ def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRo
     quotas.release(conn, row["project_id"], quota_held(migration["old_flavor"], migration), row["user_id"])
 
 
+def leave_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
+    """Give back what a server that is reverted holds on the destination, unless that was done before."""
+    if allocations.get_many(conn, [migration["uuid"]]):
+        stay_on_source(conn, row, migration, status, now)
+    else:
+        update(conn, migration["uuid"], now, {"status": status})
+
+
 def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what the migration holds on the source."""
     update(conn, migration["uuid"], now, {"status": status})
@@ -187,8 +215,8 @@ def abandon(
         departures.record(conn, other, row["uuid"], epoch, now)
     if migration["status"] in migration_states.UNDER_WAY:
         stay_on_source(conn, row, migration, status, now)
-    elif migration["status"] == migration_states.REVERTING:  # the claims and the quota are those of the source already
-        update(conn, migration["uuid"], now, {"status": migration_states.REVERTED})
+    elif migration["status"] == migration_states.REVERTING:
+        leave_destination(conn, row, migration, migration_states.REVERTED, now)
     else:
         stay_on_destination(conn, row, migration, migration_states.CONFIRMED, now)
     return True

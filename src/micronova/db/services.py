@@ -30,6 +30,7 @@ class ServiceRow(Protocol):
     disabled_reason: str | None
     forced_down: bool
     last_seen_at: int
+    stopped_at: int | None
     heartbeat_number: int
     version: int
     created_at: int
@@ -57,7 +58,12 @@ _OF_HOSTS = sa.and_(_s.binary == sa.bindparam("b_binary"), one_of(_s.host, "b_ho
 _SEEN = (
     sa.update(services)
     .where(in_order(_s.uuid, _OF_HOSTS))
-    .values(last_seen_at=sa.bindparam("now"), version=sa.bindparam("b_version"))
+    .values(last_seen_at=sa.bindparam("now"), version=sa.bindparam("b_version"), stopped_at=None)
+)
+_STOPPED = (
+    sa.update(services)
+    .where(in_order(_s.uuid, _OF_HOSTS))
+    .values(last_seen_at=sa.bindparam("seen"), stopped_at=sa.bindparam("now"))
 )
 _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
 _NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
@@ -126,6 +132,13 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
     if new:
         compute_heartbeats(conn, {host: numbers[host] for host in new}, now, version)
     return new
+
+
+def compute_hosts_stopped(conn: sa.Connection, hosts: Iterable[str], now: int, down_time: float) -> None:
+    """Record that compute hosts have announced their stop: they count as down at once, and may return."""
+    if names := sorted(set(hosts)):
+        values = {"b_binary": COMPUTE, "b_hosts": names, "now": now, "seen": now - micros(down_time) - 1}
+        conn.execute(_STOPPED, values)
 
 
 def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int) -> set[str]:
@@ -240,6 +253,25 @@ def host_is_up(conn: sa.Connection, host: str, now: int, down_time: float) -> bo
     """Return whether a compute host is up; one that never registered is not."""
     up = sa.select(_s.uuid).where(_s.host == host, _s.binary == COMPUTE, is_up_at(now, down_time))
     return conn.execute(up).first() is not None
+
+
+def host_is_lost(conn: sa.Connection, host: str, now: int, down_time: float) -> bool:
+    """Return whether nobody needs to wait for a compute host: it is down, and was not just stopped to be started again.
+
+    This rule decides about what cannot be undone. A host that announces its stop is lost `down_time` seconds later,
+    unless it is forced down. Silence may be an outage of the bus: a conductor asks `Transitions.host_is_lost`.
+    """
+    returns = sa.and_(_s.forced_down.is_(False), _s.stopped_at >= now - micros(down_time))
+    not_lost = sa.select(_s.uuid).where(
+        _s.host == host, _s.binary == COMPUTE, sa.or_(is_up_at(now, down_time), returns)
+    )
+    return conn.execute(not_lost).first() is None
+
+
+def host_is_forced_down(conn: sa.Connection, host: str) -> bool:
+    """Return whether an administrator has said that a compute host is down."""
+    forced = sa.select(_s.uuid).where(_s.host == host, _s.binary == COMPUTE, _s.forced_down.is_(True))
+    return conn.execute(forced).first() is not None
 
 
 def host_may_return(conn: sa.Connection, host: str, now: int, down_time: float) -> bool:

@@ -110,6 +110,7 @@ deleted_instances = sa.Table(
     Index("deleted_instances_by_created", "created_at", "uuid"),
     Index("deleted_instances_by_updated", "updated_at"),
     Index("deleted_instances_by_time", "deleted_at"),
+    Index("deleted_instances_by_project_and_time", "project_id", "deleted_at"),
 )
 
 # The request of each instance as the scheduler needs it, also for later moves.
@@ -206,6 +207,7 @@ periodic_jobs = sa.Table(
     Column("began_at", Time),  # the last run
     Column("ended_at", Time),
     Column("error", Text),  # of the last run that ended; empty: none
+    Column("place", String(255)),  # where the next run continues, if the job goes through something in parts
 )
 
 # What is done once in a period for each host: the audit of usage.
@@ -262,6 +264,10 @@ migrations = sa.Table(
     Index("migrations_by_status", "status", "updated_at"),
     Index("migrations_by_created", "created_at", "id"),
     Index("migrations_by_project", "project_id", "created_at", "id"),
+    Index("migrations_by_source", "source_compute", "created_at", "id"),
+    Index("migrations_by_destination", "dest_compute", "created_at", "id"),
+    Index("migrations_by_user", "user_id", "created_at", "id"),
+    Index("migrations_by_updated", "updated_at", "created_at"),
 )
 
 instance_actions = sa.Table(
@@ -391,6 +397,7 @@ services = sa.Table(
     Column("disabled_reason", String(255)),
     Column("forced_down", Boolean, nullable=False, default=False),
     Column("last_seen_at", Time, nullable=False),
+    Column("stopped_at", Time),  # when it announced its stop; null when it is heard of again
     Column(
         "heartbeat_number", BigInteger, nullable=False, default=0, server_default="0"
     ),  # of the newest, if it has one

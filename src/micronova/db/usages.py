@@ -35,7 +35,7 @@ def used(
     limit: int,
 ) -> list[Any]:
     """List servers that ran at some moment of the span, oldest first; `ended_at` says when one was deleted."""
-    sorts = _few_deleted_since(conn, begin)
+    sorts = _few_deleted_since(conn, begin, project_id)
     parts = []
     for table, ended in _tables():
         order = (table.c.created_at, table.c.uuid)
@@ -58,10 +58,12 @@ def used(
     return [*conn.execute(sa.select(both).order_by(both.c.created_at, both.c.uuid).limit(limit))]
 
 
-def _few_deleted_since(conn: sa.Connection, begin: int) -> bool:
-    """Return whether so few servers were deleted since a time that each page may sort them."""
+def _few_deleted_since(conn: sa.Connection, begin: int, project_id: str | None) -> bool:
+    """Return whether so few servers, of a project or of all, were deleted since a time that each page may sort them."""
     deleted_at = deleted_instances.c.deleted_at
     since = sa.select(deleted_at).where(deleted_at > begin).order_by(deleted_at.desc()).limit(MOST_SORTED + 1)
+    if project_id is not None:
+        since = since.where(deleted_instances.c.project_id == project_id)
     return int(conn.execute(sa.select(sa.func.count()).select_from(since.subquery())).scalar_one()) <= MOST_SORTED
 
 

@@ -28,6 +28,9 @@ from micronova.telemetry.spans import traceparent
 MAX_ANSWER = 64 << 20
 """Bytes of one answer that are read at most: the ports of a large region fit, endless data does not."""
 
+REQUEST_ID = "x-openstack-request-id"
+"""The header with the id of a request, which services send back."""
+
 UNIX = "http+unix://"
 """Begins the URL of a service that listens on a Unix socket; the socket's path follows, quoted as a host name."""
 
@@ -251,11 +254,18 @@ def error_type(answer: Answer) -> str:
 
 
 def raise_for(answer: Answer, method: str, url: str) -> None:
-    """Raise the domain error for the answer's status, unless it is a success."""
+    """Raise the domain error for the answer's status, unless it is a success.
+
+    Every OpenStack service gives its answers a request id. A 404 without one is of a proxy, or of another program at a
+    wrong endpoint: it does not say that something is gone.
+    """
     if answer.status < 400:
         return
     kind = _ERRORS.get(answer.status, MicronovaError if answer.status < 500 else Unavailable)
     request = f"{method} {url.partition('?')[0]}"
+    if answer.status == 404 and not answer.headers.get(REQUEST_ID):
+        message = f"{request}: the answer 404 is not of an OpenStack service. Check endpoint and proxy."
+        raise Unavailable(message, status=404, request=request)
     raise kind(error_message(answer), status=answer.status, request=request, type=error_type(answer))
 
 

@@ -1,7 +1,8 @@
 """Publishes notifications without delaying the code that sends them.
 
 Notifications wait in a bounded queue for a task that publishes them in batches. While the broker is lost or accepts no
-messages, the oldest ones are dropped and counted.
+messages, the oldest ones are dropped and counted. The queue is longer while the broker accepts messages: one
+transaction may change thousands of servers, and puts all that is to be told of them at once.
 
 The exchange and the queues belong to the listeners (oslo.messaging declares them). Nothing is declared here, so our
 declaration cannot conflict with theirs, and no queue fills up that has no reader. If the exchange does not exist there
@@ -32,6 +33,10 @@ Notification = Callable[[], Sequence[Message]]
 """Encodes a notification when it is called: one message for each format and topic."""
 
 QUEUE_LIMIT = 2_000
+BURST_LIMIT = 20_000
+"""Notifications that wait while the broker accepts messages."""
+STALL_SECONDS = 5.0
+"""How long the broker may accept nothing, although something waits, before the shorter limit holds."""
 ROOM_CHECK_SECONDS = 0.1
 BATCH = 100
 EXCHANGE_CHECK_SECONDS = 1.0
@@ -68,6 +73,8 @@ class Publisher:
         self._had_listeners = False
         self._reconnected_at: float | None = None  # set only if there were listeners before
         self._warned_at: float | None = None
+        self._lost = False
+        self._accepted_at = clock.monotonic()  # the last batch; or when the queue began to fill
         self.sent = 0
         self.dropped = 0
         self.unheard = 0
@@ -92,12 +99,20 @@ class Publisher:
 
     def put(self, notification: Notification) -> None:
         """Queue a notification and return at once. Call it in the event loop's thread."""
-        if len(self._waiting) >= QUEUE_LIMIT:
+        if self._idle.is_set():
+            self._accepted_at = self._clock.monotonic()
+        limit = BURST_LIMIT if self.takes_bursts else QUEUE_LIMIT
+        while len(self._waiting) >= limit:
             self._waiting.popleft()
             self._overflow()
         self._waiting.append(notification)
         self._idle.clear()
         self._not_empty.set()
+
+    @property
+    def takes_bursts(self) -> bool:
+        """Whether the broker accepts messages, as far as it was tried."""
+        return not self._lost and self._clock.monotonic() - self._accepted_at < STALL_SECONDS
 
     async def wait_for_room(self) -> None:
         """Wait until less than half of the queue is in use."""
@@ -128,6 +143,8 @@ class Publisher:
                 except Exception:
                     self.dropped += len(batch)
                     log.exception("%d notifications were dropped because of a bug", len(batch))
+                self._lost = False
+                self._accepted_at = self._clock.monotonic()
             self._not_empty.clear()
             self._idle.set()
 
@@ -156,11 +173,13 @@ class Publisher:
                 self._channel = None
                 if error.code == NOT_FOUND:
                     continue  # the listeners have deleted the exchange
+                self._lost = True
                 log.warning("notifications: the broker closed the channel, trying again: %s", error)
             except ConnectionLost as error:
                 if delay == FIRST_DELAY:
                     log.warning("notifications: the connection to the broker at %s is lost: %s", self._url, error)
                 self._connection = self._channel = None
+                self._lost = True
             # Jitter: the clients of a restarted broker must not all connect at the same moment.
             await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
             delay = min(delay * 2, LONGEST_DELAY)

@@ -137,6 +137,12 @@ class Unavailable(MicronovaError):
     code = "unavailable"
 
 
+class HostUnavailable(Unavailable):
+    """A host that has to be up does not answer, or it is not known whether it does: the work waits."""
+
+    code = "host_unavailable"
+
+
 class OperationFailed(MicronovaError):
     """An operation failed, on a host or elsewhere: the message has the reason (500, if the caller waited for it)."""
 

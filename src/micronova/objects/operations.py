@@ -195,6 +195,7 @@ class RebuildPayload(Payload, kw_only=True):
 
     previous_image_ref: str | None
     previous_image: ImageData | None  # put back if the guest is as it was when the rebuild fails
+    begun: bool = False  # the host may have begun to replace the guest
     unchanged: bool = False  # the host has said so, and has not got the order again since
     stopped: bool  # the server was stopped: its new guest is not started
 
@@ -251,6 +252,9 @@ class ResizedPayload(Payload, kw_only=True):
     """The payload of the confirmation and of the revert of a resize."""
 
     migration: str  # its uuid
+    begun: bool = False  # the host that has to remove its guest may have begun
+    # Of a revert: host, node and zone that the server belonged to, in case it stays there.
+    destination: dict[str, Any] = {}
 
 
 class EvacuatePayload(MigrationPayload, kw_only=True):
@@ -263,8 +267,8 @@ class UnshelvePayload(ChosenPayload, kw_only=True):
     """The payload of the unshelving of a server that has no host."""
 
     image: ImageMeta | None = None  # the image of its disk, as the first attempt has found it
+    image_gone: bool = False  # there is no such image: no host was looked for
     wait_for_plugs: list[str] = []
-    lost: bool = False  # the image is gone, and with it what was on the server's disk
 
 
 class DiscardPayload(Payload, kw_only=True):

@@ -150,13 +150,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that carries out an order has reached a further task state; the next part of its work has not begun."""
+    """A host that carries out an order has reached a further task state; the next part of its work has not begun.
+
+    With `destroys` the next part cannot be undone: the host asks whether the order still stands.
+    """
 
     operation_id: Name
     epoch: int
     instance_uuid: Name
     host: Name
-    task_state: Name
+    task_state: Name  # empty: it has not changed
+    destroys: bool = False
 
 
 class ProgressReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,8 +85,9 @@ class BaseBus(abc.ABC):
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message and return once it is queued."""
         message_id = self._next_id()
-        body = self._encode(message_id, CAST, method, params, context, NO_LIMIT)
-        await self._send(queue_name(target.topic, method.interface.namespace, target.host), body, message_id)
+        body = self._encode(message_id, CAST, method, params, context, method.expires or NO_LIMIT)
+        queue = queue_name(target.topic, method.interface.namespace, target.host)
+        await self._send(queue, body, message_id, method.expires)
         self._counters.sent[CAST, method.label] += 1
 
     async def call(
@@ -214,8 +215,8 @@ class BaseBus(abc.ABC):
             self._fail(call_id, BusUnavailable(reason))
 
     @abc.abstractmethod
-    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
-        """Put a message into a work queue; create the queue if it does not exist."""
+    async def _send(self, queue: str, body: bytes, message_id: str, expires: float | None) -> None:
+        """Put a message into a work queue, where it may wait for so many seconds; create the queue if it is missing."""
 
     @abc.abstractmethod
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:

@@ -59,17 +59,22 @@ class Method(Generic[P, R]):
         result: None = None,
         *,
         since: str = "1.0",
+        expires: float | None = None,
     ) -> None: ...
 
     @overload
     def __init__(self, name: str, params: type[P], result: type[R], *, since: str = "1.0") -> None: ...
 
-    def __init__(self, name: str, params: type[P], result: Any = None, *, since: str = "1.0") -> None:
+    def __init__(
+        self, name: str, params: type[P], result: Any = None, *, since: str = "1.0", expires: float | None = None
+    ) -> None:
+        """Casts that have waited for `expires` seconds are dropped; None: they wait for ever."""
         parse_version(since)
         self.name = name
         self.params = params
         self.result = result
         self.since = since
+        self.expires = expires
         self.label = name
         self.decode_params = msgspec.msgpack.Decoder(params).decode
         self.decode_result = msgspec.msgpack.Decoder(result).decode
@@ -101,14 +106,18 @@ class Interface:
             self._add(method)
 
     @overload
-    def method(self, name: str, params: type[P], result: None = None, *, since: str = "1.0") -> Method[P, None]: ...
+    def method(
+        self, name: str, params: type[P], result: None = None, *, since: str = "1.0", expires: float | None = None
+    ) -> Method[P, None]: ...
 
     @overload
     def method(self, name: str, params: type[P], result: type[R], *, since: str = "1.0") -> Method[P, R]: ...
 
-    def method(self, name: str, params: type[P], result: Any = None, *, since: str = "1.0") -> Method[P, Any]:
+    def method(
+        self, name: str, params: type[P], result: Any = None, *, since: str = "1.0", expires: float | None = None
+    ) -> Method[P, Any]:
         """Declare a method of this interface."""
-        method: Method[P, Any] = Method(name, params, result, since=since)
+        method: Method[P, Any] = Method(name, params, result, since=since, expires=expires)
         self._add(method)
         return method
 

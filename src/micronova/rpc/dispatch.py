@@ -111,13 +111,14 @@ class Dispatcher:
         request_id.set(context.request_id)
         timer = None
         try:
+            deadline = received_at + request.left
+            left = deadline - self.clock.monotonic()
+            if request.left and left <= 0:
+                than = "its caller waits" if request.kind == CALL else "it may"
+                return self._expired(
+                    request, f"from {sender or 'this process'} waited for a handler longer than {than}"
+                )
             if request.kind == CALL and request.left:
-                deadline = received_at + request.left
-                left = deadline - self.clock.monotonic()
-                if left <= 0:
-                    return self._expired(
-                        request, f"from {sender or 'this process'} waited for a handler longer than its caller waits"
-                    )
                 context = msgspec.structs.replace(context, deadline=deadline)
                 task = asyncio.current_task()
                 assert task is not None

@@ -27,7 +27,7 @@ class Request(msgspec.Struct, omit_defaults=True):
     context: Context = Context()
     payload: msgspec.Raw = msgspec.Raw()
     left: float = 0.0
-    """Seconds for which the caller of a call waits, from sending on; 0: no limit. The clocks of machines differ."""
+    """Seconds for which the caller waits, or a cast may wait, from sending on; 0: no limit. Machines' clocks differ."""
 
 
 class OutgoingRequest(msgspec.Struct, omit_defaults=True):

@@ -267,7 +267,7 @@ class LocalBus(BaseBus):
         """Return the statistics: there is no broker to ask."""
         return self.stats()
 
-    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str, expires: float | None) -> None:
         work = self.exchange.queue(queue)
         work.put(self.delivery(work, body, self.name))
         if len(work.waiting) >= YIELD_AT:

@@ -123,7 +123,7 @@ class ServerActions:
         if self._reclaim_interval > 0 and not force:
             if row["task_state"] == states.SOFT_DELETING or row["vm_state"] == states.SOFT_DELETED:
                 return ()
-            if self._can_be_kept(conn, row):
+            if _can_be_kept(row):
                 return self._begin_soft_delete(conn, context, row)
         changes: InstanceChanges = {"task_state": states.DELETING}
         operations = self._accepted.record(conn, context, row, "delete", changes, None, endless=True)
@@ -131,12 +131,6 @@ class ServerActions:
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
         return operations
-
-    def _can_be_kept(self, conn: sa.Connection, row: InstanceRow) -> bool:
-        """Return whether a server can be soft-deleted: it has run, and its host can switch its guest off."""
-        if row["launched_at"] is None or row["host"] is None or row["task_state"] == states.SHELVING_OFFLOADING:
-            return False
-        return services.host_is_up(conn, row["host"], micros(self._clock.now()), self._service_down_time)
 
     def _begin_soft_delete(self, conn: sa.Connection, context: RequestContext, row: InstanceRow) -> tuple[str, ...]:
         changes: InstanceChanges = {
@@ -262,9 +256,23 @@ class ServerActions:
         Return the operation that binds its ports again, if the move may have bound them elsewhere.
         """
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
+        self._check_last_copy(conn, row, now)
         if not server_migrations.abandon(conn, row, now, epoch=epoch, status=status) or not row["network_info"]:
             return ()
         return (self._bind_ports(conn, context, row, epoch, now),)
+
+    def _check_last_copy(self, conn: sa.Connection, row: InstanceRow, now: int) -> None:
+        """Raise Conflict if the end of a resize would remove the only copy of the server's disks that can be used."""
+        migration = server_migrations.open_of(conn, row["uuid"])
+        if migration is None or migration["status"] in migration_states.UNDER_WAY:
+            return
+        if row["host"] is None or server_migrations.other_place(row, migration) is None:
+            return
+        if not services.host_is_up(conn, row["host"], now, self._service_down_time):
+            raise Conflict(
+                f"The host of server {row['uuid']} does not answer, and the end of its resize would remove the other "
+                "copy of its disks: revert the resize or wait until the host is back; forceDelete deletes both."
+            )
 
     def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
         """Record and return the operation that binds the ports of a server to its host."""
@@ -302,6 +310,13 @@ def check_state(action: states.Action, row: InstanceRow) -> None:
     reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
     if reason is not None:
         raise Conflict(f"Cannot '{action.shown_name}' instance {row['uuid']} {reason}")
+
+
+def _can_be_kept(row: InstanceRow) -> bool:
+    """Return whether a server can be soft-deleted: it has run, and has a host, which may be away for the moment."""
+    return (
+        row["launched_at"] is not None and row["host"] is not None and row["task_state"] != states.SHELVING_OFFLOADING
+    )
 
 
 def check_capability(conn: sa.Connection, action: states.Action, row: InstanceRow) -> None:

@@ -164,8 +164,7 @@ class ServerMoves:
             raise Invalid(f"The target host can't be the same one: {host}.")
         if host is not None and not host_exists(conn, host):
             raise NotFound(f"Compute host {host} could not be found.")
-        if services.host_is_up(conn, row["host"], now, self._service_down_time):
-            raise Invalid(f"Compute service of {row['host']} is still in use.")
+        self._check_lost(conn, row["host"], now)
         flavor = msgspec.convert(row["flavor"], Flavor)
         payload = EvacuatePayload(
             migration=new_uuid(self._random),
@@ -183,6 +182,16 @@ class ServerMoves:
         server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
         allocations.hand_over(conn, id, holder=migration["uuid"])
         return operations
+
+    def _check_lost(self, conn: sa.Connection, host: str, now: int) -> None:
+        """Raise Invalid if a host is not lost, as far as the API can tell; a conductor asks again."""
+        if services.host_is_up(conn, host, now, self._service_down_time):
+            raise Invalid(f"Compute service of {host} is still in use.")
+        if not services.host_is_lost(conn, host, now, self._service_down_time):
+            raise Invalid(
+                f"Compute service of {host} was just stopped and may return: try again in "
+                f"{self._service_down_time:g} s, or force the service down if the host is lost."
+            )
 
     # --- resize and migrate ----------------------------------------------------------------------------------
 
@@ -298,13 +307,24 @@ class ServerMoves:
         migration = server_migrations.open_of(conn, id)
         if migration is None or migration["status"] != migration_states.FINISHED:
             raise Invalid("Instance has not been resized.")
+        # Each removes one of two guests. The host of the other one has to be up: that guest is all that is left.
         payload = ResizedPayload(migration=migration["uuid"])
         if kind == "confirm_resize":
             self._check_up(conn, migration["source_compute"], now)
+            if row["host"] is None or not services.host_is_up(conn, row["host"], now, self._service_down_time):
+                raise Conflict(
+                    "The server's host does not answer, and a confirmation would remove the other copy of its disks: "
+                    "revert the resize, or confirm it when the host is back."
+                )
             confirming: InstanceChanges = {"task_state": states.ACTIONS[kind].task_state}
             operations = self._accepted.record(conn, context, row, kind, confirming, payload)
             server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.CONFIRMING})
             return operations
+        if not services.host_is_up(conn, migration["source_compute"], now, self._service_down_time):
+            raise Conflict(
+                "The host that the server would return to does not answer: revert the resize when it is back. "
+                "The server stays as it is."
+            )
         changes: InstanceChanges = {
             "task_state": states.RESIZE_REVERTING,
             "host": migration["source_compute"],
@@ -314,10 +334,11 @@ class ServerMoves:
             "flavor_id": migration["old_flavor"]["id"],
             "flavor": migration["old_flavor"],
         }
+        payload.destination = {name: row[name] for name in ("host", "node", "node_uuid", "availability_zone")}
         operations = self._accepted.record(conn, context, row, kind, changes, payload)
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, id, old)
         devices = instances.devices(conn, [id]).get(id, ())
         instances.replace_devices(conn, id, resized(devices, id, new, old))
-        server_migrations.stay_on_source(conn, row, migration, migration_states.REVERTING, now)
+        server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.REVERTING})
         return operations

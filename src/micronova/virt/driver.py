@@ -268,16 +268,16 @@ class Rebuild(Protocol):
         *,
         start: bool,
         timeout: float,
+        stopping: Callable[[], Awaitable[None]],
         removed: Callable[[], Awaitable[None]],
-        stopping: Callable[[], None] = do_nothing,
     ) -> None:
         """Remove what exists of the guest but its place on the host, make it anew by the plan, and perhaps start it.
 
         An old guest that runs is asked to shut down, and stopped after the timeout. This may be repeated, whatever
         exists: the old guest, a part of the new one, or nothing. As long as the guest has its old epoch, its disks are
         as they were; from then on until the new guest is complete, it has no power state. `removed` is awaited in
-        between: when the old disks are gone, and before new ones are made. `stopping` is called before the old guest
-        is asked to shut down.
+        between: when the old disks are gone, and before new ones are made. `stopping` is awaited before the old guest
+        is touched, also one that does not run; if it raises an error, the guest stays as it is.
         """
 
 

@@ -32,6 +32,11 @@ class KillableHost:
 
     async def start(self, *rules: dict[str, Any]) -> None:
         """Start the agent with these fault rules; return when the cloud lists the host as up."""
+        await self.start_unheard(*rules)
+        await self._wait_for_state("up")
+
+    async def start_unheard(self, *rules: dict[str, Any]) -> None:
+        """Start the agent; a host that is forced down is not listed as up."""
         process = self._cloud.process
         setup = DriverSetup(
             host=self.name,
@@ -65,7 +70,6 @@ class KillableHost:
             uploads=process.clients.image_uploads(),
         )
         await self._manager.start()
-        await self._wait_for_state("up")
 
     async def kill(self) -> None:
         """End the agent as kill -9 does: nothing of it continues, it sends no message, its guests stay as they are."""

@@ -187,6 +187,8 @@ async def test_a_bad_body_for_a_new_server(user: Caller, body: Any, word: str) -
         ({"different_host": "x"}, "different_host"),
         ({"build_near_host_ip": "here"}, "build_near_host_ip"),
         ({"build_near_host_ip": []}, "build_near_host_ip"),
+        ({"different_host": [UUID] * 300}, "8192 bytes"),
+        ({"custom": "x" * 9000}, "8192 bytes"),
         ([], "scheduler_hints"),
         ("group", "scheduler_hints"),
     ],

@@ -289,3 +289,17 @@ async def test_a_server_that_waits_for_its_lost_host_can_be_evacuated(
     assert shown["flavor"]["original_name"] == "m1.small"
     assert await user.host_of(id) in cloud.hosts
     await _back(cloud, killable_host, id)
+
+
+async def test_the_service_of_the_lost_host_is_deleted(
+    cloud: Cloud, user: Caller, killable_host: KillableHost, lost: str
+) -> None:
+    """When the host is repaired and registers again, it removes the guest that left."""
+    await user.admin.at(94).act(lost, "evacuate", {}, 200)
+    await user.wait_for(lost, "ACTIVE")
+    await cloud.settled()
+    [service] = (await user.admin.get(f"/os-services?binary=nova-compute&host={killable_host.name}"))["services"]
+    await user.admin.delete(f"/os-services/{service['id']}")
+    await _back(cloud, killable_host, lost)
+    assert (await user.show(lost))["status"] == "ACTIVE"
+    assert await user.host_of(lost) in cloud.hosts

@@ -114,6 +114,39 @@ async def test_versions_and_refusals(cloud: Cloud, user: Caller) -> None:
     await cloud.assert_clean()
 
 
+async def test_a_host_sends_its_guests_one_after_the_other(cloud: Cloud, user: Caller) -> None:
+    """default.max_concurrent_live_migrations is 1: the others wait, and can be aborted."""
+    admin, source = user.admin, cloud.hosts[0]
+    first, aborted, last = [
+        (await _booted(admin, f"drained-{name}", availability_zone=f"nova:{source}"))[0] for name in "abc"
+    ]
+
+    async def shown(id: str, status: str) -> int:
+        async def probe() -> int | None:
+            found = (await admin.get(f"/servers/{id}/migrations"))["migrations"]
+            return int(found[0]["id"]) if found and found[0]["status"] == status else None
+
+        return await cloud.until(probe, f"the migration to be {status}")
+
+    async with cloud.faults({"operation": "live_migrate", "kind": "hang", "name": "drained-a", "count": 1}):
+        await admin.act(first, "os-migrateLive", LIVE)
+        await cloud.fault_struck()
+        running = await shown(first, "running")
+        for id in (aborted, last):
+            await admin.act(id, "os-migrateLive", LIVE)
+        queued, waiting = [await shown(id, "queued") for id in (aborted, last)]
+        path = f"/servers/{last}/migrations/{waiting}/action"
+        await admin.refused(400, "POST", path, {"force_complete": None})
+        await admin.delete(f"/servers/{aborted}/migrations/{queued}", 202)
+        await admin.wait_for(aborted, "ACTIVE")
+        assert await _status(cloud, last) == "queued"
+        await admin.delete(f"/servers/{first}/migrations/{running}", 202)
+        await admin.wait_for(last, "ACTIVE")
+    assert [await _status(cloud, id) for id in (first, aborted, last)] == ["cancelled", "cancelled", "completed"]
+    assert [await user.host_of(id) == source for id in (first, aborted, last)] == [True, True, False]
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize("call", ["check_live_migration", "live_migrate", "receive_live_guest"])
 async def test_a_migration_that_fails_leaves_the_guest_where_it_is(cloud: Cloud, user: Caller, call: str) -> None:
     net = await network(user)

@@ -99,6 +99,7 @@ async def _live(cloud: RecordedCloud) -> None:
     building = await user.create()
     await user.delete(f"/servers/{building}")
     await user.gone(building)
+    await user.delete(f"/os-server-groups/{group}")
     await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
     await asyncio.gather(*(user.gone(id) for id in ids))
 

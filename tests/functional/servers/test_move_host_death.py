@@ -168,17 +168,20 @@ async def test_a_revert_without_the_destination(
     await cloud.assert_clean()
 
 
-async def test_a_revert_waits_for_a_source_that_is_down(
+async def test_a_resize_is_not_reverted_while_the_source_is_down(
     cloud: Cloud, user: Caller, killable_host: KillableHost
 ) -> None:
     await killable_host.start()
     id = (await user.boot(flavorRef=SMALL))["id"]
     await _resized(user, id)
+    destination = await user.host_of(id)
     await killable_host.kill()
     await killable_host.wait_until_down()
-    await user.act(id, "revertResize")
-    await user.wait_for(id, "REVERT_RESIZE", task="resize_reverting")
+    assert "when it is back" in await user.refused(409, "POST", f"/servers/{id}/action", {"revertResize": None})
+    assert (await user.show(id))["status"] == "VERIFY_RESIZE"
+    assert (await cloud.guests(destination))[id].power_state == 1
     await killable_host.start()
+    await user.act(id, "revertResize")
     await user.wait_for(id, "ACTIVE")
     assert await user.host_of(id) == killable_host.name
     await cloud.assert_clean()

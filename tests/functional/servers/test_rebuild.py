@@ -115,18 +115,19 @@ async def test_a_server_in_error_becomes_active(cloud: Cloud, user: Caller, imag
     await cloud.assert_clean()
 
 
+@pytest.mark.parametrize("call", ["rebuild", "capabilities", "info"])
 async def test_a_guest_that_was_not_touched_keeps_its_image(
-    cloud: OneProcess, user: Caller, images: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    cloud: OneProcess, user: Caller, images: tuple[str, str], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     if ON_CLUSTER:
         pytest.skip("changes the hosts' driver")
 
-    async def fail(driver: FakeDriver, plan: GuestPlan, **more: Any) -> None:
+    def fail(driver: FakeDriver, *args: Any, **more: Any) -> None:
         raise OSError("the image cannot be read")
 
     id = (await user.boot(imageRef=images[0]))["id"]
     with monkeypatch.context() as broken:
-        broken.setattr(FakeDriver, "rebuild", fail)
+        broken.setattr(FakeDriver, call, fail)
         await _rebuild(user, id, images[1], "ERROR")
     assert (await user.show(id))["image"]["id"] == images[0]
     await user.act(id, "reboot", {"type": "HARD"})
@@ -135,19 +136,20 @@ async def test_a_guest_that_was_not_touched_keeps_its_image(
     await cloud.assert_clean()
 
 
+@pytest.mark.parametrize("call", ["rebuild", "info"])
 async def test_a_guest_that_was_not_touched_in_time_keeps_its_image(
-    cloud: OneProcess, user: Caller, images: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    cloud: OneProcess, user: Caller, images: tuple[str, str], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The host gets no image until the deadline of the rebuild is over."""
+    """The host gets no image, or cannot ask its hypervisor, until the deadline of the rebuild is over."""
     if ON_CLUSTER:
         pytest.skip("changes the hosts' driver")
 
-    async def no_answer(driver: FakeDriver, plan: GuestPlan, **more: Any) -> None:
-        raise Unavailable("The image service does not answer.")
+    async def no_answer(driver: FakeDriver, *args: Any, **more: Any) -> None:
+        raise Unavailable("It does not answer.")
 
     monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(FakeDriver, "rebuild", no_answer)
     id = (await user.boot(imageRef=images[0]))["id"]
+    monkeypatch.setattr(FakeDriver, call, no_answer)
     await user.act(id, "rebuild", {"imageRef": images[1]})
     of_server = sa.and_(operations.c.instance_uuid == id, operations.c.finished_at.is_(None))
 
@@ -162,6 +164,7 @@ async def test_a_guest_that_was_not_touched_in_time_keeps_its_image(
     shown = await user.wait_for(id, "ERROR")
     assert "does not answer" in shown["fault"]["message"]
     assert shown["image"]["id"] == images[0]
+    monkeypatch.undo()
     await cloud.assert_clean()
 
 

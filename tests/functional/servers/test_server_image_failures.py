@@ -243,7 +243,7 @@ async def test_an_api_that_dies_before_it_has_an_answer(
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
     await user.wait_for(server, "ACTIVE")
-    monkeypatch.undo()
+    monkeypatch.setattr(ImageClient, "create", create)
     await cloud.assert_clean()
     assert (await last_action(user, server))[1] == (None if created else "Error")
 

@@ -1,5 +1,7 @@
 """Shelving servers that leave their hosts at once, and unshelving them."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -7,7 +9,9 @@ import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
 from micronova.compute.host import DESTROY_ATTEMPTS
+from micronova.conductor.operations import engine
 from micronova.db.tables import allocations, instances
+from micronova.http.client import Answer, ASGITransport
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import image, network, ok, ports_of
 from tests.functional.servers.test_server_images import image_gone, last_action
@@ -236,15 +240,63 @@ async def _switch(user: Caller, host: str, status: str) -> None:
     await user.admin.put(f"/os-services/{services[0]['id']}", {"status": status})
 
 
-async def test_without_its_image_it_is_lost(cloud: Cloud, user: Caller) -> None:
+async def test_without_its_image_it_stays_shelved(cloud: Cloud, user: Caller) -> None:
     id, made = await shelve(user)
     await ok(user, "DELETE", f"/image/v2/images/{made['id']}")
     [finding] = await run_audit(cloud.process)
     assert (finding["kind"], finding["subject"]) == ("image", id)
-    await user.act(id, "unshelve")
-    assert "image" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    for _ in range(2):
+        await user.act(id, "unshelve")
+        await cloud.settled()
+        await user.wait_for(id, "SHELVED_OFFLOADED")
+        assert (await last_action(user, id))[1] == "Error"
     await user.delete(f"/servers/{id}")
     await user.gone(id)
+    await cloud.assert_clean()
+
+
+@contextlib.asynccontextmanager
+async def _proxy_without_image_service(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Let a proxy answer conductors with 404 while the context is open; it ends when one has asked twice."""
+    asked, send = 0, ASGITransport.request
+
+    async def request(self: ASGITransport, method: str, url: str, headers: Any, body: Any) -> Answer:
+        nonlocal asked
+        if "/v2/images/" not in url or "ticket=" not in url:
+            return await send(self, method, url, headers, body)
+        asked += 1
+        return Answer(404, {"server": "proxy"}, b"404 page not found")
+
+    async def twice() -> bool | None:
+        return True if asked > 1 else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "LONGEST_PAUSE", 0.1)
+        patched.setattr(ASGITransport, "request", request)
+        yield
+        await cloud.until(twice, "a conductor to ask for the image twice")
+
+
+@only_in_one_process("replaces the image service of the cloud's process")
+async def test_an_unshelve_waits_if_a_proxy_answers(
+    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id, _ = await shelve(user)
+    async with _proxy_without_image_service(cloud, monkeypatch):
+        await user.act(id, "unshelve")
+    await user.wait_for(id, "ACTIVE")
+    await cloud.assert_clean()
+
+
+@only_in_one_process("replaces the image service of the cloud's process")
+async def test_the_image_of_a_deleted_server_is_deleted_when_the_service_is_back(
+    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id, made = await shelve(user)
+    async with _proxy_without_image_service(cloud, monkeypatch):
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+    await image_gone(user, made["id"])
     await cloud.assert_clean()
 
 

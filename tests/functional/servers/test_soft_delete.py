@@ -8,9 +8,11 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.db.tables import instances
+from micronova.rpc.bus import Bus
 from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, one_process, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_of
 from tests.functional.servers.killable_host import KillableHost
+from tests.functional.servers.paused_bus import PausedBus
 
 CLOUD = CloudOptions(hosts=2, roles=("network",), api={"default": {"reclaim_instance_interval": 3600.0}})
 
@@ -279,31 +281,79 @@ async def test_servers_are_reclaimed(tmp_path_factory: pytest.TempPathFactory) -
         await cloud.assert_clean()
 
 
+AWAY = {
+    "default": {"report_interval": 0.1, "service_down_time": 1.0, "reclaim_instance_interval": 3600.0},
+    "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+}
+
+
+@only_in_one_process("stops the bus")
+async def test_a_server_can_be_restored_that_was_deleted_during_an_outage(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    buses: list[PausedBus] = []
+
+    def wrap(bus: Bus) -> Bus:
+        buses[:] = [PausedBus(bus)]
+        return buses[0]
+
+    options = CloudOptions(hosts=2, settings=AWAY, wrap_bus=wrap)
+    async with one_process(tmp_path_factory.mktemp("cloud"), options) as cloud:
+        owner = cloud.caller()
+        id = (await owner.boot())["id"]
+        async with buses[0].outage(cloud, owner):
+            await owner.delete(f"/servers/{id}")
+        await owner.wait_for(id, "SOFT_DELETED")
+        await owner.act(id, "restore")
+        await owner.wait_for(id, "ACTIVE")
+        await cloud.assert_clean()
+
+
 @only_in_one_process("starts a host of its own")
-async def test_a_server_whose_host_is_down_is_deleted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    settings = {
-        "default": {"report_interval": 0.1, "service_down_time": 1.0, "reclaim_instance_interval": 3600.0},
-        "conductor": {"lease": 2.0, "sweep_interval": 0.1},
-    }
-    async with one_process(tmp_path_factory.mktemp("cloud"), CloudOptions(hosts=2, settings=settings)) as cloud:
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_soft_delete_waits_for_its_host(tmp_path_factory: pytest.TempPathFactory, dies: bool) -> None:
+    """The agent is restarted, or the host is down: the server can be restored when it is back."""
+    async with one_process(tmp_path_factory.mktemp("cloud"), CloudOptions(hosts=2, settings=AWAY)) as cloud:
         owner = cloud.caller()
         host = KillableHost(cloud, "away", tmp_path_factory.mktemp("host"))
         await host.start()
-        id = await owner.admin.create(host=host.name)
-        await owner.admin.wait_for(id, "ACTIVE")
-        kept = await owner.admin.create(host=host.name)
-        await owner.admin.wait_for(kept, "ACTIVE")
-        await _soft_delete(owner.admin, kept)
-        await host.kill()
+        kept, forced = [await owner.admin.create(host=host.name) for _ in range(2)]
+        for id in (kept, forced):
+            await owner.admin.wait_for(id, "ACTIVE")
+        await (host.kill() if dies else host.stop())
         await host.wait_until_down()
-        await owner.admin.delete(f"/servers/{id}")
-        await owner.admin.gone(id)
-        await owner.admin.act(kept, "restore")
+        for id in (kept, forced):
+            await owner.admin.delete(f"/servers/{id}")
+            assert (await owner.admin.show(id))["OS-EXT-STS:task_state"] == "soft-deleting"
+        await owner.admin.act(forced, "forceDelete")
+        await owner.admin.gone(forced)
         await host.start()
-        await host.guest_removed(id)
+        await host.guest_removed(forced)
+        await owner.admin.wait_for(kept, "SOFT_DELETED")
+        assert await host.has_guest(kept)
+        await owner.admin.act(kept, "restore")
         await owner.admin.wait_for(kept, "ACTIVE")
         await owner.admin.act(kept, "forceDelete")
         await owner.admin.gone(kept)
+        await cloud.assert_clean()
+        await host.stop()
+
+
+@only_in_one_process("starts a host of its own")
+async def test_a_server_is_reclaimed_although_its_host_is_down(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = {**AWAY, "default": {**AWAY["default"], "reclaim_instance_interval": 2.0}}
+    async with one_process(tmp_path_factory.mktemp("cloud"), CloudOptions(hosts=2, settings=settings)) as cloud:
+        owner = cloud.caller().admin
+        host = KillableHost(cloud, "away", tmp_path_factory.mktemp("host"))
+        await host.start()
+        id = await owner.create(host=host.name)
+        await owner.wait_for(id, "ACTIVE")
+        await host.kill()
+        await host.wait_until_down()
+        await owner.delete(f"/servers/{id}")
+        await owner.gone(id)
+        await host.start()
+        await host.guest_removed(id)
         assert list(await cloud.read(sa.select(instances.c.uuid))) == []
         await cloud.assert_clean()
         await host.stop()

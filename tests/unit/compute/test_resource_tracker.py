@@ -80,6 +80,18 @@ def test_guests_of_other_clouds_use_resources() -> None:
         tracker.hold(order())
 
 
+def test_what_an_instance_holds_is_never_refused() -> None:
+    tracker = make_tracker()
+    guest = Guest(uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
+    full = msgspec.structs.replace(NODE, vcpus_used=9, memory_mb_used=9999, local_gb_used=999)
+    tracker.update(full, [guest], ())
+    tracker.instance_claim(order())
+    tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=256)))
+    with pytest.raises(InsufficientResources):
+        tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=1024)))
+    tracker.keep(order(uuid="i-2"))  # it has a claim in the database, and stays
+
+
 def test_an_update_that_finds_nothing_new_changes_nothing() -> None:
     tracker = make_tracker()
     tracker.changed = False

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
-from micronova.conductor.operations.engine import Engine, Kind, Operation
+from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import HostUnavailable, Unavailable
 from tests.unit.db.databases import compute_database
 
 LEASE = 20.0
@@ -98,13 +99,15 @@ async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> As
     await made.stop()
 
 
-async def record(database: Database, clock: SteppingClock, *deadlines: float, kind: str = "stop") -> list[str]:
+async def record(
+    database: Database, clock: SteppingClock, *deadlines: float, kind: str = "stop", together: bool = True
+) -> list[str]:
     made = [
         operation_rows.new_row(
             id=f"{kind}-{number}",
             kind=kind,
             instance_uuid=f"i-{kind}-{number}",
-            batch_id="r-1" if kind == "stop" else f"r-{number}",
+            batch_id="r-1" if kind == "stop" and together else f"r-{number}",
             step="new",
             epoch=1,
             now=micros(clock.time),
@@ -305,3 +308,42 @@ async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
     discard.may_end.set()
     await engine.idle()
     assert sorted(discard.ran) == sorted(waiting)
+
+
+async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """One conductor does not lease all that is due: what it leases waits for its places."""
+    ids = await record(database, clock, *[clock.time + 3600] * (2 * MOST_SWEPT), together=False)
+
+    async def owned() -> int:
+        rows = await database.read(operation_rows.get_many, ids)
+        return sum(row["owner"] is not None for row in rows.values())
+
+    kind.may_end.clear()
+    await engine.start()
+    async with asyncio.timeout(60):
+        while await owned() == 0:
+            await asyncio.sleep(0.01)
+        while database.statistics.by_function.get("renew", 0) < 3:
+            clock.ticks.put_nowait(None)  # for a sweep or a renewal of leases
+            await asyncio.sleep(0.01)
+    assert await owned() == MOST_SWEPT
+    kind.may_end.set()
+    await engine.idle()
+
+
+@pytest.mark.parametrize("error, healthy", [(Unavailable("no answer"), False), (HostUnavailable("it is down"), True)])
+async def test_only_a_database_that_does_not_answer_hosts_is_an_outage(
+    engine: Engine, clock: SteppingClock, error: Unavailable, healthy: bool
+) -> None:
+    """A message that is refused because another host is down says nothing about heartbeats."""
+
+    def refuse(conn: sa.Connection) -> None:
+        raise error
+
+    clock.time += LEASE + 1
+    engine.health.proved()
+    with pytest.raises(type(error)):
+        await engine.write_for_host(refuse)
+    assert engine.health.healthy() is healthy

@@ -10,7 +10,7 @@ from micronova.db import allocation_audit, allocations, periodic_jobs, retention
 from micronova.db.engine import Database
 from micronova.db.tables import deleted_instances, operations
 from micronova.objects.clock import micros
-from tests.clocks import ManualClock
+from tests.clocks import ManualClock, settle
 from tests.unit.db.databases import compute_database
 from tests.unit.db.test_retention import _instance, _operation
 from tests.unit.scheduler.rows import a_claim, add_host, add_instances, used
@@ -121,3 +121,34 @@ async def test_a_purge_takes_many_batches(database: Database, monkeypatch: pytes
         await asyncio.sleep(0.001)
     await purge
     assert await database.read(retention.count_operations, micros(clock.now())) == 0
+
+
+async def test_a_run_that_takes_longer_than_its_interval_is_done_by_one(database: Database) -> None:
+    """Nobody else begins the job while it runs, nor waits long when it has ended."""
+    clock, running, ended = ManualClock(), 0, asyncio.Event()
+
+    async def run() -> None:
+        nonlocal running
+        running += 1
+        await ended.wait()
+
+    conductors = [
+        Jobs(database, clock, owner=owner, keep_finished=1e6, keep_deleted=0.0, more=[PeriodicJob("own", run, 20.0)])
+        for owner in "ab"
+    ]
+    for each in conductors:
+        each.start()
+    try:
+        for _ in range(30):
+            await clock.advance(4.0)
+            await database.write(lambda conn: None)  # the writer is done with what the conductors asked for
+            await settle()
+        assert running == 1
+        ended.set()
+        for _ in range(10):
+            await settle()
+            await database.write(lambda conn: None)
+            await clock.advance(4.0)
+        assert running > 1
+    finally:
+        await asyncio.gather(*(each.stop() for each in conductors))

@@ -1,6 +1,7 @@
 """Servers that are shelved for long enough: each run of the job offloads each of them once, if it has its image."""
 
-from collections import Counter
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +12,7 @@ from micronova.conductor import shelved_offload
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.shelved_offload import offload_overdue
 from micronova.db import instances as instance_rows
+from micronova.db import periodic_jobs
 from micronova.db.engine import Database
 from micronova.db.tables import instances, operations
 from micronova.objects import shelved
@@ -22,25 +24,15 @@ from tests.unit.scheduler.rows import add_instances
 SERVERS = ("a", "b", "c")
 
 
-class FailingEngine:
-    """Ends each operation at once without success."""
+class RecordingEngine:
+    """Has what a job needs: the operations that it records are for the sweeps of all conductors."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.clock = ManualClock()
-        self.offloaded: Counter[str] = Counter()
 
     def now(self) -> int:
         return micros(self.clock.now())
-
-    async def lease_and_run(self, ids: list[str]) -> None:
-        def fail(conn: sa.Connection) -> list[str]:
-            found = conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.id.in_(ids))).scalars().all()
-            instance_rows.update_many(conn, found, self.now(), {"task_state": None})
-            return list(found)
-
-        self.offloaded.update(await self.database.write(fail))
-        assert max(self.offloaded.values()) == 1, "a run does not begin with the same server again"
 
 
 class Images:
@@ -53,32 +45,71 @@ class Images:
         return "active" if image_id.removeprefix("image of ") in self._servers else None
 
 
-async def _offload(request: pytest.FixtureRequest, images: Images) -> Counter[str]:
-    """Run the job once, one server after the other; return the servers whose offload has begun."""
+class World:
+    """Servers that are shelved for long enough, and the job."""
+
+    def __init__(self, database: Database, images: Images, servers: Sequence[str]) -> None:
+        self.database = database
+        self.engine = RecordingEngine(database)
+        self._servers = servers
+        needs = SimpleNamespace(engine=self.engine, operation_timeout=60.0, image_client=images)
+        self._needs = cast(ConductorDependencies, needs)
+
+    def prepare(self, conn: sa.Connection) -> None:
+        add_instances(conn, *self._servers)
+        at = shelved.instant(self.engine.now() - micros(60.0))
+        for id in self._servers:
+            known = {shelved.SHELVED_AT: at, shelved.SHELVED_IMAGE: f"image of {id}"}
+            changes = {"vm_state": "shelved", "host": "one", "system_metadata": known}
+            conn.execute(sa.update(instances).where(instances.c.uuid == id).values(changes))
+
+    async def run(self) -> list[str]:
+        """Run the job once; return the servers whose offload has begun, which then fails."""
+
+        def take(conn: sa.Connection) -> list[str]:
+            found = conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None)))
+            servers = list(found.scalars())
+            conn.execute(operations.update().values(finished_at=self.engine.now()))
+            instance_rows.update_many(conn, servers, self.engine.now(), {"task_state": None})
+            return sorted(servers)
+
+        await self.engine.clock.advance(1.0)
+        now, interval = self.engine.now(), 1
+        assert await self.database.write(periodic_jobs.claim, shelved_offload.NAME, "a conductor", now, interval)
+        await offload_overdue(self._needs, 30.0)
+        return await self.database.write(take)
+
+
+@contextlib.asynccontextmanager
+async def _world(
+    request: pytest.FixtureRequest, images: Images, servers: Sequence[str] = SERVERS
+) -> AsyncIterator[World]:
     async with compute_database("sqlite", request) as database:
-        engine = FailingEngine(database)
-
-        def prepare(conn: sa.Connection) -> None:
-            add_instances(conn, *SERVERS)
-            at = shelved.instant(engine.now() - micros(60.0))
-            for id in SERVERS:
-                known = {shelved.SHELVED_AT: at, shelved.SHELVED_IMAGE: f"image of {id}"}
-                changes = {"vm_state": "shelved", "host": "one", "system_metadata": known}
-                conn.execute(sa.update(instances).where(instances.c.uuid == id).values(changes))
-
-        await database.write(prepare)
-        needs = SimpleNamespace(engine=engine, operation_timeout=60.0, image_client=images)
-        await offload_overdue(cast(ConductorDependencies, needs), 30.0)
-    return engine.offloaded
+        world = World(database, images, servers)
+        await database.write(world.prepare)
+        yield world
 
 
 async def test_a_server_that_cannot_leave_is_left_to_the_next_run(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelved_offload, "TOGETHER", 1)
-    assert await _offload(request, Images(*SERVERS)) == Counter(SERVERS)
+    async with _world(request, Images(*SERVERS)) as world:
+        assert [await world.run() for _ in range(2)] == [list(SERVERS)] * 2
 
 
 async def test_no_operation_begins_for_a_server_whose_image_is_gone(request: pytest.FixtureRequest) -> None:
     """Its owner would get a failed instance action in each run."""
-    assert await _offload(request, Images("a", "c")) == Counter(["a", "c"])
+    async with _world(request, Images("a", "c")) as world:
+        assert await world.run() == ["a", "c"]
+
+
+async def test_a_run_takes_some_and_the_next_ones_the_others(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that stay, because their images are gone, do not keep the job from those behind them."""
+    monkeypatch.setattr(shelved_offload, "TOGETHER", 2)
+    monkeypatch.setattr(shelved_offload, "MOST_BEGUN", 4)
+    async with _world(request, Images(*"fgh"), "abcdefgh") as world:
+        runs = [await world.run() for _ in range(5)]
+    assert runs == [[], list("fgh"), [], [], list("fgh")]  # the third finds that it is at the end

@@ -62,3 +62,33 @@ async def test_what_is_not_committed_is_not_told(database: Database) -> None:
     await watched.write(instances.update, "i-1", 6, {"display_name": "new"})
     assert [each.row["display_name"] for each in told] == ["new"]
     assert isinstance(told[0].before, StatesBefore) and told[0].before.display_name == "i-1"
+
+
+async def test_the_statements_do_not_depend_on_the_number_of_changes(database: Database) -> None:
+    told: list[InstanceChange] = []
+    watched = WatchedDatabase(database, told.append)
+    names = [f"i-{number}" for number in range(40)]
+    await database.write(add_instances, *names)
+
+    def act(conn: sa.Connection, some: list[str]) -> None:
+        for number, name in enumerate(some):
+            instance_actions.start(conn, name, f"old-{name}", "stop", "ada", "engines", 2 * number)
+            instance_actions.start(conn, name, f"new-{name}", "start", "ada", "engines", 2 * number + 1)
+
+    await database.write(act, names)
+    counts = []
+    for some in (names[:1], names):
+        statements: list[str] = []
+
+        def change(conn: sa.Connection, some: list[str] = some, statements: list[str] = statements) -> None:
+            def note(_: object, __: object, statement: str, *___: object) -> None:
+                statements.append(statement)
+
+            sa.event.listen(conn, "before_cursor_execute", note)
+            instances.update_many(conn, some, 6, {"vm_state": "stopped"})
+
+        told.clear()
+        await watched.write(change)
+        counts.append(len(statements))
+        assert {each.row["uuid"]: each.context.request_id for each in told} == {id: f"new-{id}" for id in some}
+    assert counts[0] == counts[1]

@@ -8,9 +8,11 @@ import sqlalchemy as sa
 
 from micronova.db import quotas
 from micronova.db.engine import Database
-from micronova.db.tables import quota_usages
+from micronova.db.tables import instances, quota_usages
 from micronova.objects.errors import QuotaExceeded
+from tests.plans import recorded
 from tests.unit.db.databases import KINDS, compute_database
+from tests.unit.scheduler.rows import add_instances
 
 
 @pytest.fixture(params=KINDS)
@@ -130,3 +132,36 @@ async def test_drift_is_listed_and_mended(database: Database) -> None:
     assert await database.write(quotas.recount, "p") == []
     assert await database.read(quotas.drift) == []
     assert (await database.read(lambda conn: conn.execute(sa.select(quota_usages.c.in_use)).scalar())) == 0
+
+
+async def test_users_with_limits_of_their_own_cost_no_statements(database: Database) -> None:
+    """The audit counts what exists once, however many pairs of project and user have a usage."""
+    flavor = {"vcpus": 2, "ram": 64}
+
+    def prepare(conn: sa.Connection) -> None:
+        add_instances(conn, *(f"s{number}" for number in range(6)))
+        for number in range(6):
+            owner = {"project_id": f"p{number % 2}", "user_id": f"u{number % 3}", "flavor": flavor}
+            conn.execute(sa.update(instances).where(instances.c.uuid == f"s{number}").values(owner))
+
+    def counted(conn: sa.Connection) -> tuple[int, list[quotas.Drift]]:
+        with recorded(conn) as statements:
+            found = quotas.drift(conn)
+        return len(statements), found
+
+    await database.write(prepare)
+    for project in ("p0", "p1"):
+        await database.write(quotas.recount, project)
+    without, found = await database.read(counted)
+    assert found == []
+    for number in range(50):
+        await database.write(quotas.set_limits, "p0", {"instances": 5}, f"u{number}")
+    await database.write(quotas.release, "p0", {"cores": 1}, "u1")
+    with_pairs, found = await database.read(counted)
+    assert with_pairs == without
+    assert [(each.user_id, each.resource, each.recorded, each.actual) for each in found] == [
+        ("", "cores", 5, 6),
+        ("u1", "cores", 1, 2),
+    ]
+    await database.write(quotas.recount, "p0")
+    assert (await database.read(quotas.usage, "p0", "u1"))["cores"] == 2

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from micronova.db import allocations, server_migrations
 from micronova.db.engine import Database
 from micronova.db.tables import allocations as allocation_table
-from micronova.db.tables import compute_nodes, inventories, migrations
+from micronova.db.tables import compute_nodes, instances, inventories, migrations
 from tests.unit.db.databases import KINDS, compute_database
+from tests.unit.scheduler.rows import add_instances
 
 FLAVOR = {"id": "f", "vcpus": 1, "ram": 512}
 
@@ -93,3 +94,43 @@ async def test_a_claim_is_handed_over_and_taken_back(database: Database) -> None
         await database.write(allocations.take_back, "s", holder="m", now=3, group_uuid=None)
         assert await database.read(held) == {("s", "n1", 1)}
         assert await database.read(used) == {"n1": 1, "n2": 0}
+
+
+async def test_resizes_that_cannot_be_confirmed_do_not_hide_those_that_can(database: Database) -> None:
+    states = {"failed": ("error", None), "busy": ("resized", "deleting"), "ready": ("resized", None)}
+
+    def prepare(conn: sa.Connection) -> None:
+        add_instances(conn, *states)
+        for number, (server, (vm_state, task_state)) in enumerate(states.items()):
+            values = {"vm_state": vm_state, "task_state": task_state}
+            conn.execute(sa.update(instances).where(instances.c.uuid == server).values(values))
+            finished = {"instance_uuid": server, "migration_type": "resize", "status": "finished"}
+            server_migrations.insert(conn, _row(f"m-{server}", **finished, updated_at=number))
+        server_migrations.insert(conn, _row("gone", migration_type="resize", status="finished", updated_at=0))
+
+    await database.write(prepare)
+    assert await database.read(server_migrations.unconfirmed, 10, 1) == [("m-ready", "ready")]
+    assert await database.read(server_migrations.unconfirmed, 2, 1) == []
+
+
+async def test_a_page_by_host_and_time_has_each_migration_once(database: Database) -> None:
+    """Those that were never updated changed when they were created; a resize may have one host."""
+    places = {"a": ("h1", "h2"), "b": ("h2", "h1"), "c": ("h1", "h1"), "d": ("h3", "h2"), "e": ("h1", None)}
+    times = {"b": 20, "c": 30, "d": 40}
+    for number, (uuid, (source, destination)) in enumerate(places.items()):
+        updated = times.get(uuid)
+        row = _row(uuid, source_compute=source, dest_compute=destination, updated_at=updated, created_at=10 + number)
+        await database.write(server_migrations.insert, row)
+
+    async def listed(limit: int | None = None, marker: str | None = None, **wanted: Any) -> tuple[str, bool]:
+        found = await database.read(server_migrations.list_page, {}, limit=limit, marker=marker, **wanted)
+        assert found is not None
+        return "".join(row.uuid for row in found[0]), found[1]
+
+    assert await listed(host="h1") == ("ecba", False)
+    assert await listed(2, host="h1") == ("ec", True)
+    assert await listed(2, "c", host="h1") == ("ba", False)
+    assert await listed(host="h1", changes_since=14) == ("ecb", False)
+    assert await listed(changes_since=14, changes_before=30) == ("ecb", False)
+    assert await listed(changes_before=19) == ("ea", False)
+    assert await listed(1, changes_since=30) == ("d", True)

@@ -17,7 +17,7 @@ from micronova.http.client import (
     raise_for,
     unix_url,
 )
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import NotFound, Unavailable
 
 HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
 
@@ -60,6 +60,13 @@ def test_a_status_that_passes_is_unavailable(status: int) -> None:
     with pytest.raises(Unavailable) as raised:
         raise_for(Answer(status, {}, b"{}"), "GET", "/v2.0/ports?limit=1")
     assert raised.value.details["status"] == status
+
+
+def test_a_404_counts_only_if_a_service_says_it() -> None:
+    with pytest.raises(Unavailable, match="not of an OpenStack service"):
+        raise_for(Answer(404, {"server": "nginx"}, b"<h1>404 Not Found</h1>"), "GET", "/v2/images/1")
+    with pytest.raises(NotFound):
+        raise_for(Answer(404, {"x-openstack-request-id": "req-1"}, b"{}"), "GET", "/v2/images/1")
 
 
 async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:

@@ -46,12 +46,13 @@ class Job(msgspec.Struct):
 
 
 class SampleAPI:
-    """A topic with two methods, declared as a role's rpcapi.py declares its own."""
+    """A topic with three methods, declared as a role's rpcapi.py declares its own."""
 
     def __init__(self, topic: str, namespace: str = "") -> None:
         self.topic = topic
         self.interface = Interface(topic, namespace=namespace, version="1.2")
         self.work = self.interface.method("work", Job)
+        self.hurry = self.interface.method("hurry", Job, expires=0.1)
         self.ask = self.interface.method("ask", Job, Job)
         self.target = self.interface.target
 
@@ -65,6 +66,10 @@ class Handler:
 
     async def work(self, context: Context, params: Job) -> None:
         """Take a cast."""
+        await self._take(context, params)
+
+    async def hurry(self, context: Context, params: Job) -> None:
+        """Take a cast that expires."""
         await self._take(context, params)
 
     async def ask(self, context: Context, params: Job) -> Job:
@@ -305,6 +310,20 @@ async def test_a_call_that_waits_too_long_is_not_run(make_bus: MakeBus, bus: Bus
     assert (await handler.next_job()).number == 3
     assert handler.seen.empty()
     assert (await bus.probe()).broker.dead_letters == 0, "nobody looks for a call that its caller gave up"
+
+
+async def test_a_cast_that_waits_too_long_is_dropped(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    await (await (await make_bus()).serve(api.interface, Handler())).stop()  # the queue stays
+    await bus.cast(api.target(), api.hurry, Job(1), context=CONTEXT)
+    await bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
+    await asyncio.sleep(0.5)  # a broker counts from when it got the message, which is later
+    handler = Handler()
+    await (await make_bus()).serve(api.interface, handler)
+    assert (await handler.next_job()).number == 2
+    await bus.cast(api.target(), api.hurry, Job(3), context=CONTEXT)
+    assert (await handler.next_job()).number == 3
+    assert handler.seen.empty()
+    assert (await bus.probe()).broker.dead_letters == 0, "nobody looks for it"
 
 
 class WrongClock(SystemClock):

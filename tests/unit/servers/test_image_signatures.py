@@ -32,7 +32,7 @@ class Glance:
         self.tokens.append(headers["x-auth-token"])
         id = url.removeprefix("/v2/images/")
         if id not in IMAGES:
-            return Answer(404, {}, b"{}")
+            return Answer(404, {"x-openstack-request-id": "req-1"}, b"{}")
         return Answer(200, {}, msgspec.json.encode({"id": id, "status": "active", **IMAGES[id]}))
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """POST /servers: checks what the types of the body cannot say, and turns it into a CreateRequest."""
 
 import re
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -287,6 +287,8 @@ def _device(item: Device) -> BlockDevice:
 
 
 _HINT_LISTS = ("same_host", "different_host")
+MOST_HINT_BYTES: Final = 8192
+"""Of the scheduler hints of a request, as JSON: about 200 ids. Each of its servers keeps them, twice."""
 
 
 def _hints(body: Body) -> dict[str, list[str]]:
@@ -310,4 +312,9 @@ def _hints(body: Body) -> dict[str, list[str]]:
                 )
             ip_address("os:scheduler_hints.build_near_host_ip", values[0])
         found[name] = values
+    if len(msgspec.json.encode(found)) > MOST_HINT_BYTES:
+        raise Invalid(
+            "Invalid input for field/attribute os:scheduler_hints: scheduler hints may have "
+            f"{MOST_HINT_BYTES} bytes as JSON, because each server of the request keeps them."
+        )
     return found

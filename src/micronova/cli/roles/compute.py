@@ -36,6 +36,7 @@ async def make(process: Process) -> Role:
     )
     settings = ComputeAgentSettings(
         max_concurrent_builds=default.max_concurrent_builds,
+        max_concurrent_live_migrations=default.max_concurrent_live_migrations,
         max_concurrent_snapshots=default.max_concurrent_snapshots,
         report_interval=default.report_interval,
         resource_interval=compute.resource_interval,

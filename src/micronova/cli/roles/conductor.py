@@ -6,8 +6,14 @@ from typing import Any
 
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor import reclaim, rescue_timeout, resize_confirm, usage_audit
-from micronova.conductor.heal_network_info import NetworkInfoHealing
+from micronova.conductor import (
+    heal_network_info,
+    reclaim,
+    rescue_timeout,
+    resize_confirm,
+    shelved_offload,
+    usage_audit,
+)
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
 from micronova.conductor.image_caching import CacheImagesTasks
@@ -16,7 +22,6 @@ from micronova.conductor.manager import PING_TIMEOUT, ConductorManager
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.running_deleted import find_running_deleted
-from micronova.conductor.shelved_offload import offload_overdue
 from micronova.conf.settings import Settings
 from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
@@ -109,9 +114,9 @@ def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[Pe
         timeout = default.running_deleted_instance_timeout
         add("running_deleted", interval, find_running_deleted, dependencies, timeout, action)
     if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
-        add("heal_network_info", interval, NetworkInfoHealing(dependencies).run)
+        add(heal_network_info.NAME, interval, heal_network_info.heal_network_info, dependencies)
     if (after := default.shelved_offload_time) > 0:
-        add("offload_shelved", default.shelved_poll_interval, offload_overdue, dependencies, after)
+        add(shelved_offload.NAME, default.shelved_poll_interval, shelved_offload.offload_overdue, dependencies, after)
     return jobs
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from micronova.http.client import ServiceClient
 from micronova.http.tickets import Tickets, manage_subject, upload_subject
-from micronova.objects.errors import NotFound
+from micronova.objects.errors import NotFound, Unavailable
 from micronova.objects.image import BACKUP, LONGEST_PROPERTY, ImageMeta
 
 TICKET_LIFETIME = 900.0  # seconds within which a host has to start the download or upload
@@ -135,12 +135,20 @@ class ImageClient:
     async def _manage(self, method: str, image_id: str) -> Any:
         """Look after an image on behalf of the user who has asked for it, whose token is gone: by a ticket.
 
-        The service user could not: it may do no more with images than anybody else.
+        The service user could not: it may do no more with images than anybody else. Raise NotFound only if the service
+        says of this image that there is none, because the caller then gives up what the image was for; at a wrong path
+        or endpoint another 404 is possible.
         """
-        if self._tickets is None or self._now is None:
-            return await self._service.request(method, _checked_path(image_id))
-        ticket = self._tickets.issue(manage_subject(image_id), self._now() + self._lifetime)
-        return await self._service.request(method, f"{_checked_path(image_id)}?ticket={ticket}", token="")
+        path, token = _checked_path(image_id), None
+        if self._tickets is not None and self._now is not None:
+            ticket = self._tickets.issue(manage_subject(image_id), self._now() + self._lifetime)
+            path, token = f"{path}?ticket={ticket}", ""
+        try:
+            return await self._service.request(method, path, token=token)
+        except NotFound as error:
+            if image_id in error.message:
+                raise
+            raise Unavailable(f"The image service does not know what image {image_id} is: {error.message}") from error
 
     @property
     def url(self) -> str | None:

@@ -26,14 +26,25 @@ from micronova.virt.driver import AdminPassword, CrashDump, HotPlug, Pause, Resc
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
-    """Remove the guest and everything that was made for it.
+    """Remove the guest and everything that was made for it: the server is deleted.
 
-    The server is deleted, is offloaded when it is shelved, or stays on the host that a resize is reverted to.
+    Nobody can withdraw a delete, so that the host does not ask whether it still stands.
     """
-    uuid = work.order.instance.uuid
-    if is_newer(await host.driver.info(uuid), host, work):
+    if is_newer(await host.driver.info(work.order.instance.uuid), host, work):
         return None
-    await host.destroy(uuid)
+    return await _destroyed(host, work)
+
+
+async def remove(host: Host, work: Work) -> Outcome | None:
+    """Remove the guest of a server that goes on without it: it is offloaded, or has a guest on another host."""
+    if is_newer(await host.driver.info(work.order.instance.uuid), host, work):
+        return None
+    await work.check_stands()
+    return await _destroyed(host, work)
+
+
+async def _destroyed(host: Host, work: Work) -> Outcome:
+    await host.destroy(work.order.instance.uuid)
     return Outcome(outcome="done", power_state=power_state.NOSTATE)
 
 

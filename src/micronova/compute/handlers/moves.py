@@ -8,7 +8,7 @@ and the destination makes another one of its disks (`Migrate`). A handler may ru
 import logging
 from functools import partial
 
-from micronova.compute.handlers.guests import delete
+from micronova.compute.handlers.guests import remove
 from micronova.compute.handlers.shared import (
     capable_driver,
     guest_plan,
@@ -21,7 +21,7 @@ from micronova.compute.handlers.shared import (
 )
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
-from micronova.objects import power_state
+from micronova.objects import power_state, states
 from micronova.objects.errors import Invalid, MicronovaError
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
@@ -57,7 +57,10 @@ async def resize_instance(host: Host, work: Work) -> Outcome:
     if guest.power_state != power_state.SHUTDOWN:
         await host.driver.power_off(guest.uuid, host.shutdown_timeout(work.order.instance.image))
     host.power_change_ended(guest.uuid, power_state.SHUTDOWN)
-    data = b"" if stays else await _migrate_driver(host).export_disks(guest.uuid)
+    data = b""
+    if not stays:
+        async with host.build_slots.one(work.order.instance.project_id):  # it reads whole disks
+            data = await _migrate_driver(host).export_disks(guest.uuid)
     return Outcome(outcome="done", power_state=power_state.SHUTDOWN, migrate_data=_checked(data))
 
 
@@ -80,8 +83,9 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
     """Make the guest on the source what it was before the move, and start it if it ran then."""
     guest = await guest_to_switch(host, work)
     if _move(work).stays and _move(work).arrived:
+        await work.check_stands()
         await _resize_driver(host).revert_resize(guest_plan(work))
-        host.tracker(guest.node).hold(work.order)
+        host.tracker(guest.node).keep(work.order)
         host.guest_present(guest.uuid, work.order.epoch, guest.node)
     return await _started(host, work)
 
@@ -89,8 +93,9 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
 async def confirm_resize(host: Host, work: Work) -> Outcome | None:
     """Remove what the source still has of the guest."""
     if not _move(work).stays:
-        return await delete(host, work)
+        return await remove(host, work)
     uuid = work.order.instance.uuid
+    await work.check_stands()
     await _resize_driver(host).confirm_resize(uuid)
     return Outcome(outcome="done")
 
@@ -108,16 +113,21 @@ async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
 
 
 async def live_migration(host: Host, work: Work) -> Outcome:
-    """Send the guest from the source while it runs."""
+    """Send the guest from the source while it runs, when few others are being sent.
+
+    At most default.max_concurrent_live_migrations are, because they share the host's link.
+    """
     uuid, driver = work.order.instance.uuid, _live_driver(host)
-    guest = await guest_to_switch(host, work)
+    async with host.live_migration_slots.one(work.order.instance.project_id):
+        await work.progress(states.MIGRATING)  # the migration is not queued any more
+        guest = await guest_to_switch(host, work)
 
-    async def undo() -> None:
-        host.power_change_ended(uuid, await driver.rollback_live_migration(uuid))
+        async def undo() -> None:
+            host.power_change_ended(uuid, await driver.rollback_live_migration(uuid))
 
-    async with undo_on_failure(work, undo):
-        data = _checked(await driver.live_migrate(uuid))
-    host.power_change_ended(uuid, guest.power_state)
+        async with undo_on_failure(work, undo):
+            data = _checked(await driver.live_migrate(uuid))
+        host.power_change_ended(uuid, guest.power_state)
     return Outcome(outcome="done", migrate_data=data)
 
 

@@ -5,6 +5,8 @@ Anything else is rebuilt again: the old guest, which an agent may have stopped a
 failed or interrupted rebuild leaves on the host stays there for the next rebuild or for the delete.
 """
 
+import logging
+
 import msgspec
 
 from micronova.compute.handlers.build import wants_config_drive
@@ -14,6 +16,8 @@ from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states
 from micronova.telemetry.spans import span
 from micronova.virt.driver import Rebuild
+
+log = logging.getLogger(__name__)
 
 
 async def rebuild(host: Host, work: Work) -> Outcome | None:
@@ -33,6 +37,10 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     # Its image says how long a guest may take to shut down: no build of the host waits for that.
     slot = host.build_slots.one(order.instance.project_id)
 
+    async def stopping() -> None:
+        await work.check_stands()
+        slot.release()
+
     async def removed() -> None:
         await slot.acquire()
         for task_state in states.ACTIONS["rebuild"].then:
@@ -40,15 +48,14 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
 
     async with slot:
         tracker = host.tracker(order.instance.node)
-        # Also if the rebuild fails: the server keeps its resources.
-        tracker.hold(order)
+        tracker.keep(order)  # also if the rebuild fails: the server keeps its resources
         host.guest_present(uuid, order.epoch, tracker.node)
         plan = guest_plan(work)
         plan.instance = msgspec.structs.replace(plan.instance, config_drive=config_drive)
         timeout = host.shutdown_timeout(order.instance.image)
         try:
             with span("rebuild", host=host.name, instance=uuid):
-                await driver.rebuild(plan, start=start, timeout=timeout, stopping=slot.release, removed=removed)
+                await driver.rebuild(plan, start=start, timeout=timeout, stopping=stopping, removed=removed)
         except Exception:
             await _note_what_is_left(host, work)
             raise
@@ -62,7 +69,11 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
 async def _note_what_is_left(host: Host, work: Work) -> None:
     """Note whether the old guest is as it was, after a rebuild that failed."""
     uuid = work.order.instance.uuid
-    guest = await host.driver.info(uuid)
+    try:
+        guest = await host.driver.info(uuid)
+    except Exception as error:  # drivers may raise anything; the error of the rebuild is the one to report
+        log.warning("host %s: what is left of the guest of instance %s is not known: %s", host.name, uuid, error)
+        return
     if guest is not None and guest.epoch < work.order.epoch:
         host.guest_present(uuid, guest.epoch, guest.node, guest.power_state)
         work.unchanged = True

@@ -1,9 +1,15 @@
 """What follows a resize or a cold migration: its confirmation, or its revert.
 
 Confirming: `new` → `dispatched` (the source removes the guest that left: success). Reverting: the request lets the
-server belong to its source again, with the old flavor and the claim there; `new` → `dispatched` (the destination
-removes its guest) → `bind` (the ports return) → `finish` (the source makes the old guest run: success). The last two
-are repeated until they succeed. A place that is left and cannot remove its guest, because it is down, fails, hangs or
+server belong to its source again, with the old flavor; `new` → `dispatched` (the destination removes its guest, and
+what the server holds there is given back) → `bind` (the ports return) → `finish` (the source makes the old guest run:
+success). The last two are repeated until they succeed.
+
+Before one guest is removed, the host of the other one must be up: that guest is all that is left. The conductor checks
+it when it sends the order, when it goes on without a host, and when the host asks right before it begins. Until then
+the operation waits; if that lasts until its deadline, and no host has begun, the server is RESIZED again as before.
+
+A place that is left and cannot remove its guest, because it is down, fails, hangs or
 lacks something, does it later, when it reads the record of the departure. Only a revert waits until its deadline for a
 destination that lacks something: the guest there may run. If source and destination are the same host, that host has
 both guests' disks, and its order says which of them to keep.
@@ -11,6 +17,7 @@ both guests' disks, and its order says which of them to keep.
 
 import logging
 from abc import abstractmethod
+from typing import cast
 
 import msgspec
 import sqlalchemy as sa
@@ -19,15 +26,17 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import removal_order, work_order
+from micronova.conductor.operations.orders import devices_of, removal_order, work_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, states
-from micronova.objects.errors import Unavailable
+from micronova.objects.block_device import resized
+from micronova.objects.errors import HostUnavailable, Unavailable
+from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import Step
+from micronova.objects.operations import ResizedPayload, Step
 from micronova.objects.orders import Report, WorkOrder
 
 log = logging.getLogger(__name__)
@@ -45,7 +54,7 @@ class ResizedKind(MoveKind):
         if not await self.recorded_failure(operation, error, self.failed):
             await self.overtaken(operation)
 
-    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         """End the operation: the server is in ERROR in the place that it belongs to."""
         migration, now = self.migration_of(conn, operation), self._engine.now()
         fault = fault_of(error, now)
@@ -62,6 +71,46 @@ class ResizedKind(MoveKind):
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
         """Give the migration its last status, and release what it holds; the operation has ended."""
+
+    def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
+        """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
+        if server_migrations.other_place(row, migration) is not None:
+            self.transitions.require_up(conn, row["host"] or "")
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Let a host remove its guest, if the other one can stay."""
+        self.may_leave(conn, row, self.migration_of(conn, operation))
+        return super().dispatch(conn, operation, row, host)
+
+    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+        """Note that the host begins to remove its guest, if the other one can stay."""
+        migration = self.migration_of(conn, operation)
+        if operation.step == "dispatched" and server_migrations.other_place(row, migration) is not None:
+            self.may_leave(conn, row, migration)
+            payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
+            encoded = msgspec.msgpack.encode(payload)
+            self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
+
+    def resized_again(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception,
+        changes: InstanceChanges,
+    ) -> NoMoreWork:
+        """End an operation that has changed no guest: the server waits for its owner, as before.
+
+        The epoch is raised, so that no host carries out an order of the operation.
+        """
+        now = self._engine.now()
+        fault = fault_of(error, now)
+        changes = {**changes, "task_state": None, "fault": fault, "epoch": operation.epoch + 1}
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
+        return NoMoreWork(ended="error")
 
     def record_departure(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
@@ -84,7 +133,13 @@ class ResizedKind(MoveKind):
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return None
-        migration = self.migration_of(conn, operation)
+        return self.left_behind(conn, operation, row, self.migration_of(conn, operation))
+
+    def left_behind(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+    ) -> StepResult:
+        """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last."""
+        self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
         return self.other_place_left(conn, operation, row, migration)
 
@@ -133,30 +188,41 @@ class ConfirmResize(ResizedKind):
             move=move_order(migration),
         )
 
-    async def fail(self, operation: Operation, error: Exception) -> None:
-        """Confirm without a source that did not answer in time; set the server to ERROR if it is its own host."""
-        loaded = await self._engine.database.read(self.load, operation)
-        if loaded is None or loaded[1]["source_compute"] == loaded[0]["host"]:
-            await super().fail(operation, error)
-        else:
-            await self.continue_without_other_place(operation)
+    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
+        """Confirm without a source that did not answer in time; set the server to ERROR if it is its own host.
+
+        If the server's own host is down, nothing is removed; as long as no host has begun to, the server is as before.
+        """
+        migration = self.migration_of(conn, operation)
+        if migration["source_compute"] == row["host"]:
+            if operation.step == "new":
+                return self.resized_again(conn, operation, row, migration, error, {})
+            return super().failed(conn, operation, row, error)
+        try:
+            return self.left_behind(conn, operation, row, migration)
+        except HostUnavailable:
+            if operation.payload_as(ResizedPayload).begun:
+                raise
+            return self.resized_again(conn, operation, row, migration, error, {})
 
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
-        """Confirm without a source that lacks something; wait for it only if it is the server's own host."""
+        """Confirm without a source that lacks something; wait for it if it, or nothing else, has the guest."""
         migration = self.migration_of(conn, operation)
         if migration["source_compute"] == row["host"]:
             return super().postponed(conn, operation, row, report)
-        self.record_departure(conn, operation, row, migration)
-        return self.other_place_left(conn, operation, row, migration)
+        try:
+            return self.left_behind(conn, operation, row, migration)
+        except HostUnavailable:
+            return super().postponed(conn, operation, row, report)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Confirm; a source that could not remove the guest does it later, unless it is the server's own host."""
         migration = self.migration_of(conn, operation)
-        if report.outcome != "done":
-            if migration["source_compute"] == row["host"]:
-                return self.failed(conn, operation, row, reported_error(report))
-            self.record_departure(conn, operation, row, migration)
-        return self.other_place_left(conn, operation, row, migration)
+        if report.outcome == "done":
+            return self.other_place_left(conn, operation, row, migration)
+        if migration["source_compute"] == row["host"]:
+            return self.failed(conn, operation, row, reported_error(report))
+        return self.postponed(conn, operation, row, report)
 
     def other_place_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
@@ -196,8 +262,6 @@ class RevertResize(ResizedKind):
             await self.overtaken(operation)
             return
         row, migration = loaded
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
         if operation.step in ("new", "dispatched"):
             await self._remove(operation, row, migration)
         elif operation.step == "bind":
@@ -214,18 +278,48 @@ class RevertResize(ResizedKind):
             await self.continue_without_other_place(operation)
             return
         order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, other)
-        if order is not None:
-            await self.transitions.send(operation, order)
+        if order is None:
+            return
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.transitions.send(operation, order)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Continue without a destination that did not answer in time, or whose order could not be made."""
+        """Continue without a destination that did not answer in time, or whose order could not be made.
+
+        If the source is down, too, nothing is removed; as long as the destination has not begun to, the server stays.
+        """
+        if not await self.recorded_failure(operation, error, self._returned_or_stays):
+            await self.overtaken(operation)
+
+    def _returned_or_stays(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception
+    ) -> StepResult:
+        migration, payload = self.migration_of(conn, operation), operation.payload_as(ResizedPayload)
+        try:
+            result = self.left_behind(conn, operation, row, migration)
+        except HostUnavailable:
+            if payload.begun or not payload.destination:
+                raise
+            return self._stays(conn, operation, row, migration, error)
         log.warning(
             "the revert of the resize of server %s continues although its destination has not removed its guest, which "
             "it does when it is back: %s",
             operation.instance_uuid,
             error,
         )
-        await self.continue_without_other_place(operation)
+        return result
+
+    def _stays(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, error: Exception
+    ) -> NoMoreWork:
+        """Let the server belong to its destination again, where its guest is, with the new flavor."""
+        old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
+        instances.set_flavor(conn, row["uuid"], new)
+        instances.replace_devices(conn, row["uuid"], resized(devices_of(conn, row["uuid"]), row["uuid"], old, new))
+        place = cast(InstanceChanges, operation.payload_as(ResizedPayload).destination)
+        changes: InstanceChanges = {**place, "flavor_id": new.id, "flavor": migration["new_flavor"]}
+        return self.resized_again(conn, operation, row, migration, error, changes)
 
     def other_place_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
@@ -233,7 +327,9 @@ class RevertResize(ResizedKind):
         """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
         away = migration["dest_compute"] != row["host"]
         step: Step = "bind" if away and row["network_info"] else "finish"
-        return Continue(self.transitions.advance(conn, operation, step, endless=True))
+        taken = self.transitions.advance(conn, operation, step, endless=True)
+        server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, self._engine.now())
+        return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
@@ -287,18 +383,21 @@ class RevertResize(ResizedKind):
 
     def _destination_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report
-    ) -> Continue:
+    ) -> StepResult:
         """Continue with the ports and the source; a destination that has not removed its guest does it later."""
         migration = self.migration_of(conn, operation)
-        error = None
-        if report.outcome != "done":
-            self.record_departure(conn, operation, row, migration)
-            error = reported_error(report).message
-        self.transitions.end_event(conn, operation, host=report.host, error=error)
-        return self.other_place_left(conn, operation, row, migration)
+        if report.outcome == "done":
+            self.transitions.end_event(conn, operation, host=report.host)
+            return self.other_place_left(conn, operation, row, migration)
+        try:
+            result = self.left_behind(conn, operation, row, migration)
+        except HostUnavailable:
+            return self.postponed(conn, operation, row, report)
+        self.transitions.end_event(conn, operation, host=report.host, error=reported_error(report).message)
+        return result
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
-        """Give it its status: the request to revert has released the rest, and the destination is left."""
+        """Give it its status: the rest was released when the destination was left."""
         server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": status})

@@ -37,8 +37,6 @@ _EVENTS: Final = {
     "create_backup": "compute_backup_instance",
     "shelve": "compute_shelve_instance",
 }
-CREATION_POLL: Final = 1.0
-"""Seconds between two looks for an image that the API may be about to create."""
 _UPLOADS: Final = (states.IMAGE_UPLOADING, states.SHELVING_IMAGE_UPLOADING)
 
 
@@ -222,7 +220,8 @@ class CreateImage(HostKind):
         return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup", payload=encoded))
 
     async def _clean_up(self, operation: Operation) -> None:
-        await self._delete_own(operation)
+        if not await self._delete_own(operation):
+            return
         waiting = await self._engine.database.write(self._cleaned_up, operation)
         await self.transitions.ended_and_wake(operation, "error", waiting)
 
@@ -244,16 +243,22 @@ class CreateImage(HostKind):
         current = await self._engine.database.read(operation_rows.get, operation.id)
         if not operation.is_current(current):
             return
-        if not await self.leaves_image(operation):
-            await self._delete_own(operation)
-        await self.transitions.cancel(operation)
+        if await self.leaves_image(operation) or await self._delete_own(operation):
+            await self.transitions.cancel(operation)
 
     async def leaves_image(self, operation: Operation) -> bool:
         """Return whether the image of an operation that a later request has overtaken stays: it is complete."""
         return await self.images.status(operation.id) == COMPLETE
 
-    async def _delete_own(self, operation: Operation) -> None:
-        """Delete the operation's image; wait for it while the API may still create it."""
-        until = 0 if operation.payload_as(ImagePayload).answered else operation.created_at + micros(IMAGE_CREATION_TIME)
-        while not await self.images.delete(operation.id) and self._engine.now() < until:
-            await self._engine.clock.sleep(CREATION_POLL)
+    async def _delete_own(self, operation: Operation) -> bool:
+        """Delete the operation's image; return False if the API may still create it, and look for it later.
+
+        The operation is postponed meanwhile: a conductor has other work to do.
+        """
+        if await self.images.delete(operation.id) or operation.payload_as(ImagePayload).answered:
+            return True
+        left = operation.created_at + micros(IMAGE_CREATION_TIME) - self._engine.now()
+        if left <= 0:
+            return True
+        await self._engine.later([operation], Unavailable("Its image may still be created."), longest=left / 1e6)
+        return False

@@ -29,12 +29,12 @@ from micronova.db.engine import Database
 from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
-from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
 from micronova.objects.operations import NEVER_CANCELLED, VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
 
-MOST_SWEPT = 200  # operations that one sweep takes; more to complete a batch
+MOST_SWEPT = 200  # operations that sweeps take before others have ended; more to complete a batch
 LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
 
 P = ParamSpec("P")
@@ -185,6 +185,7 @@ class Engine:
         self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased and works on
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
+        self._batches = 0  # that it works on or that wait for a place, without follow-ups
         self._limit = asyncio.Semaphore(concurrency)
         # Nobody waits for follow-ups, and they are repeated as long as another service does not answer.
         self._follow_ups = asyncio.Semaphore(max(1, concurrency // 8))
@@ -244,6 +245,8 @@ class Engine:
         """Run a transaction on behalf of a host; note it if the database does not answer."""
         try:
             return await self.database.write(fn, *args, **kwargs)
+        except HostUnavailable:  # the database has answered
+            raise
         except Unavailable:
             self.health.outage_noticed()
             raise
@@ -282,8 +285,14 @@ class Engine:
         for operation in batch:
             self._leased[operation.id] = operation
         task = asyncio.create_task(self._run(batch), name=f"{batch[0].kind}-{batch[0].batch_id}")
+        if batch[0].kind not in NEVER_CANCELLED:
+            self._batches += 1
+            task.add_done_callback(self._batch_done)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _batch_done(self, task: asyncio.Task[None]) -> None:
+        self._batches -= 1
 
     async def _run(self, batch: list[Operation]) -> None:
         try:
@@ -365,10 +374,11 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
+        room = MOST_SWEPT - self._batches
+        if room <= 0:
+            return  # other conductors may have places for them
         with_hosts = self.health.healthy()
-        found = await self.database.read(
-            operation_rows.expired, self.now(), MOST_SWEPT, self._known, with_hosts=with_hosts
-        )
+        found = await self.database.read(operation_rows.expired, self.now(), room, self._known, with_hosts=with_hosts)
         if found:
             log.debug("sweep takes %d operations", len(found))
             await self.lease_and_run(found)

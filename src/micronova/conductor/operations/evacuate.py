@@ -4,6 +4,10 @@ Steps: `schedule` (choose and claim a host, bind the ports to it) → `dispatche
 fails, back to `schedule` for the next host) → `finish` if the server must be off (the host stops the guest). Until the
 guest is built, the server belongs to its lost host; then a record of the departure lets that host remove its guest when
 it is back. If no host is left: `unbind` (the ports return), and the server is in ERROR on its lost host.
+
+A host that was only silent, because the bus or its agent was away, still has the guest and its disks. So a conductor
+that can hear hosts asks whether the host is lost: before each attempt, when it dispatches the build, and before it lets
+the server leave. If the host is not lost any more, the evacuation ends, and the server is on it as before.
 """
 
 import logging
@@ -21,10 +25,10 @@ from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMo
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace, place_of
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, server_migrations
+from micronova.db import departures, instances, server_migrations, services
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import migration_states, power_state, states
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
@@ -83,13 +87,21 @@ class Evacuate(MoveKind):
         if spec is None:
             await self.overtaken(operation)
             return
+        source = migration["source_compute"]
+        if not await self._engine.database.read(self.transitions.host_is_lost, source):
+            await self.fail(operation, _not_lost())
+            return
         payload = operation.payload_as(EvacuatePayload)
-        wanted = msgspec.structs.replace(spec, ignore_hosts=(migration["source_compute"],))
+        wanted = msgspec.structs.replace(spec, ignore_hosts=(source,))
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
         bound = await self._destinations.choose_and_bind(server)
         if bound is None:
             return
-        order = await self.dispatched(operation, "dispatched", self._dispatch_build, server, bound.vifs)
+        try:
+            order = await self.dispatched(operation, "dispatched", self._dispatch_build, server, source, bound.vifs)
+        except OperationFailed as error:
+            await self.fail(operation, error)
+            return
         if order is None:
             return
         if not payload.tried:  # of several attempts, the first begins what the last ends
@@ -99,8 +111,13 @@ class Evacuate(MoveKind):
         await self.transitions.send(operation, order)
 
     def _dispatch_build(
-        self, conn: sa.Connection, server: ServerToPlace[EvacuatePayload], vifs: tuple[VIF, ...] | None
+        self,
+        conn: sa.Connection,
+        server: ServerToPlace[EvacuatePayload],
+        source: str,
+        vifs: tuple[VIF, ...] | None,
     ) -> WorkOrder | None:
+        """Make the chosen host the owner; raise OperationFailed if the source is not lost any more."""
         operation, chosen = server.operation, server.chosen
         payload = msgspec.structs.replace(server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen)
         changes: InstanceChanges = {"epoch": operation.epoch + 1, "task_state": states.REBUILD_SPAWNING}
@@ -110,6 +127,8 @@ class Evacuate(MoveKind):
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
+        if not self.transitions.host_is_lost(conn, source):
+            raise _not_lost()
         if not server.payload.tried:
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
@@ -179,6 +198,9 @@ class Evacuate(MoveKind):
         now, payload = self._engine.now(), operation.payload_as(EvacuatePayload)
         migration = self.migration_of(conn, operation)
         assert payload.chosen is not None
+        source = migration["source_compute"]
+        if not self.transitions.host_is_lost(conn, source):
+            return self._attempts.give_up(conn, operation, row, _not_lost(), left_behind=True)
         changes: InstanceChanges = {
             **place_of(payload.chosen),
             "vm_state": states.state_after(ACTION, row["vm_state"]),
@@ -189,7 +211,7 @@ class Evacuate(MoveKind):
             "fault": None,
         }
         # The lost host removes its guest when it is back; it is not the server's own any more.
-        departures.record(conn, migration["source_compute"], row["uuid"], operation.epoch, now)
+        departures.record(conn, source, row["uuid"], operation.epoch, now)
         if payload.stops:
             self.transitions.end_event(conn, operation, host=report.host)
             taken = self.transitions.advance(conn, operation, "finish", changes=changes)
@@ -216,7 +238,7 @@ class Evacuate(MoveKind):
     # --- failures --------------------------------------------------------------------------------------------
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Set the server to ERROR; its ports return to the host that it belongs to."""
+        """Give the evacuation up; its ports return to the host that it belongs to."""
         result = await self._engine.database.write(self._fail, operation, error)
         if result is None:
             await self.overtaken(operation)
@@ -266,14 +288,16 @@ class Evacuate(MoveKind):
         )
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
+        """End the evacuation: the server is in ERROR, or as before if its host is not lost."""
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return NoMoreWork()
         payload, now = operation.payload_as(EvacuatePayload), self._engine.now()
         migration = self.migration_of(conn, operation)
         fault = fault_of(payload.error, now)
-        after = states.state_after(ACTION, row["vm_state"], failed=True)
-        changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
+        changes: InstanceChanges = {"task_state": None, "fault": fault}
+        if row["host"] is None or services.host_is_lost(conn, row["host"], now, self._dependencies.service_down_time):
+            changes["vm_state"] = states.state_after(ACTION, row["vm_state"], failed=True)
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
@@ -286,3 +310,7 @@ class Evacuate(MoveKind):
         server_migrations.stay_on_source(conn, row, migration, migration_states.FAILED, now)
         told = Notification("rebuild.error", failed, fault, sender=payload.chosen.host)
         return NoMoreWork(ended="error", notifications=[told])
+
+
+def _not_lost() -> OperationFailed:
+    return OperationFailed("The server's host is not lost: the server stays on it. Force its service down if it is.")

@@ -62,9 +62,18 @@ class HostKind(OperationKind):
         """Return the secrets of an operation, for its order."""
         return self._dependencies.secrets.open(operation.secrets, operation.id)
 
+    def progressed(self, conn: sa.Connection, operation: Operation) -> None:
+        """Record more than the task state of a host that has told of its progress."""
+
     def upload_url_for(self, operation: Operation, progress: Progress) -> str | None:
         """Return where the host uploads an image, if that follows the task state that it has reached."""
         return None
+
+    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+        """Note that the host is about to do what cannot be undone; raise HostUnavailable if it has to wait.
+
+        Both are locked, and the order still stands. The host repeats its question until it gets an answer.
+        """
 
     def has_applied(self, found: OperationRow, report: Report) -> bool:
         """Return whether a report that arrives again was applied before, so that its host undoes nothing."""
@@ -206,10 +215,13 @@ def apply_progress(
     kind, operation = _kind_of(kinds, found), Operation.of(found)
     if kind is None or not _is_at_work(kind, row, found, progress):
         return None
+    if progress.destroys:
+        kind.destruction_begins(conn, operation, row)
     # The action of the kind's name has the task states that a host may report; a kind without one has none.
     action = states.ACTIONS.get(kind.name)
     if action is not None and states.is_further(action, row["task_state"], progress.task_state):
         instances.update(conn, row["uuid"], now, {"task_state": progress.task_state}, epoch=operation.epoch)
+    kind.progressed(conn, operation)
     return kind, operation
 
 

@@ -29,7 +29,7 @@ from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, server_migrations
 from micronova.objects.block_device import resized
-from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
+from micronova.objects.errors import HostUnavailable, MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationChanges, MigrationRow
@@ -217,6 +217,12 @@ class Move(MoveKind):
             ),
         )
 
+    def progressed(self, conn: sa.Connection, operation: Operation) -> None:
+        """Record that the source sends the guest: before, it may have waited until it had sent others."""
+        if operation.step == "migrate" and "under_way" in self._names.statuses:
+            status: MigrationChanges = {"status": self._names.statuses["under_way"]}
+            server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
+
     # --- the host's report, and its absence ------------------------------------------------------------------
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
@@ -359,6 +365,7 @@ class Move(MoveKind):
             return NoMoreWork()
         error = OperationFailed("The destination does not answer any more.")
         if operation.step == "finish":
+            self._require_source(conn, row)
             return self._outcomes.begin_undo(conn, operation, row, error, event=self._event("finish"), arrived=True)
         migration = self.migration_of(conn, operation)
         return self._try_another(conn, operation, row, migration, error)
@@ -394,6 +401,10 @@ class Move(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Undo the move; if the guest was not touched yet, the server is as before at once."""
+        if operation.step in ("bind", "finish") and not await self._engine.database.read(self._may_return, operation):
+            # Nothing but the destination has a guest that can be used: the move goes on until the source is back.
+            await self.run_one(operation)
+            return
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
@@ -410,6 +421,20 @@ class Move(MoveKind):
         """Return the change of the server's task state with a step."""
         return {"task_state": self._names.task_states[step]} if step in self._names.task_states else {}
 
+    def _may_return(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Return whether the source of a guest that may have arrived is up, so that the guest can return to it."""
+        row = instances.get(conn, operation.instance_uuid)
+        try:
+            self._require_source(conn, row)
+        except HostUnavailable:
+            return False
+        return True
+
+    def _require_source(self, conn: sa.Connection, row: InstanceRow | None) -> None:
+        """Raise HostUnavailable if the source is down: the guest that may have arrived is all that is left."""
+        if row is not None and row["host"] is not None:
+            self.transitions.require_up(conn, row["host"])
+
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         migration = self.migration_of(conn, operation)
         if operation.step == "prep":
@@ -421,6 +446,8 @@ class Move(MoveKind):
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
         arrived = operation.step in ("bind", "finish")
+        if arrived:
+            self._require_source(conn, row)
         return self._outcomes.begin_undo(conn, operation, row, known, event=event, arrived=arrived)
 
 

@@ -62,7 +62,8 @@ LIVE: Final = MoveNames(
     task_states={},  # it is `migrating` all the time
     statuses={
         "prep": migration_states.PREPARING,
-        "migrate": migration_states.RUNNING,
+        "migrate": migration_states.QUEUED,
+        "under_way": migration_states.RUNNING,
         "migrated": migration_states.POST_MIGRATING,
         "undone": migration_states.FAILED,
     },

@@ -118,10 +118,14 @@ class MoveOutcomes:
         status: str,
         changes: InstanceChanges | None = None,
     ) -> InstanceChanges:
-        """Let the server belong to its source, with a fault; return what has changed."""
+        """Let the server belong to its source, with a fault; return what has changed.
+
+        The epoch is raised: a scheduler that stood still claims nothing for the move any more.
+        """
         now = self._engine.now()
         after = states.state_after(states.ACTIONS[operation.kind], row["vm_state"], failed=True)
         values: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault, **(changes or {})}
+        values["epoch"] = operation.epoch + 1
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         server_migrations.stay_on_source(conn, row, migration, status, now)
         return values

@@ -1,8 +1,8 @@
 """Rebuilding a server: its host replaces the guest's disks by new ones, made from the server's image.
 
 Steps: `new` (another image than before is checked on the server's host) → `dispatched` (the host rebuilds the guest).
-A rebuild that fails leaves the server in ERROR. It keeps its host, ports and claim. If the guest is as it was (the
-rebuild failed in `new`, or its host could not get the image, be it until the deadline), the server gets its image back.
+A rebuild that fails leaves the server in ERROR. It keeps its host, ports and claim. If the guest is as it was (its host
+has not begun to replace it, or says so, be it until the deadline), the server gets its image back.
 """
 
 import msgspec
@@ -116,7 +116,7 @@ class Rebuild(HostKind):
         if report.power_state is not None:
             changes["power_state"] = report.power_state
         if report.outcome != "done":
-            if report.unchanged:
+            if report.unchanged or not operation.payload_as(RebuildPayload).begun:
                 changes |= self._put_back(conn, operation)
             return self._record_failure(conn, operation, row, fault_of(reported_error(report), now), changes)
         after = (
@@ -133,6 +133,11 @@ class Rebuild(HostKind):
         self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
 
+    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+        """Note that the host begins to replace the guest."""
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(operation.payload_as(RebuildPayload), begun=True))
+        self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
+
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the host have its order again; note whether the guest is as it was, in case there is no more time."""
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=report.unchanged)
@@ -140,13 +145,14 @@ class Rebuild(HostKind):
         return super().postponed(conn, noted, row, report)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Set the server to ERROR; if its host has not got the order, its guest still has the old image."""
+        """Set the server to ERROR; if its host has not begun, its guest still has the old image."""
         if not await self.recorded_failure(operation, error, self._failed):
             await self.transitions.cancel(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
         changes: InstanceChanges = {"task_state": None}
-        if operation.step == "new" or operation.payload_as(RebuildPayload).unchanged:
+        payload = operation.payload_as(RebuildPayload)
+        if payload.unchanged or not payload.begun:
             changes |= self._put_back(conn, operation)
         return self._record_failure(conn, operation, row, fault_of(error, self._engine.now()), changes)
 

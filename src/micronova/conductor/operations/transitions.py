@@ -19,7 +19,7 @@ from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
 from micronova.objects import states
-from micronova.objects.errors import NoValidHost, Stale, Unavailable
+from micronova.objects.errors import HostUnavailable, NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import COMPUTE_FILTER, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.network import VIF
@@ -143,6 +143,23 @@ class Transitions:
         return not await self._engine.database.read(
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
+
+    def require_up(self, conn: sa.Connection, host: str) -> None:
+        """Raise HostUnavailable unless a host is up: it has the copy of a guest that stays when another is removed."""
+        if not service_rows.host_is_up(conn, host, self._engine.now(), self._dependencies.service_down_time):
+            raise HostUnavailable(f"Host {host}, whose guest stays, does not answer.")
+
+    def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
+        """Return whether a host is lost, so that something may be done without it that cannot be undone.
+
+        It is asked in the transaction that does it. Raise HostUnavailable if the host is silent and this conductor may
+        not have got its heartbeats.
+        """
+        if not service_rows.host_is_lost(conn, host, self._engine.now(), self._dependencies.service_down_time):
+            return False
+        if not self._engine.health.healthy() and not service_rows.host_is_forced_down(conn, host):
+            raise HostUnavailable(f"Whether host {host} is lost is not known: heartbeats may have been lost, too.")
+        return True
 
     async def wait_for_hosts(self, operations: Sequence[Operation], error: NoValidHost) -> bool:
         """Continue operations later for which there is no host if silent hosts may return; return whether they may."""

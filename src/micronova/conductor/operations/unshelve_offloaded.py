@@ -3,7 +3,7 @@
 Steps: `schedule` (find the image, choose and claim a host, bind the ports to it) → `dispatched` (the host builds the
 guest; if it fails, back to `schedule` for the next host). If no host is left: `unbind` (the ports are unbound), and the
 server is SHELVED_OFFLOADED again, with nothing claimed. The image is deleted only when the guest is built; if it is
-gone, so is the server's disk, and the server is in ERROR; if it is only deactivated, the server stays as it is. The
+gone or deactivated, the server stays as it is: who puts the image back can try again. The
 order has the properties of the server's own image, which were checked when the server was made.
 """
 
@@ -81,7 +81,7 @@ class UnshelveOffloaded(SteppedKind):
             image = shelved.image_of(row)
             found = None if image is None else await self._images.get(image)
             if found is None:
-                payload.lost = True
+                payload.image_gone = True
                 gone = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
                 await self.fail(gone, OperationFailed(IMAGE_GONE))
                 return
@@ -197,7 +197,7 @@ class UnshelveOffloaded(SteppedKind):
     # --- failures --------------------------------------------------------------------------------------------
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Let the server be SHELVED_OFFLOADED again, or in ERROR if the image of its disk is gone."""
+        """Let the server be SHELVED_OFFLOADED again."""
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
@@ -223,8 +223,8 @@ class UnshelveOffloaded(SteppedKind):
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         event = self.action_event
         if row["host"] is None:
-            event = IMAGE_EVENT if payload.lost else CONDUCTOR_EVENT
-            if not payload.lost and not payload.tried:
+            event = IMAGE_EVENT if payload.image_gone else CONDUCTOR_EVENT
+            if not payload.image_gone and not payload.tried:
                 self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, around=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
         advanced = self.transitions.advance(
@@ -252,7 +252,7 @@ class UnshelveOffloaded(SteppedKind):
             return NoMoreWork()
         payload, now = operation.payload_as(UnshelvePayload), self._engine.now()
         fault = fault_of(payload.error, now)
-        after = states.ERROR if payload.lost else states.state_after(ACTION, row["vm_state"], failed=True)
+        after = states.state_after(ACTION, row["vm_state"], failed=True)
         changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end_without_event(conn, operation)

@@ -19,6 +19,8 @@ from micronova.objects.errors import Conflict, NotFound, TooLarge
 PAGE_BYTES = 2 << 20  # of tags and properties in a page of a list
 RETRY_AFTER = 5  # seconds after which an upload that others keep out may be tried again
 READ_TOGETHER = 50  # images of a list; each may have 64 KiB of properties
+DELETED_KEPT = 30 * 86_400 * 1_000_000  # microseconds for which the id of a deleted image cannot be used again
+FORGOTTEN_TOGETHER = 10  # older ids that each delete of an image forgets
 _COLUMNS = [column.key for column in images.columns]
 
 
@@ -76,7 +78,6 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
 
     A page ends early, after at least one image, when its tags and properties have `PAGE_BYTES`: users choose them.
     """
-    statement = _select(conn.dialect.name).where(*_visible(listing, caller, is_admin), *_conditions(listing))
     after = None
     if listing.marker is not None:
         mark = get(conn, listing.marker, caller)
@@ -84,11 +85,17 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
             return None
         after = [getattr(mark, name) for name, _ in listing.order]
     keys = [SortKey(images.c[name], descending) for name, descending in listing.order]
+    conditions = _conditions(listing)
+    parts = [[part, *conditions] for part in _visible(listing, caller, is_admin)]
     found: list[Image] = []
     more, left = True, PAGE_BYTES
     while more and left > 0:
         wanted = min(listing.limit - len(found), READ_TOGETHER)
-        rows, more = keyset.fetch(conn, statement, keys, after, wanted, {"caller": caller})
+        # Each part gives its first rows by an index; an OR would walk the images of all projects.
+        firsts = [keyset.page(sa.select(images.c.id).where(*part), keys, after, wanted + 1) for part in parts]
+        ids = sa.union_all(*(sa.select(first.subquery().c.id) for first in firsts))
+        statement = _select(conn.dialect.name).where(images.c.id.in_(ids))
+        rows, more = keyset.fetch(conn, statement, keys, None, wanted, {"caller": caller})
         for row in rows:
             if found and left <= 0:
                 return found, True
@@ -101,18 +108,31 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
 
 
 def _visible(listing: Listing, caller: str, is_admin: bool) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions for what the caller may see; community images of others only if the query asks for them."""
-    own = images.c.owner == caller if caller else sa.false()
-    visible: list[sa.ColumnElement[bool]] = []
-    if not is_admin:
-        status = None if listing.member_status == "all" else listing.member_status
-        invited = sa.and_(images.c.visibility == "shared", _membership(caller, status)) if caller else sa.false()
-        visible.append(sa.or_(images.c.visibility.in_(("public", "community")), own, invited))
-    if listing.visibility is None:
-        visible.append(sa.or_(images.c.visibility != "community", own))
-    elif listing.visibility != "all":
-        visible.append(images.c.visibility == listing.visibility)
-    return visible
+    """Return the parts of what the caller may see; community images of others only if the query asks for them.
+
+    A part is a condition that an index serves. An image may be in several parts.
+    """
+    visibility, wanted = images.c.visibility, listing.visibility
+    mine = images.c.owner == caller if caller else sa.false()
+    if is_admin:
+        if wanted is None:
+            return [sa.or_(visibility != "community", mine)]
+        return [sa.true() if wanted == "all" else visibility == wanted]
+    status = None if listing.member_status == "all" else listing.member_status
+    of_caller = sa.select(members.c.image_id).where(members.c.member == caller)
+    if status:
+        of_caller = of_caller.where(members.c.status == status)
+    invited = sa.and_(visibility == "shared", images.c.id.in_(of_caller)) if caller else sa.false()
+    public, community = visibility == "public", visibility == "community"
+    parts = {
+        None: [public, mine, invited],
+        "all": [public, community, mine, invited],
+        "public": [public],
+        "community": [community],
+        "shared": [sa.and_(mine, visibility == "shared"), invited],
+        "private": [sa.and_(mine, visibility == "private")],
+    }
+    return parts[wanted]
 
 
 def _conditions(listing: Listing) -> list[sa.ColumnElement[bool]]:
@@ -177,8 +197,20 @@ def delete(conn: sa.Connection, image: Image, now: int) -> None:
     """Delete an image, keep its id and reduce the usage of its owner; raise Changed."""
     revisions.delete(conn, images.c.revision, image.id, image.revision)
     conn.execute(deleted_images.insert(), {"id": image.id, "deleted_at": now})
+    conn.execute(_FORGET, {"before": now - DELETED_KEPT})
     if image.size:
         _release(conn, image.owner, image.size)
+
+
+_FORGET = deleted_images.delete().where(
+    deleted_images.c.id.in_(
+        sa.select(deleted_images.c.id)
+        .where(deleted_images.c.deleted_at < sa.bindparam("before"))
+        .order_by(deleted_images.c.deleted_at)
+        .limit(FORGOTTEN_TOGETHER)
+        .with_for_update(skip_locked=True)  # another delete forgets those
+    )
+)
 
 
 def _write_properties(

@@ -37,6 +37,7 @@ images = sa.Table(
     Index("images_by_created", "created_at", "id"),
     Index("images_by_owner", "owner", "created_at", "id"),
     Index("images_by_name", "name"),
+    Index("images_by_visibility", "visibility", "created_at", "id"),
 )
 
 # Without an index on values, which may be longer than an index entry.
@@ -72,6 +73,7 @@ deleted_images = sa.Table(
     metadata,
     Column("id", String(36), primary_key=True),
     Column("deleted_at", BigInteger, nullable=False),
+    Index("deleted_images_by_time", "deleted_at"),
 )
 
 # The bytes of image data of each project, updated in the transaction of each change.

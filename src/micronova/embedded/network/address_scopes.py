@@ -178,8 +178,8 @@ def check_scope(
             _check_affinity(conn, pool_id, version)
         return
     row = conn.execute(sa.select(address_scopes).where(address_scopes.c.id == scope_id).with_for_update()).first()
-    access = access_of(conn, ADDRESS_SCOPE, [scope_id]).get(scope_id, NOBODY)
     mine = request.context.project_id
+    access = access_of(conn, ADDRESS_SCOPE, [scope_id], [mine]).get(scope_id, NOBODY)
     if row is None or not (request.context.is_admin or row.project_id == mine or access.is_shared(mine)):
         raise not_found("address_scope", scope_id)
     if row.ip_version != version:

@@ -14,7 +14,7 @@ from micronova.embedded.network.errors import RevisionMismatch, not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing, flags
 from micronova.embedded.network.request_bodies import objects
 from micronova.embedded.network.row_types import OwnedRow
-from micronova.embedded.network.sharing import Access, access_of, own_or_shared, shared_with
+from micronova.embedded.network.sharing import Access, access_of, own_or_shared, reading_for, shared_with
 from micronova.embedded.network.tables import tags
 from micronova.http.paging import iso
 from micronova.http.request import Request
@@ -130,7 +130,8 @@ class Collection(ABC, Generic[R]):
             # A filter on a hidden field would reveal its value.
             conditions.append(sa.false())
         scope = self.scope(request)
-        found = await self.core.database.read(self.page, listing, conditions, scope)
+        read = reading_for([request.context.project_id], self.page)
+        found = await self.core.database.read(read, listing, conditions, scope)
         if found is None:
             raise not_found(self.singular, listing.marker)
         shown = self.view_all(request, found)
@@ -168,7 +169,8 @@ class Collection(ABC, Generic[R]):
         self, request: Request, id: str, rule: str | None = None, load: Callable[..., Resource | None] | None = None
     ) -> Resource:
         """Return a resource; raise NotFound if the caller may not see it, Forbidden if it may only see it."""
-        resource = await self.core.database.read(load or self.load, id) if _plausible(id) else None
+        read = reading_for([request.context.project_id], load or self.load)
+        resource = await self.core.database.read(read, id) if _plausible(id) else None
         if resource is not None:
             resource = seen_by(request, resource)
         if resource is None or not request.allows(f"get_{self.singular}", resource.target):

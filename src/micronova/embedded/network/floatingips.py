@@ -51,6 +51,7 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import FloatingIPRow, PortRow
 from micronova.embedded.network.rows import Association, NewFloatingIP, erase, locked, new_row
+from micronova.embedded.network.sharing import check_still_shared, reading_for
 from micronova.embedded.network.tables import addresses, floatingips, ports, router_interfaces, routers, subnets
 from micronova.embedded.network.topics import router_topic
 from micronova.http.request import Request
@@ -130,7 +131,8 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
 
     async def _plan(self, request: Request, id: str, given: dict[str, Any]) -> PortPlan:
         network_id = given["floating_network_id"]
-        facts = await self.core.database.read(read_port_facts, [network_id])
+        read = reading_for([request.context.project_id], read_port_facts)
+        facts = await self.core.database.read(read, [network_id])
         network = visible_network(request, network_id, facts.networks, facts.access)
         if not network.external:
             raise invalid(
@@ -159,6 +161,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         _lock_ports(conn, [given["port_id"] for _, given, _ in wanted if given.get("port_id")])
         for row, given, plan in wanted:
             made = insert_port(conn, plan)
+            check_still_shared(conn, plan.relies_on)
             ports_made.append(made)
             row["floating_port_id"] = made.row["id"]
             row["floating_ip_address"] = made.fixed_ips[0]["ip_address"]

@@ -45,6 +45,7 @@ def create_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> 
         each = insert_port(conn, plan)
         made.append(each)
         events += events_of(core, None, each.row)
+    check_still_shared(conn, (use for plan in plans for use in plan.relies_on))
     charge_all(conn, (plan.row["project_id"] for plan in plans), "port", core.settings.quotas)
     return made, events
 

@@ -19,7 +19,7 @@ from micronova.embedded.network.quotas import release
 from micronova.embedded.network.row_types import PortNetworkRow, PortRow, port_with
 from micronova.embedded.network.rows import new_row
 from micronova.embedded.network.security_groups import default_groups
-from micronova.embedded.network.sharing import NETWORK, SECURITY_GROUP, Access, Use, access_of, check_still_shared
+from micronova.embedded.network.sharing import NETWORK, SECURITY_GROUP, Access, Use, access_of
 from micronova.embedded.network.tables import (
     floatingips,
     networks,
@@ -177,7 +177,10 @@ def remember_addresses(core: Core, made: Sequence[CreatedPort]) -> None:
 
 
 def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
-    """Insert the rows of a port: MAC address, addresses, security groups and tags. The caller charges the quota."""
+    """Insert the rows of a port: MAC address, addresses, security groups and tags.
+
+    The caller charges the quota, and checks afterwards that what the port relies on is still shared.
+    """
     row = plan.row
     pairs = row["allowed_address_pairs"]
     for mac in plan.macs:
@@ -194,7 +197,6 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
     note(conn, row["created_at"], [*topics_of_ports(row), *map(members_topic, plan.groups)])
     if plan.tags:
         conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])
-    check_still_shared(conn, plan.relies_on)
     return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
 
 

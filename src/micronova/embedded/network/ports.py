@@ -56,7 +56,16 @@ from micronova.embedded.network.row_types import (
     port_with,
 )
 from micronova.embedded.network.security_groups import ensure_default_group
-from micronova.embedded.network.sharing import NETWORK, NOBODY, SECURITY_GROUP, Use, access_of, uses
+from micronova.embedded.network.sharing import (
+    NETWORK,
+    NOBODY,
+    SECURITY_GROUP,
+    Use,
+    access_of,
+    of_own_networks,
+    reading_for,
+    uses,
+)
 from micronova.embedded.network.tables import networks, ports
 from micronova.embedded.network.trunk_ports import trunk_details_of
 from micronova.http.request import Request
@@ -152,8 +161,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         """Limit callers to their own ports and ports on their own networks."""
         if self.crosses_projects(request):
             return None
-        mine = request.context.project_id
-        return sa.or_(ports.c.project_id == mine, networks.c.project_id == mine)
+        return of_own_networks(ports, request.context.project_id)
 
     def resources(self, conn: sa.Connection, rows: Sequence[PortOnNetworkRow]) -> list[Resource]:
         """Return ports with their addresses and security groups."""
@@ -206,7 +214,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         for given in asked:
             convert_text(given, _FLAGS)
             projects.append(project_of(given, request.context, crosses_projects))
-        facts = await self._facts(asked, projects)
+        facts = await self._facts(request, asked, projects)
         plans = []
         for given, project in zip(asked, projects, strict=True):
             network = visible_network(request, given["network_id"], facts.networks, facts.access)
@@ -231,10 +239,10 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         ]
         return self.answer(request, resources)
 
-    async def _facts(self, asked: Sequence[Mapping[str, Any]], projects: Sequence[str]) -> PortFacts:
+    async def _facts(self, request: Request, asked: Sequence[Mapping[str, Any]], projects: Sequence[str]) -> PortFacts:
         by_default = {p for p, given in zip(projects, asked, strict=True) if given.get("security_groups") is None}
         return await self.core.database.read(
-            read_port_facts,
+            reading_for({request.context.project_id, *projects}, read_port_facts),
             list({given["network_id"] for given in asked}),
             projects=list(by_default),
             group_ids=list({group for given in asked for group in given.get("security_groups") or ()}),
@@ -295,7 +303,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             "security_groups": given.get("security_groups") or [],
             "binding:host_id": given.get("binding:host_id", old["binding:host_id"]),
         }
-        facts = await self._facts([asked], [old["project_id"]])
+        facts = await self._facts(request, [asked], [old["project_id"]])
         groups = _chosen_groups(given, old["project_id"], facts, self.crosses_projects(request))
         relies_on += _uses_of_groups(groups or (), old["project_id"], facts)
         wanted: list[AddressRequest] | None = None
@@ -320,7 +328,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             mac=mac,
             relies_on=relies_on,
         )
-        changed = await self.core.database.read(self.load, id)
+        changed = await self.core.database.read(reading_for([request.context.project_id], self.load), id)
         if changed is None:
             raise not_found("port", id)
         return {self.singular: self.view(request, changed)}

@@ -60,7 +60,8 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
         return []
     named = [id for id in (given["qos_policy_id"], before) if id is not None]
     rows = {row.id: row for row in conn.execute(sa.select(qos_policies).where(qos_policies.c.id.in_(named)))}
-    access, caller = access_of(conn, QOS_POLICY, named), request.context.project_id
+    caller = request.context.project_id
+    access = access_of(conn, QOS_POLICY, named, [caller])
     seen = {
         id
         for id, row in rows.items()

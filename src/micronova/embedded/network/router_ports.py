@@ -32,7 +32,16 @@ from micronova.embedded.network.port_rows import (
 from micronova.embedded.network.quotas import charge
 from micronova.embedded.network.request_bodies import ip_address, ip_network
 from micronova.embedded.network.row_types import RouterRow, SubnetOnNetworkRow
-from micronova.embedded.network.sharing import EXTERNAL, NETWORK, NOBODY, Access, access_of, uses
+from micronova.embedded.network.sharing import (
+    EXTERNAL,
+    NETWORK,
+    NOBODY,
+    Access,
+    access_of,
+    check_still_shared,
+    reading_for,
+    uses,
+)
 from micronova.embedded.network.tables import (
     addresses,
     floatingips,
@@ -71,7 +80,8 @@ class InterfacePlan:
 async def plan_gateway(core: Core, request: Request, router_id: str, gateway: dict[str, Any]) -> GatewayPlan:
     """Check the requested external network and plan the router's port on it."""
     network_id = gateway["network_id"]
-    facts = await core.database.read(read_port_facts, [network_id])
+    read = reading_for([request.context.project_id], read_port_facts)
+    facts = await core.database.read(read, [network_id])
     network = visible_network(request, network_id, facts.networks, facts.access)
     if not network.external:
         raise invalid(f"Bad router request: Network {network_id} is not an external network.", "BadRequest")
@@ -98,6 +108,7 @@ def set_gateway(conn: sa.Connection, core: Core, router_id: str, plan: GatewayPl
     """Create a router's gateway port."""
     try:
         plan.made = [insert_port(conn, plan.port)]
+        check_still_shared(conn, plan.port.relies_on)
     except Conflict as error:
         if error.details.get("type") == "IpAddressGenerationFailure":
             raise invalid(
@@ -147,7 +158,7 @@ async def plan_interface(
     if port_id is not None:
         return await core.database.read(_plan_by_port, request, port_id)
     assert subnet_id is not None
-    row, access = await core.database.read(_subnet, subnet_id)
+    row, access = await core.database.read(reading_for([request.context.project_id], _subnet), subnet_id)
     if row is None:
         raise not_found("subnet", subnet_id)
     seen = seen_by(request, Resource({}, {"project_id": row.project_id, **parent_network_of(row)}, access))
@@ -219,6 +230,7 @@ def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan
                 )
     if plan.port is not None:
         port_id = insert_port(conn, plan.port).row["id"]
+        check_still_shared(conn, plan.port.relies_on)
     else:
         assert plan.port_id is not None
         port_id = plan.port_id

@@ -27,7 +27,7 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import RuleOfGroupRow, RuleRow
 from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
-from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, Access, access_of
+from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, Access, access_of, reading_for
 from micronova.embedded.network.tables import security_group_rules, security_groups
 from micronova.embedded.network.topics import rules_topic
 from micronova.http.paging import iso
@@ -136,7 +136,9 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         named = {given["security_group_id"] for given in asked} | {
             given["remote_group_id"] for given in asked if given.get("remote_group_id")
         }
-        known, access = await self.core.database.read(_group_owners, list(named))
+        known, access = await self.core.database.read(
+            reading_for([request.context.project_id], _group_owners), list(named)
+        )
         wanted = []
         for given in asked:
             for name in ("security_group_id", "remote_group_id"):

@@ -5,8 +5,8 @@ policies: what it says depends on who asks. The columns `shared` repeat whether 
 projects; only the version before reads them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +25,9 @@ from micronova.embedded.network.tables import (
     subnetpools,
     subnets,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ALL = "*"
 SHARED, EXTERNAL = "access_as_shared", "access_as_external"
@@ -83,24 +86,61 @@ def check_still_shared(conn: sa.Connection, relied_on: Iterable[Use]) -> None:
     Their foreign keys wait for a transaction that removes the RBAC policy, and keep the object locked against others:
     such a transaction locks the object before it looks for uses.
     """
-    for use in dict.fromkeys(relied_on):
-        access = access_of(conn, use.object_type, [use.id]).get(use.id, NOBODY)
-        if not uses(use.object_type, use.id, "", use.project, access, use.action):
-            raise Changed
+    wanted = dict.fromkeys(relied_on)
+    for object_type in dict.fromkeys(use.object_type for use in wanted):
+        of_type = [use for use in wanted if use.object_type == object_type]
+        ids = list(dict.fromkeys(use.id for use in of_type))
+        found = access_of(conn, object_type, ids, {use.project for use in of_type})
+        for use in of_type:
+            if not uses(object_type, use.id, "", use.project, found.get(use.id, NOBODY), use.action):
+                raise Changed
 
 
-def access_of(conn: sa.Connection, object_type: str, ids: Sequence[str]) -> dict[str, Access]:
-    """Return who may use objects; those that are not shared are missing."""
+def access_of(
+    conn: sa.Connection, object_type: str, ids: Sequence[str], projects: Collection[str | None] | None = None
+) -> dict[str, Access]:
+    """Return whether these projects, else those of `reading_for`, may use objects; what nobody of them may is missing.
+
+    An object may be shared with thousands of projects by an RBAC policy each.
+    """
+    asking = conn.info.get(_PROJECTS) if projects is None else projects
+    statement, values = _OF_OBJECTS, {}
+    if asking is not None:
+        statement, values = _OF_OBJECTS_FOR, {"targets": [ALL, *(project for project in asking if project)]}
     found: dict[str, tuple[set[str], set[str]]] = {}
     for part in chunks(ids):
-        for row in conn.execute(_OF_OBJECTS, {"type": object_type, "ids": part}):
+        for row in conn.execute(statement, {"type": object_type, "ids": part, **values}):
             found.setdefault(row.object_id, (set(), set()))[row.action == EXTERNAL].add(row.target)
     return {id: Access(frozenset(shared), frozenset(external)) for id, (shared, external) in found.items()}
+
+
+_PROJECTS = "micronova.network.projects"  # in `info` of a connection
+
+
+def reading_for(
+    projects: Collection[str | None], read: Callable[Concatenate[sa.Connection, P], T]
+) -> Callable[Concatenate[sa.Connection, P], T]:
+    """Return a function that reads as `read` does, but of what is shared only what concerns these projects."""
+
+    def reading(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        info = conn.info  # it stays, also if the connection is lost
+        info[_PROJECTS] = projects
+        try:
+            return read(conn, *args, **kwargs)
+        finally:
+            del info[_PROJECTS]
+
+    reading.__qualname__ = read.__qualname__  # statistics count by name
+    return reading
 
 
 _r = rbac_policies.c
 _OF_OBJECTS = sa.select(_r.object_id, _r.action, _r.target).where(
     _r.object_type == sa.bindparam("type"), _r.object_id.in_(sa.bindparam("ids", expanding=True))
+)
+# With the actions, because the index has them before the targets.
+_OF_OBJECTS_FOR = _OF_OBJECTS.where(
+    _r.action.in_((SHARED, EXTERNAL)), _r.target.in_(sa.bindparam("targets", expanding=True))
 )
 
 
@@ -119,6 +159,21 @@ def own_or_shared(object_type: str, project: str | None, actions: Iterable[str] 
     c = TABLES[object_type].c
     mine = sa.select(c.id).where(c.project_id == project)
     return c.id.in_(sa.union_all(mine.correlate(None), _shared_ids(object_type, project, actions)))
+
+
+def of_own_networks(table: sa.Table, project: str | None, actions: Iterable[str] = ()) -> sa.ColumnElement[bool]:
+    """Return the condition that a row belongs to a project, or is on a network of it or one that is shared with it.
+
+    `actions` are those of the RBAC policies that count; without them only own networks do. It is one list of ids, as in
+    `own_or_shared`.
+    """
+    c = table.c
+    usable = sa.select(networks.c.id).where(networks.c.project_id == project).correlate(None)
+    chosen = tuple(actions)
+    parts = [sa.select(c.id).where(c.project_id == project), sa.select(c.id).where(c.network_id.in_(usable))]
+    if chosen:
+        parts.append(sa.select(c.id).where(c.network_id.in_(_shared_ids(NETWORK, project, chosen))))
+    return c.id.in_(sa.union_all(*(part.correlate(None) for part in parts)))
 
 
 def _shared_ids(object_type: str, project: str | None, actions: Iterable[str]) -> sa.Select[tuple[str]]:

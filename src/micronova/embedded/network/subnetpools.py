@@ -249,7 +249,7 @@ def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: st
     statement = sa.select(subnetpools).with_for_update()
     if given.get("subnetpool_id"):
         pool = conn.execute(statement.where(subnetpools.c.id == given["subnetpool_id"])).first()
-        access = access_of(conn, SUBNET_POOL, [given["subnetpool_id"]]).get(given["subnetpool_id"], NOBODY)
+        access = access_of(conn, SUBNET_POOL, [given["subnetpool_id"]], [caller]).get(given["subnetpool_id"], NOBODY)
         if pool is None or not (may_all or access.is_shared(caller) or pool.project_id == caller):
             raise not_found("subnetpool", given["subnetpool_id"])
     else:

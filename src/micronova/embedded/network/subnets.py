@@ -61,7 +61,17 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import SubnetOnNetworkRow, SubnetRow
 from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
-from micronova.embedded.network.sharing import EXTERNAL, NETWORK, NOBODY, SHARED, Access, access_of, shared_with
+from micronova.embedded.network.sharing import (
+    EXTERNAL,
+    NETWORK,
+    NOBODY,
+    SHARED,
+    Access,
+    access_of,
+    of_own_networks,
+    reading_for,
+    shared_with,
+)
 from micronova.embedded.network.slaac import give_to_ports, take_from_ports
 from micronova.embedded.network.subnetpools import take_prefix
 from micronova.embedded.network.tables import addresses, networks, ports, router_interfaces, subnets
@@ -144,9 +154,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         """Limit callers to their own subnets and those of networks that they may use."""
         if self.crosses_projects(request):
             return None
-        mine = request.context.project_id
-        shared = shared_with(NETWORK, subnets.c.network_id, mine, (SHARED, EXTERNAL))
-        return sa.or_(subnets.c.project_id == mine, networks.c.project_id == mine, shared)
+        return of_own_networks(subnets, request.context.project_id, (SHARED, EXTERNAL))
 
     def attributes_for(self, request: Request) -> Attributes:
         """Return the attributes by which the caller can filter; a subnet is as shared as its network."""
@@ -170,7 +178,8 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         """Create subnets with a given range or one from a pool."""
         asked = self.given(request)
         names = list({given["network_id"] for given in asked})
-        known, access = await self.core.database.read(_networks, names)
+        read = reading_for([request.context.project_id], _networks)
+        known, access = await self.core.database.read(read, names)
         wanted = []
         for given in asked:
             convert_text(given, _FLAGS, ("ip_version", "prefixlen"))

@@ -121,7 +121,7 @@ class AmqpBus(ReconnectingBus[Session]):
             log.warning("the broker at %s cannot be asked for its state: %s", self._url, error)
         return self.stats()
 
-    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str, expires: float | None) -> None:
         name = PREFIX + queue
         give_up = self._give_up_at()
         alone = False
@@ -130,10 +130,10 @@ class AmqpBus(ReconnectingBus[Session]):
             try:
                 if alone:
                     async with session.channel_alone() as channel:
-                        await self._publish(session, channel, name, body, message_id, give_up)
+                        await self._publish(session, channel, name, body, message_id, give_up, expires)
                 else:
                     channel = await session.confirmed_channel()
-                    await self._publish(session, channel, name, body, message_id, give_up)
+                    await self._publish(session, channel, name, body, message_id, give_up, expires)
             except Unroutable:
                 try:
                     await session.ensure_work_queue(name)
@@ -186,7 +186,14 @@ class AmqpBus(ReconnectingBus[Session]):
             log.warning("a reply to %s was dropped, its caller will time out: %s", queue, error)
 
     async def _publish(
-        self, session: Session, channel: Channel, queue: str, body: bytes, message_id: str, give_up: float
+        self,
+        session: Session,
+        channel: Channel,
+        queue: str,
+        body: bytes,
+        message_id: str,
+        give_up: float,
+        expires: float | None,
     ) -> None:
         while True:
             if not channel.has_room(queue):
@@ -195,7 +202,9 @@ class AmqpBus(ReconnectingBus[Session]):
                 await self._wait_to_publish(session, channel, give_up)
             if channel.has_room(queue):
                 break
-        confirmation = channel.publish("", queue, body, message_id=message_id, mandatory=True, persistent=True)
+        confirmation = channel.publish(
+            "", queue, body, message_id=message_id, mandatory=True, persistent=True, expires=expires
+        )
         assert confirmation is not None
         timer = self._deadlines.after(
             give_up - self._clock.monotonic(),

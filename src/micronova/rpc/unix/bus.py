@@ -262,7 +262,7 @@ class UnixBus(ReconnectingBus[Connection]):
             self._probe_error = str(error)
         return self.stats()
 
-    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str, expires: float | None) -> None:
         async def send(connection: Connection) -> None:
             await connection.request(lambda n: f.Send(n, queue, body))
 

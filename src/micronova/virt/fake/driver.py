@@ -235,8 +235,8 @@ class FakeDriver:
         *,
         start: bool,
         timeout: float,
+        stopping: Callable[[], Awaitable[None]],
         removed: Callable[[], Awaitable[None]],
-        stopping: Callable[[], None] = do_nothing,
     ) -> None:
         """Replace a guest by a new one, which boots if it is to be started."""
         uuid = plan.instance.uuid
@@ -244,8 +244,8 @@ class FakeDriver:
         old = self._simulated.find(uuid)
         if old is None:
             self._simulated.require_unknown(uuid)
-        elif old.power_state == power_state.RUNNING:
-            stopping()
+        await stopping()
+        if old is not None and old.power_state == power_state.RUNNING:
             await self._simulated.shut_down(old, timeout)
         guest = self._simulated.new(plan)
         # Stored before a fault can occur, as a real hypervisor has removed the old disks by now.

@@ -261,12 +261,12 @@ class LibvirtDriver:
         *,
         start: bool,
         timeout: float,
+        stopping: Callable[[], Awaitable[None]],
         removed: Callable[[], Awaitable[None]],
-        stopping: Callable[[], None] = do_nothing,
     ) -> None:
         """Make a guest anew in the place of the old one."""
         async with self._reporter.changing(plan.instance.uuid):
-            await self._builder.rebuild(plan, start=start, timeout=timeout, removed=removed, stopping=stopping)
+            await self._builder.rebuild(plan, start=start, timeout=timeout, stopping=stopping, removed=removed)
 
     async def destroy(self, uuid: str) -> None:
         """Remove a guest with its definition, disks and logs."""

@@ -98,9 +98,31 @@ async def test_ids_of_users_lead_nowhere_else(cloud: World, client: ImageClient,
 
 async def test_errors_keep_their_meaning(client: ImageClient) -> None:
     for status, error in ((403, Forbidden), (404, NotFound), (500, Unavailable), (503, Unavailable)):
-        transport = Recorded(Answer(status, {}, b"<html>Glance says no</html>"))
+        transport = Recorded(Answer(status, {"x-openstack-request-id": "req-1"}, b"<html>Glance says no</html>"))
         with pytest.raises(error):
             await ImageClient(ServiceClient(transport, own_token)).get("x", "token")
+
+
+@pytest.mark.parametrize(
+    "headers, body, gone",
+    [
+        ({"x-openstack-request-id": "req-1"}, b"<html>No image found with ID 9c<br /></html>", True),
+        ({"x-openstack-request-id": "req-1"}, b"<html>The resource could not be found.</html>", False),
+        ({"server": "proxy"}, b"<html>No image found with ID 9c</html>", False),
+    ],
+)
+async def test_an_image_of_a_server_is_gone_only_if_the_service_says_so(
+    headers: dict[str, str], body: bytes, gone: bool
+) -> None:
+    made = ImageClient(ServiceClient(Recorded(*[Answer(404, headers, body)] * 3), own_token))
+    for call in (made.get_made, made.delete_made):
+        with pytest.raises(NotFound if gone else Unavailable):
+            await call("9c")
+    if gone:
+        assert await made.status_of_made("9c") is None
+    else:
+        with pytest.raises(Unavailable):
+            await made.status_of_made("9c")
 
 
 async def test_lists_are_read_to_their_end(cloud: World, client: ImageClient) -> None:

@@ -35,7 +35,9 @@ class Barbican:
         if headers["x-auth-token"] != "alice":
             return Answer(403, {}, b'{"title": "Forbidden", "description": "not yours"}')
         if urllib.parse.unquote(id) not in self.secrets:
-            return Answer(404, {}, b'{"title": "Not Found", "description": "Secret not found."}')
+            return Answer(
+                404, {"x-openstack-request-id": "req-1"}, b'{"title": "Not Found", "description": "Secret not found."}'
+            )
         kind, content = self.secrets[id]
         if payload:
             return Answer(200, {}, content) if headers["accept"] == kind else Answer(406, {}, b"{}")

@@ -15,17 +15,30 @@ from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.change_feed import Question, read_changes, recent_changes
 from micronova.embedded.network.core import Core, NetworkServiceSettings
 from micronova.embedded.network.port_rows import read_port_facts, remove_port
-from micronova.embedded.network.sharing import EXTERNAL, NETWORK, SECURITY_GROUP, SHARED, own_or_shared
+from micronova.embedded.network.sharing import (
+    ALL,
+    EXTERNAL,
+    NETWORK,
+    SECURITY_GROUP,
+    SHARED,
+    Use,
+    check_still_shared,
+    of_own_networks,
+    own_or_shared,
+    reading_for,
+)
 from micronova.embedded.network.state_parts import read_parts
-from micronova.embedded.network.tables import agents, metadata, networks, security_groups
+from micronova.embedded.network.tables import agents, metadata, networks, ports, rbac_policies, security_groups, subnets
 from micronova.embedded.network.trunk_ports import check_in_no_trunk, refresh_status, trunk_details_of
 from tests.clocks import ManualClock
 from tests.network_rows import host_of, id_of, large_cloud, trunk_rows
-from tests.plans import fill, sequential_scans
+from tests.plans import fill, recorded, rows_read, sequential_scans, too_many
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
 PORTS, PROJECTS, HOSTS, ROUTERS = 50_000, 5_000, 5_000, 2_000
+MOST_READ = 1_000
+"""Rows of a table that a hot path may read."""
 SMALL = {"router_placement", "usages", "events", "tags"}
 """Tables with one row, or with none here."""
 NOW = 1_800_000_000_000_000
@@ -71,6 +84,18 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "security groups that a project may use": lambda conn: conn.execute(
         sa.select(security_groups).where(own_or_shared(SECURITY_GROUP, "p7")).order_by(security_groups.c.created_at)
     ).all(),
+    "ports of a project": lambda conn: conn.execute(
+        sa.select(ports)
+        .join(networks, networks.c.id == ports.c.network_id)
+        .where(of_own_networks(ports, "p7"))
+        .order_by(ports.c.created_at)
+    ).all(),
+    "subnets that a project may use": lambda conn: conn.execute(
+        sa.select(subnets)
+        .join(networks, networks.c.id == subnets.c.network_id)
+        .where(of_own_networks(subnets, "q7", (SHARED, EXTERNAL)))
+        .order_by(subnets.c.created_at)
+    ).all(),
     "deleting a port": lambda conn: remove_port(conn, id_of("port", PORTS - 7), NOW),
     "events that are due": lambda conn: notifier.claim_due(conn, NOW, 1_000_000),
 }
@@ -105,3 +130,52 @@ async def test_an_index_serves(database: Database, name: str) -> None:
     with pytest.raises(RolledBack):
         await database.write(run)
     assert scans == []
+
+
+@pytest.mark.parametrize("name", HOT)
+async def test_few_rows_are_read(database: Database, name: str) -> None:
+    """A walk through a whole index, whose rows a filter drops, is no sequential scan."""
+    assert too_many(await _read(database, HOT[name]), MOST_READ, SMALL) == {}
+
+
+async def test_a_network_that_is_shared_with_many_costs_a_port_no_more(database: Database) -> None:
+    """The entries of other projects are not read, and those of a batch of ports once."""
+    network = id_of("network", 7)
+
+    def share(conn: sa.Connection) -> None:
+        entry = {"project_id": "p7", "object_type": NETWORK, "object_id": network, "action": SHARED}
+        targets = [ALL, *(f"other{number}" for number in range(1_000))]
+        conn.execute(
+            rbac_policies.insert(), [{**entry, "id": f"e{n}", "target": target} for n, target in enumerate(targets)]
+        )
+        conn.exec_driver_sql("ANALYZE rbac_policies")
+
+    def of_a_request(conn: sa.Connection) -> None:
+        share(conn)
+        facts = reading_for({"other3", None}, read_port_facts)
+        read.append(rows_read(conn, lambda conn: facts(conn, [network])).get("rbac_policies", 0))
+        checked = [Use(NETWORK, network, "other3")] * 100
+        with recorded(conn) as statements:
+            read.append(rows_read(conn, lambda conn: check_still_shared(conn, checked)).get("rbac_policies", 0))
+        asked.append(sum("rbac_policies" in statement for statement, _ in statements))
+        raise RolledBack
+
+    read: list[int] = []
+    asked: list[int] = []
+    with pytest.raises(RolledBack):
+        await database.write(of_a_request)
+    assert max(read) <= 4
+    assert asked == [1]
+
+
+async def _read(database: Database, work: Callable[[sa.Connection], Any]) -> dict[str, int]:
+    """Return the rows of each table that PostgreSQL reads; what the work changes is undone."""
+    read: dict[str, int] = {}
+
+    def run(conn: sa.Connection) -> None:
+        read.update(rows_read(conn, work))
+        raise RolledBack
+
+    with pytest.raises(RolledBack):
+        await database.write(run)
+    return read

@@ -456,14 +456,20 @@ async def test_a_rebuild_replaces_whatever_is_there() -> None:
     driver, events = make(), Events()
     await driver.init_host(events)
     seen: list[tuple[int, int]] = []
+    before: list[int] = []
+
+    async def stopping() -> None:
+        guest = await driver.info("i-1")
+        before.append(0 if guest is None else guest.epoch)
 
     async def removed() -> None:
         guest = await driver.info("i-1")
         seen.append((guest.epoch, guest.power_state))
 
     for epoch, start, power in ((1, True, power_state.RUNNING), (2, True, power_state.RUNNING), (3, False, 4)):
-        await driver.rebuild(plan(epoch=epoch), start=start, timeout=0.0, removed=removed)
+        await driver.rebuild(plan(epoch=epoch), start=start, timeout=0.0, stopping=stopping, removed=removed)
         guest = await driver.info("i-1")
         assert (guest.epoch, guest.power_state) == (epoch, power)
     assert seen == [(epoch, power_state.NOSTATE) for epoch in (1, 2, 3)]
+    assert before == [0, 1, 2], "whoever withdraws it then has the old guest"
     assert len(await driver.list_guests()) == 1

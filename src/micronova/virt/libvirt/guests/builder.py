@@ -71,8 +71,8 @@ class GuestBuilder:
         *,
         start: bool,
         timeout: float,
+        stopping: Callable[[], Awaitable[None]],
         removed: Callable[[], Awaitable[None]],
-        stopping: Callable[[], None],
     ) -> None:
         """Make a guest anew in the place of the old one: it keeps its CPUs and its user.
 
@@ -82,6 +82,7 @@ class GuestBuilder:
         uuid = plan.instance.uuid
         before = await self._files.run(self._records.load, uuid)
         if before is None:
+            await stopping()
             await self.destroy(uuid)  # what a removal that was interrupted has left
             await removed()
             await self.spawn(plan, start=start)
@@ -90,7 +91,7 @@ class GuestBuilder:
             raise Conflict(f"The guest {uuid} belongs to another cloud or host.")
         record = self._launcher.renew(plan, self._planned(plan), before)
         async with self._disks.image_cached(plan, record):
-            stopping()
+            await stopping()
             await self._power.off(uuid, timeout)
             await self._undefine(uuid)
             await self._files.run(self._records.renew, record)
