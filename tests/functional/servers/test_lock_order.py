@@ -22,7 +22,7 @@ from tests.lock_recorder import LockRecorder, Transaction
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # As ARCHITECTURE.md has it.
 ORDER = (
-    "instances", "operations", "server_groups", "server_group_hosts", "compute_nodes", "node_topologies",
+    "instances", "operations", "compute_nodes", "server_groups", "server_group_hosts", "node_topologies",
     "resource_providers", "inventories", "quota_usages", "services",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ async def _live(cloud: RecordedCloud) -> None:
     ids += [await user.create({"group": group}) for _ in range(4)]
     await asyncio.gather(*(user.wait_for(id, "ACTIVE") for id in ids))
     async with cloud.faults({"operation": "spawn", "kind": "fail", "count": 1}):
-        await user.boot()
+        await user.boot({"group": group})
     first, *rest = ids
     for action in ("os-stop", "os-start", "pause", "unpause", "trigger_crash_dump", "lock", "unlock"):
         await user.act(first, action)
