@@ -71,6 +71,6 @@ def delete(conn: sa.Connection, group: ServerGroupRow) -> None:
         raise NotFound(f"Instance group {group.uuid} could not be found.")
     conn.execute(sa.update(instances).where(mine).values(server_group_id=None))
     on_hosts = _h.group_uuid == group.uuid
-    conn.execute(sa.select(_h.host).where(on_hosts).order_by(_h.host).with_for_update()).all()
+    conn.execute(sa.select(_h.host).where(on_hosts).order_by(_h.group_uuid, _h.host).with_for_update()).all()
     conn.execute(sa.delete(server_group_hosts).where(on_hosts))
     quotas.release(conn, group.project_id, {"server_groups": 1}, group.user_id)
