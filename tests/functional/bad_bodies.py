@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as kinds
 
+from micronova.http.service import Route
+
 LONG = "x" * 70_000
 HUGE = 10**30
 VALUES: tuple[Any, ...] = (
@@ -37,6 +39,24 @@ class Bad:
         """
         known = (self.field, f"{self.parent}[...]", f"attribute {self.parent or 'body'}:", "U+0000", "exactly one key")
         return any(name in message for name in known)
+
+
+def from_route(route: Route, good: Any) -> Iterator[Bad]:
+    """Change, drop and add every field at every level that the route's body has."""
+    return from_good(good) if callable(route.body) and not isinstance(route.body, type) else from_type(route.body, good)
+
+
+def from_good(good: Any) -> Iterator[Bad]:
+    """Change, drop and add every field of a good body; its JSON schema depends on the microversion."""
+    for path, target in _objects(good, ()):
+        parent = str(path[-1]) if path else ""
+        yield Bad("added", _with(good, path, "zork", "zork"), "zork", parent)
+        for name in target:
+            removed = copy.deepcopy(good)
+            del _at(removed, path)[name]
+            yield Bad(f"{name} removed", removed, name, parent)
+            for value in VALUES:
+                yield Bad(f"{name} = {_short(value)}", _with(good, path, name, value), name, parent)
 
 
 def from_type(kind: Any, good: Any) -> Iterator[Bad]:

@@ -599,6 +599,15 @@ BODIES: dict[str, Body] = {
 }  # fmt: skip
 
 
+def query_names(route: Route) -> set[str]:
+    """Return the query parameters that a route declares: by a type, or by a JSON schema for each microversion."""
+    if route.query is None:
+        return set()
+    if isinstance(route.query, type):
+        return set(route.query.__struct_encode_fields__)  # type: ignore[attr-defined]
+    return set(route.query(newest(route))["properties"])
+
+
 def body(route: Route, things: Things) -> Any:
     """Return a body with which the route would do its work."""
     if is_removed(route):

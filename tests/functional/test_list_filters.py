@@ -84,7 +84,7 @@ def _others(body: bytes) -> list[Any]:
 def _names(service: Service, route: Route, shown: list[Any]) -> set[str]:
     if service.name == "identity":
         return set(KEYSTONE.get(route.path, ()))
-    declared = set() if route.query is None else set(route.query.__struct_encode_fields__)
+    declared = good.query_names(route)
     documents = [each for each in shown if isinstance(each, dict)]
     if service.name in ("image", "network"):
         # Attributes that are structures are no filters, but for those that lists of OpenStack's own have.

@@ -75,6 +75,8 @@ async def victim(cloud: Cloud, admin: Caller) -> dict[str, str]:
             await admin.do("PUT", f"/{place}/{actor}/{key}/roles/{role['id']}")
             if place != "system":
                 await admin.do("PUT", f"/OS-INHERIT/{place}/{actor}/{key}/roles/{role['id']}/inherited_to_projects")
+    [member] = (await admin.get("/roles?name=member"))["roles"]  # without it nobody creates credentials of EC2
+    await admin.do("PUT", f"/projects/{project['id']}/users/{user['id']}/roles/{member['id']}")
     identity = {"methods": ["password"], "password": {"user": {"id": user["id"], "password": "secret"}}}
     owner = cloud.caller(await cloud.authenticate(identity, {"project": {"id": project["id"]}}))
     rule = {"service": "compute", "method": "GET", "path": "/SECRET"}

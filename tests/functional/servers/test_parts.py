@@ -49,9 +49,10 @@ async def test_items_of_metadata_at_the_same_time(user: Caller) -> None:
 async def test_metadata_while_it_is_built(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "spawn", "kind": "delay", "delay": 0.2, "name": user.project}):
         id = await user.create(name=user.project)
-        await user.post(f"/servers/{id}/metadata", {"metadata": {"a": "b"}}, 200)
-        server = await user.wait_for(id, "ACTIVE")
-    assert server["metadata"] == {"a": "b"}
+        path, body = f"/servers/{id}/metadata", {"metadata": {"a": "b"}}
+        assert "in vm_state building" in await user.refused(409, "POST", path, body)
+        await user.wait_for(id, "ACTIVE")
+    assert await user.post(path, body, 200) == body
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ async def test_tags(user: Caller) -> None:
 
 
 async def test_the_limit_of_tags(user: Caller) -> None:
-    id = await user.create(tags=[f"t{n}" for n in range(50)])
+    id = (await user.boot(tags=[f"t{n}" for n in range(50)]))["id"]
     await user.refused(400, "PUT", f"/servers/{id}/tags/one-more")
     assert (await user.request("PUT", f"/servers/{id}/tags/t1")).status == 204
 
@@ -117,7 +118,7 @@ async def test_bad_tags(user: Caller, body: Any) -> None:
 
 
 async def test_bad_tags_in_the_url(user: Caller) -> None:
-    id = await user.create()
+    id = (await user.boot())["id"]
     await user.refused(400, "PUT", f"/servers/{id}/tags/a,b")
     await user.refused(400, "PUT", f"/servers/{id}/tags/{'a' * 61}")
 

@@ -14,6 +14,7 @@ NAMED: Final = "[a-zA-Z0-9_-]{1,64}"  # and since
 _UUID: Schema = {"type": "string", "format": "uuid"}
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
+_GENERATION: Schema = {"type": "integer", "minimum": -MOST, "maximum": MOST}  # as large as columns are
 
 
 def _object(properties: Schema, required: tuple[str, ...] = ()) -> Schema:
@@ -54,7 +55,7 @@ def _integer(least: int) -> Schema:
 
 
 _INVENTORY: Schema = {
-    "resource_provider_generation": {"type": "integer"},
+    "resource_provider_generation": _GENERATION,
     "total": _integer(1),
     "reserved": _integer(0),
     "min_unit": _integer(1),
@@ -78,7 +79,7 @@ def all_inventories(minor: int) -> Schema:
     """The body of PUT /resource_providers/{uuid}/inventories."""
     return _object(
         {
-            "resource_provider_generation": {"type": "integer"},
+            "resource_provider_generation": _GENERATION,
             "inventories": {"type": "object", "patternProperties": {CLASS: _object(_INVENTORY, ("total",))}},
         },
         ("resource_provider_generation", "inventories"),
@@ -91,7 +92,7 @@ def aggregates(minor: int) -> Schema:
     if minor < 19:
         return listed
     return _object(
-        {"aggregates": listed, "resource_provider_generation": {"type": "integer"}},
+        {"aggregates": listed, "resource_provider_generation": _GENERATION},
         ("aggregates", "resource_provider_generation"),
     )
 
@@ -99,7 +100,7 @@ def aggregates(minor: int) -> Schema:
 def provider_traits(minor: int) -> Schema:
     """The body of PUT /resource_providers/{uuid}/traits."""
     return _object(
-        {"traits": {"type": "array", "items": _NAME}, "resource_provider_generation": {"type": "integer"}},
+        {"traits": {"type": "array", "items": _NAME}, "resource_provider_generation": _GENERATION},
         ("traits", "resource_provider_generation"),
     )
 
@@ -126,13 +127,13 @@ def _resources() -> Schema:
     return {
         "type": "object",
         "minProperties": 1,
-        "patternProperties": {CLASS: {"type": "integer", "minimum": 1}},
+        "patternProperties": {CLASS: _integer(1)},
         "additionalProperties": False,
     }
 
 
 def _by_provider(least: int) -> Schema:
-    one = _object({"generation": {"type": "integer"}, "resources": _resources()}, ("resources",))
+    one = _object({"generation": _GENERATION, "resources": _resources()}, ("resources",))
     return {
         "type": "object",
         "minProperties": least,
@@ -154,7 +155,7 @@ def allocations(minor: int, *, of_one: bool = True) -> Schema:
         properties |= {"project_id": _NAME, "user_id": _NAME}
         required += ["project_id", "user_id"]
     if minor >= 28:
-        properties["consumer_generation"] = {"type": ["integer", "null"]}
+        properties["consumer_generation"] = {**_GENERATION, "type": ["integer", "null"]}
         required.append("consumer_generation")
     if minor >= 34:
         providers = {"type": "array", "minItems": 1, "items": _UUID}

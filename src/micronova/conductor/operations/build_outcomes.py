@@ -112,7 +112,7 @@ class BuildOutcomes:
         explained = ""  # the operation that has the filters of the decision
         for operation, error in in_order:
             results[operation.id] = result = self.fail_owned(conn, operation, error, explained)
-            if result.notifications:  # it was not overtaken
+            if isinstance(result, Continue) or result.ended == "error":  # it was not overtaken
                 explained = explained or operation.id
         return [results[operation.id] for operation, _ in failed]
 
