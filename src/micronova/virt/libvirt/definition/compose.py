@@ -44,7 +44,6 @@ _UNSUPPORTED: Final = {
     "hw_tpm_version": "a TPM",
     "hw:pmem": "persistent memory",
     "hw:cpu_realtime": "real-time CPUs",
-    "resources:VGPU": "virtual GPUs",
 }
 
 
@@ -171,6 +170,10 @@ def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFact
         value = properties.flavor(name) or properties.image(name)
         if value and value.lower() not in ("false", "no", "0", "off"):
             raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
+    for name in instance.flavor.extra_specs:
+        kind, _, resource_class = name.partition(":")
+        if kind.startswith("resources") and resource_class == "VGPU":  # of a group, too
+            raise NotSupported(f"This host cannot do that: it offers no virtual GPUs ({name}).")
     wanted = properties.architecture()
     if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
         raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")

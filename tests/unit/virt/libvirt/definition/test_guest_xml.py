@@ -348,6 +348,8 @@ def test_parallels() -> None:
     ("specs", "properties"),
     [
         ({"hw:mem_encryption": "true"}, {}),
+        ({"resources:VGPU": "1"}, {}),
+        ({"resources_GPU:VGPU": "1"}, {}),
         ({}, {"hw_tpm_version": "2.0"}),
         ({}, {"hw_architecture": "aarch64"}),
     ],
