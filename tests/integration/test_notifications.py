@@ -65,12 +65,12 @@ async def test_a_decision_and_a_failure_are_notified(tmp_path: Path, database_ur
         user = cloud.caller()
         id = await user.create(flavorRef="5")
         await user.wait_for(id, "ERROR")
-        await listener.until(lambda: len(listener.of("instance.create.error", id)) > 0)
-        await listener.until(lambda: len(listener.of("compute.instance.create.error", id)) > 0)
-        [failed] = listener.of("instance.create.error", id)
+        gave_up = "compute_task.build_instances.error"
+        await listener.until(lambda: len(listener.of(gave_up, id)) > 0)
+        [failed] = listener.of(gave_up, id)
         assert failed["priority"] == "error"
-        fault = failed["payload"]["nova_object.data"]["fault"]["nova_object.data"]
-        assert "No valid host" in fault["exception_message"]
+        reason = failed["payload"]["nova_object.data"]["reason"]["nova_object.data"]
+        assert "No valid host" in reason["exception_message"]
         starts = listener.of("scheduler.select_destinations.start", id)
         assert {each["publisher_id"] for each in starts} == {"scheduler.controller", "nova-scheduler:controller"}
 
