@@ -87,6 +87,7 @@ async def test_an_image_that_is_not_complete_is_deleted(full_cloud: FullCloud, s
         made = await _ask(member, server, "createImage")
         await full_cloud.fault_struck()
         await _delete(full_cloud, member, server)
+    await full_cloud.settled()
     assert await _status(member, made) is None
     await full_cloud.assert_clean()
 

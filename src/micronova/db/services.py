@@ -63,7 +63,7 @@ _SEEN = (
 _STOPPED = (
     sa.update(services)
     .where(in_order(_s.uuid, _OF_HOSTS))
-    .values(last_seen_at=sa.bindparam("seen"), stopped_at=sa.bindparam("now"))
+    .values(last_seen_at=sa.bindparam("seen"), stopped_at=sa.bindparam("now"), updated_at=sa.bindparam("now"))
 )
 _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
 _NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
@@ -135,7 +135,10 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
 
 
 def compute_hosts_stopped(conn: sa.Connection, hosts: Iterable[str], now: int, down_time: float) -> None:
-    """Record that compute hosts have announced their stop: they count as down at once, and may return."""
+    """Record that compute hosts have announced their stop: they count as down at once, and may return.
+
+    Schedulers read it with the next changes, and not only when they look for late heartbeats.
+    """
     if names := sorted(set(hosts)):
         values = {"b_binary": COMPUTE, "b_hosts": names, "now": now, "seen": now - micros(down_time) - 1}
         conn.execute(_STOPPED, values)

@@ -4,6 +4,7 @@ back. No lease expires in these tests."""
 import pytest
 
 from micronova.conductor import heartbeats
+from micronova.scheduler.feed import HostFeed
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
@@ -42,6 +43,24 @@ async def test_its_builds_continue_on_other_hosts_at_once(
     for id in ids:
         assert not await killable_host.has_guest(id)
     await cloud.assert_clean()
+
+
+async def test_a_scheduler_that_has_not_read_of_the_stop_sends_no_build_back(
+    user: Caller, killable_host: KillableHost, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a build waited until its lease expired: the host that had stopped was chosen again."""
+    await killable_host.start({"operation": "spawn", "kind": "hang"})
+    id = await user.create()
+    await user.wait_for(id, "BUILD", task="spawning")
+    assert await user.host_of(id) == killable_host.name
+
+    async def not_now(feed: HostFeed, max_age: float) -> None:
+        pass
+
+    monkeypatch.setattr(HostFeed, "refresh", not_now)
+    await killable_host.stop()
+    await user.wait_for(id, "ACTIVE")
+    assert await user.host_of(id) in cloud.hosts
 
 
 async def test_what_only_this_host_may_build_waits_for_it(

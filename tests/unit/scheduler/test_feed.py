@@ -237,30 +237,45 @@ async def test_a_commit_that_is_late_is_found(cloud: Cloud, late: float) -> None
     assert row is not None and cloud.table.state(row).used["VCPU"] == 3
 
 
+def up(cloud: Cloud, service_down_time: float) -> set[str]:
+    """Return the hosts that ComputeFilter lets pass."""
+    compute_filter = ComputeFilter(msgspec.structs.replace(OPTIONS, service_down_time=service_down_time))
+    cloud.table.now = cloud.clock.now()
+    view = cloud.table.view()
+    mask = compute_filter.mask(view, a_spec())
+    assert mask is not None
+    return {each.host for each, passes in zip(view.selections(), mask, strict=True) if passes}
+
+
+async def test_a_stop_that_a_host_announces_is_read_with_the_next_changes(cloud: Cloud) -> None:
+    """It was found only when late heartbeats were looked for, and builds went to hosts without an agent meanwhile."""
+    await cloud.add_hosts(3)
+    await cloud.feed.refresh(0.0)
+    await cloud.refresh_for(10.0)
+    assert up(cloud, 20.0) == {"host0", "host1", "host2"}
+    now = micros(cloud.clock.now())
+    await cloud.database.write(lambda conn: services.compute_hosts_stopped(conn, ["host1"], now, 20.0))
+    cloud.clock.time += 0.1
+    await cloud.feed.refresh(0.0)
+    assert up(cloud, 20.0) == {"host0", "host2"}
+
+
 async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> None:
     """A scheduler read the heartbeats of all hosts every few seconds."""
     await cloud.add_hosts(20)
     await cloud.feed.refresh(0.0)
-    compute_filter = ComputeFilter(msgspec.structs.replace(OPTIONS, service_down_time=20.0))
     everyone = [f"host{n}" for n in range(20)]
     dead, died = "host3", cloud.clock.now()
-
-    def up() -> set[str]:
-        cloud.table.now = cloud.clock.now()
-        view = cloud.table.view()
-        mask = compute_filter.mask(view, a_spec())
-        assert mask is not None
-        return {each.host for each, passes in zip(view.selections(), mask, strict=True) if passes}
 
     cloud.table.forget_counts()
     while cloud.clock.now() < died + 60.0:
         await cloud.database.write(services.heartbeat, COMPUTE, [h for h in everyone if h != dead], cloud.now)
         await cloud.refresh_for(4.5)
         expected = set(everyone) if cloud.clock.now() - died <= 20.0 else set(everyone) - {dead}
-        assert up() == expected
+        assert up(cloud, 20.0) == expected
     await cloud.database.write(services.heartbeat, COMPUTE, everyone, cloud.now)
     await cloud.refresh_for(6.0)
-    assert up() == set(everyone)
+    assert up(cloud, 20.0) == set(everyone)
     assert 0 < cloud.table.services <= 12, "only the dead host's heartbeat is read, once per interval"
 
 

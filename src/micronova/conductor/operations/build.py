@@ -312,11 +312,13 @@ class Build(HostKind):
     def _host_lost(self, conn: sa.Connection, operation: Operation, row: InstanceRow, reason: str) -> Continue:
         """Reschedule a build that has not failed on its host: it may return there, and has not used up an attempt.
 
-        The record of the departure lets the host remove, when it is back, what it could not undo. The operation's
-        deadline limits how often hosts may be lost.
+        Other hosts are preferred: the scheduler may not know yet that this one is gone. The record of the departure
+        lets the host remove, when it is back, what it could not undo. The operation's deadline limits how often hosts
+        may be lost.
         """
         payload = operation.payload_as(BuildPayload)
-        payload.tried = [host for host in payload.tried if host != row["host"]]
+        assert row["host"] is not None  # the operation was dispatched at this epoch
+        payload.put_off(row["host"], reason)
         return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
 
     def _may_go_elsewhere(self, conn: sa.Connection, row: InstanceRow, payload: BuildPayload) -> bool:
