@@ -1,13 +1,13 @@
 """Claims: who holds how much of what on which node, taken so that nothing is ever oversold.
 
-A claim with groups of resources takes them of other providers of the node's tree, which it finds in its transaction.
+A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction.
 
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
 comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
 
-A claim of NUMA cells or devices finds its place under the lock of its node's topology (`db/topologies.py`).
+A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`).
 
 The order in which a claim locks: instances, then the server group, then topologies, then inventories.
 """
@@ -53,12 +53,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     resources: Resources
     topology: TopologyRequest | None = None  # the NUMA cells and devices that it wants
-    group: GroupSpec | None = None  # `hosts` is not used: the rows count
+    server_group: GroupSpec | None = None  # `hosts` is not used: the rows count
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
-    groups: ResourceRequest | None = None  # what providers of the node's tree serve besides
-    moving: str | None = None  # the migration that holds what the instance leaves: its place in the group is the same
+    resource_request: ResourceRequest | None = None
+    """Request groups with a suffix, which other providers of the node's tree serve."""
+    moving: str | None = None  # the migration that holds what the instance leaves: both are one member of the group
     forced: bool = False  # an admin named the host: it may be disabled
 
     @classmethod
@@ -78,10 +79,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             consumer_uuid=instance_uuid,
             node_uuid=selected.node_uuid,
             host=selected.host,
-            resources=extra_specs.claimed(spec.flavor, spec.image),
-            groups=extra_specs.groups(spec.flavor),
+            resources=extra_specs.node_resources(spec.flavor, spec.image),
+            resource_request=extra_specs.resource_request(spec.flavor),
             topology=topology_request(spec.flavor, spec.image, aliases),
-            group=spec.group,
+            server_group=spec.group,
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
@@ -210,8 +211,8 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             )
         )
     amounts, members = _changes(changed, before, fence, served)
-    groups = {each.group.id: each.group for each in changed if each.group is not None}
-    refused = _refused_by_groups(conn, members, groups, _places_left(conn, changed))
+    group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
+    refused = _refused_by_server_groups(conn, members, group_specs, _hosts_left(conn, changed))
     if refused:
         nodes = [(node, host) for node, host in hosts.items() if host in refused]
         return ClaimResult(
@@ -219,12 +220,12 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         )
     gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
     asking = {each.consumer_uuid for each in changed if each.topology is not None}
-    places = topologies.plan(conn, changed, asking.union(gone))
-    if places.refused:
+    plan = topologies.plan(conn, changed, asking.union(gone))
+    if plan.refused:
         return ClaimResult(
             failures=tuple(
                 ClaimFailure(node_uuid=node, host=hosts[node], reason="topology")
-                for node in dict.fromkeys(places.refused)
+                for node in dict.fromkeys(plan.refused)
             )
         )
     short = _apply(conn, amounts, now)
@@ -236,7 +237,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 for node in _nodes_of(provider, changed, served)
             )
         )
-    topologies.record(conn, places, now)
+    topologies.record(conn, plan, now)
     if gone:
         conn.execute(_DELETE, {"uuids": gone})
     rows = [
@@ -265,19 +266,19 @@ def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
 def _serve(
     conn: sa.Connection, claims: Sequence[Claim], before: Mapping[str, list[Allocation]]
 ) -> tuple[dict[str, Candidate], set[str]]:
-    """Find the providers that serve the groups of claims, each with what the ones before it take.
+    """Find the providers that serve the request groups of claims, each with what the ones before it take.
 
     Return them by consumer, and the nodes whose trees cannot serve all of them.
     """
     served: dict[str, Candidate] = {}
     refused: set[str] = set()
     taken: Counter[tuple[str, str]] = Counter()
-    for each in (each for each in claims if each.groups is not None):
-        assert each.groups is not None
+    for each in (each for each in claims if each.resource_request is not None):
+        assert each.resource_request is not None
         for old in before.get(each.consumer_uuid, ()):
             taken.subtract({(old.node_uuid, name): amount for name, amount in old.resources.items()})
         taken.update({(each.node_uuid, name): amount for name, amount in each.resources.items()})
-        found = provider_trees.serve(conn, each.node_uuid, each.groups, taken)
+        found = provider_trees.serve(conn, each.node_uuid, each.resource_request, taken)
         if found is None:
             refused.add(each.node_uuid)
         else:
@@ -315,10 +316,10 @@ def _changes(
         for provider, resources in _wanted(each, served).items():
             for name, amount in resources.items():
                 amounts[provider, name] += amount
-        if each.group is not None:
-            members[each.group.id][each.host] += 1
+        if each.server_group is not None:
+            members[each.server_group.id][each.host] += 1
         known = fence.get(each.consumer_uuid)
-        old_group = known.server_group_id if known is not None else each.group.id if each.group else None
+        old_group = known.server_group_id if known is not None else each.server_group.id if each.server_group else None
         for old in before.get(each.consumer_uuid, ()):
             for name, amount in old.resources.items():
                 amounts[old.node_uuid, name] -= amount
@@ -356,13 +357,13 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
 
 
 def hand_over(conn: sa.Connection, consumer_uuid: str, *, holder: str) -> None:
-    """Let a migration hold what an instance holds, so that the instance can claim another place."""
+    """Let a migration hold what an instance holds, so that the instance can claim another host."""
     conn.execute(_RENAME, {"b_old": consumer_uuid, "b_new": holder})
     topologies.rename(conn, consumer_uuid, holder)
 
 
 def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int, group_uuid: str | None) -> None:
-    """Give an instance back what a migration holds, in the place of what the instance has claimed since.
+    """Give an instance back what a migration holds, in place of what the instance has claimed since.
 
     If the migration holds nothing, it was given back before.
     """
@@ -373,7 +374,7 @@ def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int,
     topologies.rename(conn, holder, consumer_uuid)
 
 
-def places_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:
+def hosts_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:
     """Return on which hosts consumers hold resources, and how many of them."""
     held = get_many(conn, consumer_uuids).values()
     return Counter(each.host for allocated in held for each in allocated if each.host is not None)
@@ -395,52 +396,53 @@ def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
     return {row.host: row.members for row in conn.execute(_MEMBERS, {"uuid": group_uuid})}
 
 
-def _places_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
+def _hosts_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
     """Return the hosts that moving instances leave."""
     moving = [each.moving for each in claims if each.moving is not None]
-    return places_of(conn, moving) if moving else Counter()
+    return hosts_of(conn, moving) if moving else Counter()
 
 
 def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
     """Return the other node on which the consumer already holds the same amounts and may keep them, or None."""
-    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
-    if not each.keep_held or place is None:
+    allocation = node_allocation(before.get(each.consumer_uuid, []), each.resources, each.resource_request)
+    if not each.keep_held or allocation is None:
         return None
-    same = place.node_uuid == each.node_uuid
-    return None if same or place.host in each.avoid_hosts else place.node_uuid
+    same = allocation.node_uuid == each.node_uuid
+    return None if same or allocation.host in each.avoid_hosts else allocation.node_uuid
 
 
 def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
-    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
-    return place is not None and place.node_uuid == each.node_uuid
+    allocation = node_allocation(before.get(each.consumer_uuid, []), each.resources, each.resource_request)
+    return allocation is not None and allocation.node_uuid == each.node_uuid
 
 
-def place_of(
-    held: Sequence[Allocation], resources: Mapping[str, int], groups: ResourceRequest | None
+def node_allocation(
+    held: Sequence[Allocation], resources: Mapping[str, int], resource_request: ResourceRequest | None
 ) -> Allocation | None:
     """Return what a consumer holds of its compute node, if it holds just these amounts in all; else None."""
     total: Counter[str] = Counter()
     for each in held:
         total.update(each.resources)
     wanted = Counter(resources)
-    for group in groups.groups if groups is not None else ():
+    for group in resource_request.groups if resource_request is not None else ():
         wanted.update(group.resources)
-    places = [each for each in held if each.host is not None]
-    return places[0] if len(places) == 1 and total == wanted else None
+    on_nodes = [each for each in held if each.host is not None]
+    return on_nodes[0] if len(on_nodes) == 1 and total == wanted else None
 
 
-def _refused_by_groups(
-    conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec], left: Counter[str]
+def _refused_by_server_groups(
+    conn: sa.Connection, changes: Mapping[str, Counter[str]], group_specs: Mapping[str, GroupSpec], left: Counter[str]
 ) -> set[str]:
-    """Lock the groups and return the hosts that their policies close to further members.
+    """Lock the server groups and return the hosts that their policies close to further members.
 
-    `left` are the places that members leave and still hold: they count for other members, and not for themselves.
+    `left` are the hosts that members leave and still hold resources on: they count for other members, and not for
+    themselves.
     """
     refused: set[str] = set()
     for uuid in sorted(changes):
         conn.execute(_LOCK_GROUP, {"uuid": uuid})  # one change of a group at a time
         joined = {host for host, change in changes[uuid].items() if change > 0}
-        group = groups.get(uuid)
+        group = group_specs.get(uuid)
         if group is None or not joined or group.policy not in ("affinity", "anti-affinity"):
             continue
         members = Counter(group_hosts(conn, uuid)) - left

@@ -377,7 +377,7 @@ server_groups = sa.Table(
     Index("server_groups_by_project", "project_id", "created_at"),
 )
 
-# Members placed on each host, counted in the transaction that claims: two schedulers cannot both take the last place.
+# Members placed on each host, counted in the transaction that claims: two schedulers cannot both add the last member.
 server_group_hosts = sa.Table(
     "server_group_hosts",
     metadata,

@@ -1,4 +1,4 @@
-"""The decision which hosts the instances of a request go to: a host table and a spec in, placements out, no I/O.
+"""The decision which hosts the instances of a request go to: a host table and a spec in, destinations out, no I/O.
 
 Free resources are checked first, then the filters in their order, then the weighers. The best host gets the instance.
 The table counts it at once, so that the next instance of the request sees it. Either all instances are placed or none.
@@ -15,7 +15,7 @@ import numpy as np
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import Placement, RequestSpec, Selected
+from micronova.objects.scheduling import Destination, RequestSpec, Selected
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
@@ -74,7 +74,7 @@ class FilterScheduler:
         table.now = now
         table.begin_consuming()
         filters = [each for each in self.filters if each.always or not spec.forced]
-        resources = extra_specs.claimed(spec.flavor, spec.image)
+        resources = extra_specs.node_resources(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
         mask, steps, concerned = self._filter(hosts, spec, resources, filters, room)
@@ -109,9 +109,11 @@ class FilterScheduler:
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, concerned, row, spec, resources, left_of)
-        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
+        destinations = self._destinations(
+            table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced
+        )
         return Selected(
-            placements=placements,
+            destinations=destinations,
             explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=spec.forced),
         )
 
@@ -130,11 +132,11 @@ class FilterScheduler:
             decision = self.select(table, spec, instance_uuids, now=now, held=held, room=room)
         except NoValidHost:
             return False
-        resources = extra_specs.claimed(spec.flavor, spec.image)
+        resources = extra_specs.node_resources(spec.flavor, spec.image)
         table.undo_topologies()
-        for placement in decision.placements:
-            row = table.index(placement.selected.node_uuid)
-            if row is not None and placement.instance_uuid not in (held or {}):
+        for destination in decision.destinations:
+            row = table.index(destination.selected.node_uuid)
+            if row is not None and destination.instance_uuid not in (held or {}):
                 table.release(row, resources)
         return True
 
@@ -238,7 +240,7 @@ class FilterScheduler:
         order = np.argsort(-totals, kind="stable")
         return int(order[self._random.randrange(size)])
 
-    def _placements(
+    def _destinations(
         self,
         table: HostTable,
         ranking: Ranking,
@@ -246,10 +248,10 @@ class FilterScheduler:
         rows: list[int],
         alternates: list[int] | None,
         forced: bool,
-    ) -> tuple[Placement, ...]:
-        """Return the placements; without `alternates`, they are the best hosts after all were placed."""
+    ) -> tuple[Destination, ...]:
+        """Return the destinations; without `alternates`, they are the best hosts after all were placed."""
         best: list[int] | None = None
-        placements = []
+        destinations = []
         for uuid, row in zip(instance_uuids, rows, strict=True):
             chosen = table.selections[row]
             if forced:
@@ -261,8 +263,8 @@ class FilterScheduler:
                     best = ranking.best(self._alternates + 1)
                 others = [each for each in best if table.selections[each].host != chosen.host]
             names = tuple(table.selections[each] for each in others[: self._alternates])
-            placements.append(Placement(instance_uuid=uuid, selected=chosen, alternates=names))
-        return tuple(placements)
+            destinations.append(Destination(instance_uuid=uuid, selected=chosen, alternates=names))
+        return tuple(destinations)
 
     def _undone(
         self,

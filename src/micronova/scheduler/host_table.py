@@ -267,11 +267,11 @@ class HostTable:
     def _consume_topology(self, row: int, request: TopologyRequest) -> None:
         code = int(self._columns["topology"][row])
         topology, use = self._topologies.value(code)
-        place = fit(topology, use, request)
-        if place is not None:
+        assignment = fit(topology, use, request)
+        if assignment is not None:
             before = self._topologies.texts(code)
             self._taken.append((row, *before))
-            self._set_topology(row, before[0], encode(taken(use, place, topology)))
+            self._set_topology(row, before[0], encode(taken(use, assignment, topology)))
 
     def _all_columns(self) -> Iterable[Column]:
         for group in self._groups():

@@ -176,7 +176,7 @@ class SchedulerManager:
 
     async def _place(self, request: SelectDestinations) -> Selected:
         await self._feed.refresh(self._refresh_interval)
-        spec = await self._with_places(request)
+        spec = await self._with_hosts(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
@@ -185,7 +185,7 @@ class SchedulerManager:
                 decision = self._decide(spec, request, held, room, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
-                spec = await self._with_places(request)
+                spec = await self._with_hosts(request)
                 held |= await self._held_already(spec, request)
                 decision = self._decide_finally(spec, request, held, await self._room(spec, request))
             result = await self._claim(spec, request, decision, on_deleted_nodes)
@@ -202,17 +202,17 @@ class SchedulerManager:
                     held[uuid] = node
                 else:
                     on_deleted_nodes.add(uuid)
-            spec = await self._with_places(request)
+            spec = await self._with_hosts(request)
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     async def _room(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
         """Return how many of the instances the providers of each node can serve; None if they need no groups."""
-        groups = extra_specs.groups(spec.flavor)
-        if groups is None:
+        resource_request = extra_specs.resource_request(spec.flavor)
+        if resource_request is None:
             return None
-        own, count = extra_specs.claimed(spec.flavor, spec.image), len(request.instance_uuids)
-        return await self._database.read(provider_trees.room, groups, own, count)
+        own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
+        return await self._database.read(provider_trees.room, resource_request, own, count)
 
     def _decide(
         self,
@@ -242,10 +242,11 @@ class SchedulerManager:
         found = await self._database.read(allocations.get_many, request.instance_uuids)
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
-        own = extra_specs.claimed(spec.flavor, spec.image)
+        own = extra_specs.node_resources(spec.flavor, spec.image)
+        resource_request = extra_specs.resource_request(spec.flavor)
         for uuid, all_held in found.items():
-            place = allocations.place_of(all_held, own, extra_specs.groups(spec.flavor))
-            row = None if place is None else self._feed.table.index(place.node_uuid)
+            allocation = allocations.node_allocation(all_held, own, resource_request)
+            row = None if allocation is None else self._feed.table.index(allocation.node_uuid)
             if row is None:
                 continue
             selection = self._feed.table.selections[row]
@@ -282,15 +283,15 @@ class SchedulerManager:
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
         claims = [
             Claim.of(
-                placement.instance_uuid,
-                placement.selected,
+                destination.instance_uuid,
+                destination.selected,
                 spec,
-                request.epochs.get(placement.instance_uuid),
+                request.epochs.get(destination.instance_uuid),
                 aliases=self._pci_aliases,
-                keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
-                moving=request.moving.get(placement.instance_uuid),
+                keep_held=not has_destination and destination.instance_uuid not in on_deleted_nodes,
+                moving=request.moving.get(destination.instance_uuid),
             )
-            for placement in decision.placements
+            for destination in decision.destinations
         ]
         try:
             return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
@@ -301,11 +302,11 @@ class SchedulerManager:
 
     async def _correct_table(self, decision: Selected, result: ClaimResult) -> None:
         """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
-        nodes = {placement.selected.node_uuid for placement in decision.placements}
+        nodes = {destination.selected.node_uuid for destination in decision.destinations}
         await self._feed.reload_nodes(nodes | set(result.held.values()))
 
-    async def _with_places(self, request: SelectDestinations) -> RequestSpec:
-        """Return the spec with the hosts of the servers that it is about.
+    async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
+        """Return the spec with the hosts of the servers that filters and weighers compare.
 
         These are the server group's present members without those that move, the servers that hints name, and those
         with images like the requested one, if a weigher compares them.
@@ -313,7 +314,7 @@ class SchedulerManager:
         spec = request.spec
         named = {hint: spec.hints[hint] for hint in NAMING_SERVERS if spec.hints.get(hint)}
         if named:
-            hinted = await self._database.read(host_states.places_of_servers, spec.project_id, named)
+            hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
@@ -324,8 +325,8 @@ class SchedulerManager:
 
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:
-    """Return host -> members of a group; the places that migrations hold are left out."""
+    """Return host -> members of a group; those that migrations hold are left out."""
     hosts = allocations.group_hosts(conn, group_uuid)
     if not moving:
         return hosts
-    return dict(Counter(hosts) - allocations.places_of(conn, moving))
+    return dict(Counter(hosts) - allocations.hosts_of(conn, moving))

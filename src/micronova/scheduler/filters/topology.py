@@ -49,11 +49,11 @@ class NUMATopologyFilter(_TopologyFilter):
         if request is None or not request.cells:
             return None
         wanted = request
-        # Hosts that have the amounts at all: only for these a place is looked for.
+        # Hosts that have the amounts at all: only for these an assignment is looked for.
         among: Bools | None = None
         if wanted.devices:
             among = hosts.free_devices() >= sum(each.count for each in wanted.devices)
-        for name, amount in extra_specs.claimed(spec.flavor, spec.image).items():
+        for name, amount in extra_specs.node_resources(spec.flavor, spec.image).items():
             free = has_free(hosts, name, amount)
             if free is not None:
                 among = free if among is None else among & free
