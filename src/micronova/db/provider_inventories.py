@@ -100,7 +100,7 @@ def replace_all(
 
 
 def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], now: int) -> None:
-    """Give a provider those of the inventories that it has not, and room in the others if they grow."""
+    """Give a provider those of the inventories that it has not, and change the others."""
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     for name, values in sorted(wanted.items()):

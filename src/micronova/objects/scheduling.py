@@ -1,10 +1,15 @@
 """Requests to the scheduler and its replies."""
 
+from typing import Final
+
 import msgspec
 
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+
+SERVER_HINTS: Final = ("same_host", "different_host")
+"""Scheduler hints whose values are uuids of servers."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,14 +25,13 @@ from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
+from micronova.objects.scheduling import SERVER_HINTS, CheckImage, RequestSpec, SelectDestinations, Selected
 from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
-from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
@@ -59,7 +58,7 @@ def not_timed(seconds: float) -> None:
     """Do nothing."""
 
 
-async def not_told() -> None:
+async def no_registration_callback() -> None:
     """Do nothing."""
 
 
@@ -76,7 +75,7 @@ class SchedulerManager:
         random: random_module.Random,
         notify: Notify = no_notifications,
         timed: Timed = not_timed,
-        registered: Callable[[], Awaitable[None]] = not_told,
+        registered: Callable[[], Awaitable[None]] = no_registration_callback,
         *,
         host: str,
         report_interval: float,
@@ -166,7 +165,9 @@ class SchedulerManager:
         return decision
 
     async def check_image(self, context: Context, request: CheckImage) -> Explanation:
-        """Return how the filters judge an image on the node of a server, or raise NoValidHost; nothing is claimed."""
+        """Return what the filters that compare images decide about the node of a server; nothing is claimed.
+
+        Raise NoValidHost if one of them refuses it."""
         await self._feed.refresh(self._refresh_interval)
         try:
             return self._scheduler.check_image(self._feed.table, request.spec, request.node_uuid, now=self._clock.now())
@@ -181,13 +182,13 @@ class SchedulerManager:
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
             try:
-                room = await self._room(spec, request)
-                decision = self._decide(spec, request, held, room, spread=min(2**race, WIDEST_SPREAD))
+                servable = await self._servable(spec, request)
+                decision = self._decide(spec, request, held, servable, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._with_hosts(request)
                 held |= await self._held_already(spec, request)
-                decision = self._decide_finally(spec, request, held, await self._room(spec, request))
+                decision = self._decide_after_reload(spec, request, held, await self._servable(spec, request))
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
@@ -206,20 +207,20 @@ class SchedulerManager:
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    async def _room(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
-        """Return how many of the instances the providers of each node can serve; None if they need no groups."""
+    async def _servable(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
+        """Return, by node, how many of the instances its providers can serve; None if they have no request groups."""
         resource_request = extra_specs.resource_request(spec.flavor)
         if resource_request is None:
             return None
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
-        return await self._database.read(provider_trees.room, resource_request, own, count)
+        return await self._database.read(provider_trees.count_servable, resource_request, own, count)
 
     def _decide(
         self,
         spec: RequestSpec,
         request: SelectDestinations,
         held: dict[str, str],
-        room: dict[str, int] | None,
+        servable: dict[str, int] | None,
         *,
         spread: int,
     ) -> Selected:
@@ -232,13 +233,13 @@ class SchedulerManager:
                 now=self._clock.now(),
                 held=held,
                 spread=spread,
-                room=room,
+                servable=servable,
             )
         finally:
             self._timed(self._clock.monotonic() - begun)
 
     async def _held_already(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, str]:
-        """Return the nodes where instances hold resources of an earlier request. No other host may have room."""
+        """Return the nodes where instances hold resources of an earlier request: others may have too little."""
         found = await self._database.read(allocations.get_many, request.instance_uuids)
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
@@ -258,8 +259,8 @@ class SchedulerManager:
                 held[uuid] = selection.node_uuid
         return held
 
-    def _decide_finally(
-        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], room: dict[str, int] | None
+    def _decide_after_reload(
+        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: dict[str, int] | None
     ) -> Selected:
         """Decide; if there is no valid host, say whether one may return.
 
@@ -267,11 +268,11 @@ class SchedulerManager:
         host that announced its stop is down at once.
         """
         try:
-            return self._decide(spec, request, held, room, spread=1)
+            return self._decide(spec, request, held, servable, spread=1)
         except NoValidHost as error:
             earlier = self._clock.now() - self._service_down_time
             uuids = request.instance_uuids
-            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, room=room):
+            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, servable=servable):
                 error.details["hosts_may_return"] = True
             log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
@@ -312,7 +313,7 @@ class SchedulerManager:
         with images like the requested one, if a weigher compares them.
         """
         spec = request.spec
-        named = {hint: spec.hints[hint] for hint in NAMING_SERVERS if spec.hints.get(hint)}
+        named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
             hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)

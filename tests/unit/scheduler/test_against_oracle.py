@@ -272,8 +272,8 @@ def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSetting
     needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
     if metrics.required:
         needed.add("MetricsFilter")
-    verdicts = oracle.passes(host, spec, NOW, settings, metrics)
-    return all(verdicts[name] for name in needed)
+    passed = oracle.passes(host, spec, NOW, settings, metrics)
+    return all(passed[name] for name in needed)
 
 
 @patiently

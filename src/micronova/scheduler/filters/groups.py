@@ -32,7 +32,7 @@ class ServerGroupAffinityFilter(HostFilter):
 
     name = "ServerGroupAffinityFilter"
     predicate = "has the other members of the affinity group"
-    scope = Scope.ALL  # the first member changes the verdict on all other hosts
+    scope = Scope.ALL  # the first member changes the mask of all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         group = spec.group

@@ -1,7 +1,7 @@
 """Filters on NUMA cells, dedicated CPUs, memory pages and PCI devices.
 
-The claim finds the place of an instance anew by what is held then, so that two schedulers cannot both use the last one.
-These filters are always in effect, also for a host that an admin named: without room a claim cannot succeed.
+The claim finds the assignment of an instance anew by what is held then, so two schedulers cannot both use the last one.
+These filters are always in effect, also for a host that an admin named: a claim on a host without these cannot succeed.
 """
 
 import msgspec
