@@ -1,4 +1,4 @@
-"""Claims: who holds how much of what on which node, taken so that nothing is ever oversold.
+"""Claims: who holds how much of what, taken so that nothing is ever oversold.
 
 A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction.
 
@@ -117,10 +117,10 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer holds on a node."""
+    """What a consumer holds of one provider."""
 
-    node_uuid: str
-    host: str | None
+    node_uuid: str  # of the provider, which need not be a compute node
+    host: str | None  # None: the provider is no compute node
     resources: Resources
 
 
@@ -131,7 +131,7 @@ _FENCE = (
     .order_by(instances.c.uuid)
     .with_for_update()
 )
-_HELD = (
+_ALLOCATIONS = (
     sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used, compute_nodes.c.host)
     .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
     .where(one_of(_a.consumer_uuid, "uuids"))
@@ -158,14 +158,14 @@ _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
     one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
 _ADD = """
-    WITH wanted (node, class, amount) AS (VALUES {rows}),
-    found (node, class, amount) AS (
+    WITH wanted (provider, class, amount) AS (VALUES {rows}),
+    found (provider, class, amount) AS (
         SELECT i.node_uuid, i.resource_class, w.amount
-        FROM inventories i JOIN wanted w ON i.node_uuid = w.node AND i.resource_class = w.class
+        FROM inventories i JOIN wanted w ON i.node_uuid = w.provider AND i.resource_class = w.class
         ORDER BY i.node_uuid, i.resource_class {lock}
     )
     UPDATE inventories SET used = used + found.amount, changed_at = :now
-    FROM found WHERE node_uuid = found.node AND resource_class = found.class {check}
+    FROM found WHERE node_uuid = found.provider AND resource_class = found.class {check}
     RETURNING node_uuid, resource_class
 """
 _JOIN_GROUP = sa.text(
@@ -248,7 +248,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             "used": amount,
         }
         for each in changed
-        for provider, resources in _wanted(each, served).items()
+        for provider, resources in _amounts_by_provider(each, served).items()
         for name, amount in resources.items()
     ]
     if rows:
@@ -287,20 +287,20 @@ def _serve(
     return served, refused
 
 
-def _wanted(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
+def _amounts_by_provider(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
     """Return what a consumer takes, by provider."""
-    wanted = {each.node_uuid: dict(each.resources)} if each.resources else {}
+    amounts = {each.node_uuid: dict(each.resources)} if each.resources else {}
     if each.consumer_uuid in served:
         for provider, resources in served[each.consumer_uuid].allocations.items():
-            own = wanted.setdefault(provider, {})
+            own = amounts.setdefault(provider, {})
             for name, amount in resources.items():
                 own[name] = own.get(name, 0) + amount
-    return wanted
+    return amounts
 
 
 def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candidate]) -> list[str]:
     """Return the nodes whose claims take of a provider."""
-    return sorted({each.node_uuid for each in claims if provider in _wanted(each, served)})
+    return sorted({each.node_uuid for each in claims if provider in _amounts_by_provider(each, served)})
 
 
 def _changes(
@@ -309,11 +309,12 @@ def _changes(
     fence: Mapping[str, Any],
     served: Mapping[str, Candidate],
 ) -> tuple[Counter[tuple[str, str]], dict[str, Counter[str]]]:
-    """Return what changes: the use of each node by resource class, and the members of each group by host."""
+    """Return what changes: the use of each provider by resource class, and the members of each server group
+    by host."""
     amounts: Counter[tuple[str, str]] = Counter()
     members: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in claims:
-        for provider, resources in _wanted(each, served).items():
+        for provider, resources in _amounts_by_provider(each, served).items():
             for name, amount in resources.items():
                 amounts[provider, name] += amount
         if each.server_group is not None:
@@ -350,7 +351,7 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
         group = conn.execute(_GROUP_OF_DELETED, {"uuid": consumer_uuid}).scalar()
     if group is not None:
         conn.execute(_LOCK_GROUP, {"uuid": group})
-        hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
+        hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({provider for provider, _ in amounts})}).scalars().all()
         count_members(conn, group, Counter(dict.fromkeys(hosts, -1)))
     topologies.release(conn, consumer_uuid, now)
     _apply(conn, amounts, now)
@@ -367,7 +368,7 @@ def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int,
 
     If the migration holds nothing, it was given back before.
     """
-    if conn.execute(_HELD, {"uuids": [holder]}).first() is None:
+    if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is None:
         return
     release(conn, consumer_uuid, now=now, group_uuid=group_uuid)
     conn.execute(_RENAME, {"b_old": holder, "b_new": consumer_uuid})
@@ -383,12 +384,12 @@ def hosts_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[st
 def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
     """Return what consumers hold; those that hold nothing are left out."""
     found: dict[str, dict[str, Allocation]] = {}
-    for row in conn.execute(_HELD, {"uuids": list(consumer_uuids)}):
-        nodes = found.setdefault(row.consumer_uuid, {})
-        if row.node_uuid not in nodes:
-            nodes[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
-        nodes[row.node_uuid].resources[row.resource_class] = row.used
-    return {consumer: list(nodes.values()) for consumer, nodes in found.items()}
+    for row in conn.execute(_ALLOCATIONS, {"uuids": list(consumer_uuids)}):
+        providers = found.setdefault(row.consumer_uuid, {})
+        if row.node_uuid not in providers:
+            providers[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
+        providers[row.node_uuid].resources[row.resource_class] = row.used
+    return {consumer: list(providers.values()) for consumer, providers in found.items()}
 
 
 def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
@@ -498,8 +499,8 @@ def _add(
     for first in range(0, len(wanted), MOST_ROWS):
         part = wanted[first : first + MOST_ROWS]
         parameters: dict[str, str | int] = {"now": now}
-        for number, ((node, name), amount) in enumerate(part):
-            parameters |= {f"n{number}": node, f"c{number}": name, f"a{number}": amount}
+        for number, ((provider, name), amount) in enumerate(part):
+            parameters |= {f"p{number}": provider, f"c{number}": name, f"a{number}": amount}
         statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
         taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
     return taken
@@ -509,7 +510,7 @@ def _add(
 def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
     """The statement for so many rows. PostgreSQL locks them in the order of their keys, which an UPDATE alone
     would not promise; SQLite has one writer at a time. Giving back is never refused."""
-    rows = ", ".join(f"(:n{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
+    rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
     return sa.text(
         _ADD.format(
             rows=rows,

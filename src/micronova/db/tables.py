@@ -502,7 +502,7 @@ MOST_UNITS = 2_147_483_647  # the largest Integer
 inventories = sa.Table(
     "inventories",
     metadata,
-    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider, which need not be a compute node
     Column("resource_class", String(255), primary_key=True),
     Column("total", Integer, nullable=False),
     Column("reserved", Integer, nullable=False, default=0),
@@ -520,7 +520,7 @@ allocations = sa.Table(
     "allocations",
     metadata,
     Column("consumer_uuid", String(36), primary_key=True),
-    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider, which need not be a compute node
     Column("resource_class", String(255), primary_key=True),
     Column("used", Integer, nullable=False),
     Index("allocations_by_node", "node_uuid"),

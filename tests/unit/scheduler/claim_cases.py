@@ -18,7 +18,7 @@ from micronova.db import (
     topologies,
 )
 from micronova.db.engine import Database
-from micronova.db.provider_allocations import Wanted
+from micronova.db.provider_allocations import AllocationRequest
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
     CellRequest,
@@ -335,7 +335,7 @@ async def test_amounts_groups_and_topologies_are_claimed_together(database: Data
         ]
 
     assert (await database.write(allocations.claim, claims(0), now=2)).claimed
-    held = await database.read(provider_allocations.held_by, ["i0"])
+    held = await database.read(provider_allocations.allocations_of_consumers, ["i0"])
     assert held == {"i0": {"node-a": PINNED, "card-a": {"CUSTOM_TRAFFIC": 5}}}
     assert len((await database.read(held_cpus))["a"]) == 2
     before = await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")
@@ -469,17 +469,19 @@ async def race_with_placement(databases: list[Database]) -> None:
 
     async def service(number: int) -> None:
         for _ in range(6):
-            wanted = [
-                Wanted(
-                    consumer=f"c{each}", held={f"node-{host}": SMALL} if chance.random() < 0.7 else {}, checked=False
+            requests = [
+                AllocationRequest(
+                    consumer=f"c{each}",
+                    allocations={f"node-{host}": SMALL} if chance.random() < 0.7 else {},
+                    checks_generation=False,
                 )
                 for each, host in zip((number, (number + 10) % 20), chance.sample("abcd", 2), strict=True)
             ]
             try:
-                await databases[number % 4].write(provider_allocations.replace, wanted, 1)
+                await databases[number % 4].write(provider_allocations.replace, requests, 1)
                 outcomes["replaced"] += 1
-            except provider_allocations.NoRoom:
-                outcomes["no room"] += 1
+            except provider_allocations.CapacityExceeded:
+                outcomes["exceeded"] += 1
 
     async def operator(number: int) -> None:
         stock = {"reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0}
@@ -494,7 +496,7 @@ async def race_with_placement(databases: list[Database]) -> None:
         *(service(number) for number in range(20)),
         *(operator(number) for number in range(4)),
     )
-    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "no room")), outcomes
+    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "exceeded")), outcomes
     assert await first.read(allocation_audit.audit) == []
     for node, counts in (await first.read(_used_by_node)).items():
         assert counts["VCPU"] <= 5 and counts["MEMORY_MB"] <= CAPACITY["MEMORY_MB"], (node, counts)
