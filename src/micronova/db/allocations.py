@@ -9,7 +9,7 @@ comes second sees what the first has left. A claim replaces what its consumer he
 
 A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`).
 
-The order in which a claim locks: instances, then the server group, then topologies, then inventories.
+ARCHITECTURE.md has the order of locks.
 """
 
 import functools
@@ -157,6 +157,8 @@ _MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).wh
 _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
     one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
+# Only the capacity is checked here. `provider_trees.serve` checks the units (`fits_units`) for request groups. Nobody
+# checks them for the node's own classes, as docs/placement.md says.
 _ADD = """
     WITH wanted (provider, class, amount) AS (VALUES {rows}),
     found (provider, class, amount) AS (

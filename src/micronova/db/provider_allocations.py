@@ -23,6 +23,7 @@ from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.placement.model import fits_units
 
 _a, _c = allocations.c, consumers.c
 Allocations = dict[str, dict[str, int]]  # of one consumer: provider -> resource class -> amount
@@ -239,7 +240,7 @@ def _check_capacity(row: Any, provider: str, name: str, amount: int, change: int
             f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
             f"'{provider}'. The requested amount would exceed the capacity: {row.capacity - row.used} are left."
         )
-    if not (row.min_unit <= amount <= row.max_unit and amount % row.step_size == 0):
+    if not fits_units(row, amount):
         raise CapacityExceeded(
             f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
             f"'{provider}'. The requested amount would violate inventory constraints: from {row.min_unit} to "

@@ -8,6 +8,8 @@ the API still shows of deleted servers lives in `deleted_instances`.
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
 
+from micronova.placement.model import MOST_UNITS
+
 metadata = sa.MetaData()
 
 Time = BigInteger
@@ -497,8 +499,6 @@ consumers = sa.Table(
     Index("consumers_by_project", "project_id"),
 )
 
-MOST_UNITS = 2_147_483_647  # the largest Integer
-
 inventories = sa.Table(
     "inventories",
     metadata,
@@ -510,7 +510,7 @@ inventories = sa.Table(
     Column("max_unit", Integer, nullable=False, default=MOST_UNITS, server_default=str(MOST_UNITS)),
     Column("step_size", Integer, nullable=False, default=1, server_default="1"),
     Column("allocation_ratio", Float, nullable=False, default=1.0),
-    Column("capacity", Integer, nullable=False),  # (total - reserved) * allocation_ratio
+    Column("capacity", Integer, nullable=False),  # by `placement.model.capacity`
     Column("used", Integer, nullable=False, default=0),
     Column("changed_at", Time, nullable=False),
     Index("inventories_by_change", "changed_at"),

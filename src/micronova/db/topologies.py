@@ -4,7 +4,7 @@ A node has one row: what its host reports, and the sum of what instances hold. A
 finds an assignment for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So
 no two instances get the same CPU, page or device, however many schedulers race; and a claim fails only if nothing fits.
 
-Rows are locked after the server group and before inventories.
+ARCHITECTURE.md has the order of locks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
