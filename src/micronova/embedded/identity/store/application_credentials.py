@@ -10,6 +10,8 @@ from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, Acc
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import application_credential_rules, application_credentials
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 
 # Begins the stored hash of a credential that has access rules. Identity services of 0.2 and older do not know these
 # rules. To them the hash matches no secret, and so they issue no token that could do more than the rules allow.
@@ -87,8 +89,8 @@ def create(
     return row
 
 
-def delete(conn: sa.Connection, time: RevocationTime, user_id: str, credential_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, user_id: str, credential_id: str) -> tuple[None, list[Subject]]:
     """Delete a credential and revoke the tokens that were issued for it."""
     get(conn, user_id, credential_id)
     conn.execute(application_credentials.delete().where(application_credentials.c.id == credential_id))
-    return None, revoke(conn, time, [f"credential:{credential_id}"])
+    return None, revoke(conn, time, [revocation_subjects.application_credential(credential_id)])
