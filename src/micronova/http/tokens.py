@@ -52,7 +52,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     restricted: bool = False  # by an application credential that may not create others
     key_id: str = ""  # of the key that signed the token; "" in tokens of 0.2 and older
     trust_id: str | None = None
-    trust_user_id: str | None = None  # the other party of the trust: the trustee if the token is the trustor's
+    trust_user_id: str | None = None  # the trustor; with `impersonation` the trustee
     trust_user_domain_id: str | None = None
     impersonation: bool = False  # the token is the trustor's, and the trustee uses it
     access_rules: AccessRules | None = None  # of the application credential; None: it has none, and may do everything
