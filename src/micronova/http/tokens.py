@@ -29,6 +29,8 @@ from micronova.objects.errors import Unauthorized
 PREFIX = "mn1."
 PREFIX_WITH_RULES = "mn2."  # of tokens with access rules
 LONGEST = 8192  # characters of a token
+REVOCATION_OVERLAP = 60.0
+"""Seconds that each read of revocations reaches back: clocks differ, and transactions commit out of order."""
 _SIGNATURE = 64
 
 
@@ -166,9 +168,9 @@ def _subjects(claims: Claims) -> list[Subject]:
 class TokenVerifier:
     """Verifies tokens with the public keys alone, and caches the verified ones."""
 
-    def __init__(self, public_keys: Iterable[bytes], revocations: Revocations, remember: int = 4096) -> None:
+    def __init__(self, public_keys: Iterable[bytes], revocations: Revocations, max_entries: int = 4096) -> None:
         self.revocations = revocations
-        self._remember = remember
+        self._max_entries = max_entries
         self._known: dict[str, Claims] = {}
         self.use(public_keys)
 
@@ -182,7 +184,7 @@ class TokenVerifier:
         claims = self._known.get(token)
         if claims is None:
             claims = self._decode(token)
-            if len(self._known) >= self._remember:
+            if len(self._known) >= self._max_entries:
                 self._known.clear()
             self._known[token] = claims
         if (claims.expires_at <= now and not allow_expired) or self.revocations.covers(claims):

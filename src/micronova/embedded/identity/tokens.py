@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +33,7 @@ from micronova.embedded.identity.store.kinds import (
     UserRow,
 )
 from micronova.http.access_rules import AccessRules
+from micronova.http.paging import iso_from_seconds
 from micronova.http.tokens import Claims
 from micronova.objects.clock import micros
 from micronova.objects.errors import Forbidden, Invalid, NotFound, Unauthorized
@@ -286,8 +286,8 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
             "password_expires_at": None,
         },
         "audit_ids": claims.audit_ids,
-        "expires_at": iso_time(claims.expires_at),
-        "issued_at": iso_time(claims.issued_at),
+        "expires_at": iso_from_seconds(claims.expires_at),
+        "issued_at": iso_from_seconds(claims.issued_at),
     }
     if claims.project_id is not None:
         token["project"] = {
@@ -323,8 +323,3 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
             rules = [{name: row[name] for name in _RULE} for row in details.access_rules or ()]  # type: ignore[literal-required]
             token["application_credential"]["access_rules"] = rules
     return token
-
-
-def iso_time(seconds: float) -> str:
-    """Return a time as tokens and revocations show it, with microseconds."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

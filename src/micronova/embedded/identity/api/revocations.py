@@ -8,8 +8,8 @@ from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import revocations
 from micronova.embedded.identity.store.revocations import Revocation
 from micronova.embedded.identity.store.rows import QUERY
-from micronova.embedded.identity.tokens import iso_time
 from micronova.http import revocation_subjects
+from micronova.http.paging import iso_from_seconds
 from micronova.http.request import Request
 from micronova.http.service import Route
 
@@ -45,11 +45,11 @@ class RevocationsAPI:
 def _view(each: Revocation) -> dict[str, Any]:
     """Return an event. Our own services read `subject`; the other attributes are Keystone's."""
     kind, *ids = revocation_subjects.parts(each.subject)
-    at = iso_time(each.at / 1_000_000)
+    at = iso_from_seconds(each.at / 1_000_000)
     return {
         "subject": each.subject,
         "issued_before": at,
         "revoked_at": at,
-        "expires_at": iso_time(each.expires_at / 1_000_000),
+        "expires_at": iso_from_seconds(each.expires_at / 1_000_000),
         **dict(zip(_ATTRIBUTES.get(kind, ()), ids, strict=False)),
     }
