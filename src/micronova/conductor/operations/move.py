@@ -138,7 +138,7 @@ class Move(MoveKind):
     def _end_conductor_events(self, conn: sa.Connection, operation: Operation, error: str | None = None) -> None:
         """End the events of the conductor's own part: the epoch of the operation is that of the step `schedule`."""
         for number, event in enumerate(reversed(self._conductor_events(operation))):
-            self.transitions.end_conductor_event(conn, operation, event, around=number > 0, error=error)
+            self.transitions.end_conductor_event(conn, operation, event, outer=number > 0, error=error)
 
     def _conductor_events(self, operation: Operation) -> tuple[str, ...]:
         """Return their names. Nova answers old requests when the hosts have been checked, by another method."""

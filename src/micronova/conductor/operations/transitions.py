@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
 
-SLOT: Final = 1 << 20
-"""Distance of the numbers of events that have the same epoch."""
+SEQUENCE_STEP: Final = 1 << 20
+"""Distance of the sequence numbers of events that have the same epoch."""
 
 
 class Notification(NamedTuple):
@@ -325,17 +325,18 @@ class Transitions:
         )
 
     def end_conductor_event(
-        self, conn: sa.Connection, operation: Operation, event: str, *, around: bool = False, error: str | None = None
+        self, conn: sa.Connection, operation: Operation, event: str, *, outer: bool = False, error: str | None = None
     ) -> None:
-        """Record the event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
+        """Record an event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
 
-        There may be a second one `around` it.
+        With `outer` it is one that another event of the conductor is a part of. Both begin with the operation. The
+        outer one has the lower sequence number and so counts as the earlier one.
         """
         instance_actions.event_finish(
             conn,
             operation.instance_uuid,
             operation.context.request_id,
-            operation.epoch - (SLOT if around else 0),
+            operation.epoch - (SEQUENCE_STEP if outer else 0),
             event,
             self._engine.now(),
             result="Success" if error is None else "Error",
@@ -349,7 +350,7 @@ class Transitions:
             conn,
             operation.instance_uuid,
             operation.context.request_id,
-            operation.epoch + number * SLOT,
+            operation.epoch + number * SEQUENCE_STEP,
             event,
             self._engine.now(),
             host=host,

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.build_attempts import BuildAttempts
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.destinations import Destinations
-from micronova.conductor.operations.discard_image import discard, discards
+from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
@@ -123,7 +123,7 @@ class UnshelveOffloaded(SteppedKind):
             return None
         self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         if not server.payload.tried:
-            self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, around=True)
+            self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         if server.explanation is not None:
             own = server.explanation.of_one(chosen.host, chosen.node, "")
             operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
@@ -178,7 +178,7 @@ class UnshelveOffloaded(SteppedKind):
     def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
         now = self._engine.now()
         changes: InstanceChanges = {
-            **discard(conn, operation, row, now),
+            **record_discard(conn, operation, row, now),
             "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": None,
             "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
@@ -191,7 +191,7 @@ class UnshelveOffloaded(SteppedKind):
         return NoMoreWork(
             ended="success",
             notifications=[Notification("unshelve.end", changed(row, changes))],
-            follow_ups=discards(row),
+            follow_ups=discard_operation_ids(row),
         )
 
     # --- failures --------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class UnshelveOffloaded(SteppedKind):
         if row["host"] is None:
             event = IMAGE_EVENT if payload.image_gone else CONDUCTOR_EVENT
             if not payload.image_gone and not payload.tried:
-                self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, around=True)
+                self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
         advanced = self.transitions.advance(
             conn,
