@@ -81,7 +81,13 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     if both := required & forbidden:
         raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
     _own(flavor)
-    for kind, suffix, name, _ in _parts(flavor.extra_specs):
+    policy = flavor.extra_specs.get("hw:cpu_policy") or (image and image.properties.get("hw_cpu_policy"))
+    for kind, suffix, name, value in _parts(flavor.extra_specs):
+        if kind == "resources" and name in ("VCPU", "PCPU") and policy and _amount(name, value):
+            raise Invalid(
+                f"The extra spec resources{suffix}:{name} of flavor {flavor.name} contradicts the CPU policy {policy} "
+                "of the flavor or the image, from which the CPUs follow. Use one of them."
+            )
         if kind == "resources" and name == "PCPU":
             raise Invalid(
                 f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: hw:cpu_policy "
@@ -93,10 +99,10 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     if without_resources := named - asked:
         group = min(without_resources)
         raise Invalid(f"Flavor {flavor.name} has traits of the request group {group}, and no resources{group}:CLASS.")
-    policy = flavor.extra_specs.get(GROUP_POLICY)
-    if policy not in (None, "none", "isolate"):
+    group_policy = flavor.extra_specs.get(GROUP_POLICY)
+    if group_policy not in (None, "none", "isolate"):
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
-    if len(asked) > 1 and policy is None:
+    if len(asked) > 1 and group_policy is None:
         raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
 
 
