@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from micronova.compute.resource_tracker import ResourceTracker
+from micronova.conductor.operations import engine
 from micronova.notifications.notifier import BusNotifier
 from micronova.objects.clock import SystemClock
 from micronova.objects.errors import InsufficientResources
@@ -342,8 +343,49 @@ async def test_an_evacuation_that_fails(cloud: OneProcess, user: Caller, told: T
             assert [line for line in lines if "exception" not in line] == [
                 "nova-api evacuate", "nova-conductor rebuild_scheduled", "D rebuild.start", "D rebuild.error",
             ]  # fmt: skip
-            assert (await _events(user, id))[:2] == ["rebuild_server", "-compute_rebuild_instance"]
+            events = ["rebuild_server", "-compute_rebuild_instance", "-rebuild_server"]
+            assert await _events(user, id) == events
+            path = f"/servers/{id}/os-instance-actions"
+            [action, *_] = (await user.admin.get(path))["instanceActions"]
+            shown = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+            assert [each["host"] for each in reversed(shown)] == [None, other, None]
     await user.admin.act(id, "os-resetState", {"state": "active"})
+
+
+async def test_an_evacuation_begins_once_if_a_host_lacks_something(
+    cloud: OneProcess, user: Caller, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host counts as one that was not tried."""
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    id, source = await _server(cloud, user, told)
+    async with cloud.forced_down(source):
+        async with cloud.faults({"operation": "spawn", "kind": "unavailable", "name": user.project, "count": 1}):
+            await user.admin.at(94).act(id, "evacuate", {}, 200)
+            await user.wait_for(id, "ACTIVE", task=None)
+        await cloud.settled()
+    names = [line.partition(" ")[2] for line in told.lines(id) if "exception" not in line]
+    assert names == ["evacuate", "rebuild_scheduled", "rebuild.start", "rebuild.end"]
+    assert await _events(user, id) == ["rebuild_server", "-compute_rebuild_instance", "compute_rebuild_instance"]
+    await cloud.assert_clean()
+
+
+async def test_an_unshelve_begins_once_if_a_host_lacks_something(
+    cloud: OneProcess, user: Caller, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    id, _ = await _server(cloud, user, told)
+    await user.act(id, "shelve")
+    await user.wait_for(id, "SHELVED_OFFLOADED")
+    told.made.clear()
+    async with cloud.faults({"operation": "spawn", "kind": "unavailable", "name": user.project, "count": 1}):
+        await user.act(id, "unshelve")
+        await user.wait_for(id, "ACTIVE")
+    names = [line.partition(" ")[2] for line in told.lines(id) if "exception" not in line]
+    assert names == ["unshelve.start", "unshelve.end"]
+    assert await _events(user, id) == [
+        "get_image_info", "schedule_instances", "-compute_unshelve_instance", "compute_unshelve_instance",
+    ]  # fmt: skip
+    await cloud.assert_clean()
 
 
 @pytest.mark.parametrize(

@@ -380,6 +380,8 @@ class Move(MoveKind):
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:
+            if not await self._engine.database.read(self._may_return, operation):
+                raise Unavailable(f"The ports cannot be bound, and the source is down: {error.message}") from error
             await self.fail(operation, error)
             return
         await self._dispatch_bound(operation, row, "finish", vifs)
@@ -403,7 +405,7 @@ class Move(MoveKind):
         """Undo the move; if the guest was not touched yet, the server is as before at once."""
         if operation.step in ("bind", "finish") and not await self._engine.database.read(self._may_return, operation):
             # Nothing but the destination has a guest that can be used: the move goes on until the source is back.
-            await self.run_one(operation)
+            await self.run([operation])
             return
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
