@@ -10,7 +10,6 @@ that can hear hosts asks whether the host is lost: before each attempt, when it 
 the server leave. If the host is not lost any more, the evacuation ends, and the server is on it as before.
 """
 
-import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -32,11 +31,9 @@ from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import EvacuatePayload, Step
+from micronova.objects.operations import EvacuatePayload
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 ACTION = states.ACTIONS["evacuate"]
 CONDUCTOR_EVENT = "rebuild_server"
@@ -256,14 +253,12 @@ class Evacuate(MoveKind):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: EvacuatePayload,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """End the attempt; the server still belongs to its lost host."""
+    ) -> InstanceChanges:
+        """End the attempt; the server still belongs to its lost host, and its claim is replaced or released later."""
         if operation.step == "schedule":  # the conductor's own part has failed
             self.transitions.end_event(conn, operation, host=None, error=error, event=CONDUCTOR_EVENT)
         else:
@@ -271,15 +266,7 @@ class Evacuate(MoveKind):
             self.transitions.end_event(conn, operation, host=payload.chosen.host, error=error)
             if left_behind:
                 departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, self._engine.now())
-        return self.transitions.advance(
-            conn,
-            operation,
-            step,
-            payload=msgspec.msgpack.encode(payload),
-            changes={"task_state": states.REBUILDING},
-            endless=step == "unbind",
-            seconds=seconds,
-        )
+        return {"task_state": states.REBUILDING}
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
         """End the evacuation: the server is in ERROR, or as before if its host is not lost."""

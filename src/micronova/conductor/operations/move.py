@@ -9,7 +9,6 @@ again as before: error), which is repeated until it succeeds. Source and destina
 A live migration takes the same steps: in `migrate` the guest runs while its memory is sent, and `finish` ends the move.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,8 +36,6 @@ from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
 SOURCE_STEPS: Final = frozenset({"migrate", "undo"})

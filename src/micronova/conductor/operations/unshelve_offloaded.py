@@ -29,7 +29,7 @@ from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.network import VIF, unplugged
-from micronova.objects.operations import Step, UnshelvePayload
+from micronova.objects.operations import UnshelvePayload
 from micronova.objects.orders import Report, WorkOrder
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -206,14 +206,12 @@ class UnshelveOffloaded(SteppedKind):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: UnshelvePayload,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """Take the server from its host, if it has one, and end the event of the host, or that of the conductor."""
+    ) -> InstanceChanges:
+        """Release the claim, take the server from its host, and end the event of the host, or of the conductor."""
         now = self._engine.now()
         if left_behind and row["host"] is not None:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
@@ -223,17 +221,8 @@ class UnshelveOffloaded(SteppedKind):
             if not payload.image_gone and payload.chosen is None:
                 self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
-        advanced = self.transitions.advance(
-            conn,
-            operation,
-            step,
-            payload=msgspec.msgpack.encode(payload),
-            changes={**NO_HOST, "task_state": states.UNSHELVING},
-            endless=step == "unbind",
-            seconds=seconds,
-        )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        return advanced
+        return {**NO_HOST, "task_state": states.UNSHELVING}
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         if self._dependencies.network_client is not None and row["network_info"]:
