@@ -121,6 +121,14 @@ async def _events(user: Caller, id: str, number: int = 0) -> list[str]:
     return events
 
 
+async def _hosts(user: Caller, id: str) -> list[str | None]:
+    """Return the hosts of the events of the newest action, that of the first one first."""
+    path = f"/servers/{id}/os-instance-actions"
+    action = (await user.get(path))["instanceActions"][0]
+    events = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    return [each["host"] for each in reversed(events)]
+
+
 @pytest.mark.parametrize(
     ("fault", "events", "sent"),
     [
@@ -203,6 +211,16 @@ async def test_destinations_that_refuse(cloud: OneProcess, user: Caller, told: T
         [*COLD_EVENTS, "compute_finish_resize"] if refusals == 1 else ["-conductor_migrate_server", "-cold_migrate"]
     )
     assert sorted(await _events(user, id)) == sorted(events)
+
+
+async def test_a_requested_destination_that_refuses(cloud: OneProcess, user: Caller, told: Told) -> None:
+    id, source = await _server(cloud, user, told)
+    other = next(host for host in cloud.hosts if host != source)
+    async with refusing(1):
+        await user.admin.act(id, "migrate", {"host": other})
+        await cloud.settled()
+    assert await _events(user, id) == ["conductor_migrate_server", "cold_migrate", "-compute_prep_resize"]
+    assert await _hosts(user, id) == [None, None, other]
 
 
 @pytest.mark.parametrize(
@@ -345,10 +363,7 @@ async def test_an_evacuation_that_fails(cloud: OneProcess, user: Caller, told: T
             ]  # fmt: skip
             events = ["rebuild_server", "-compute_rebuild_instance", "-rebuild_server"]
             assert await _events(user, id) == events
-            path = f"/servers/{id}/os-instance-actions"
-            [action, *_] = (await user.admin.get(path))["instanceActions"]
-            shown = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
-            assert [each["host"] for each in reversed(shown)] == [None, other, None]
+            assert await _hosts(user, id) == [None, other, None]
     await user.admin.act(id, "os-resetState", {"state": "active"})
 
 

@@ -77,6 +77,14 @@ async def _deadline_is_over(cloud: OneProcess, id: str, kind: str) -> None:
     await cloud.process.database.write(change)
 
 
+async def _last_events(user: Caller, id: str) -> list[tuple[str, str, str | None]]:
+    """Return the events of the newest action of a server, with their results and hosts."""
+    path = f"/servers/{id}/os-instance-actions"
+    [action, *_] = (await user.get(path))["instanceActions"]
+    events = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    return [(event["event"], event["result"], event["host"]) for event in events]
+
+
 async def _taken_again(cloud: OneProcess, id: str) -> None:
     """Wait until a conductor has leased the operation of a server twice more."""
     query = sa.select(operations.c.leases).where(operations.c.instance_uuid == id, operations.c.finished_at.is_(None))
@@ -144,6 +152,7 @@ async def test_a_host_that_dies_before_the_other_guest_is_removed(
     if late:
         await _deadline_is_over(cloud, id, "confirm_resize")
         await user.wait_for(id, "VERIFY_RESIZE")
+        assert await _last_events(user, id) == [("compute_confirm_resize", "Error", source)]
         assert id in await cloud.guests(source)
         await user.act(id, "revertResize")
         await user.wait_for(id, "ACTIVE")
@@ -175,6 +184,7 @@ async def test_a_source_that_dies_before_the_revert(
         await _deadline_is_over(cloud, id, "revert_resize")
         await user.wait_for(id, "VERIFY_RESIZE")
         assert await user.host_of(id) == destination
+        assert await _last_events(user, id) == [("compute_revert_resize", "Error", destination)]
         assert (await cloud.guests(destination))[id].power_state == 1
         await killable_host.start()
         await user.wait_for(id, "ACTIVE")  # by the job

@@ -108,7 +108,7 @@ class ResizedKind(MoveKind):
         fault = fault_of(error, now)
         changes = {**changes, "task_state": None, "fault": fault, "epoch": operation.epoch + 1}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        self.transitions.end(conn, operation, "error", fault=fault)
         server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
         return NoMoreWork(ended="error")
 

@@ -369,6 +369,7 @@ class Transitions:
     ) -> bool:
         """End the operation, its event and its instance action; return False if it has got another owner.
 
+        Without `host` the event keeps the one that it began with.
         When the transaction is committed, the caller counts the end: see `NoMoreWork.ended`.
         """
         now = self._engine.now()
