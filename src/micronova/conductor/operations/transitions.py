@@ -30,6 +30,8 @@ from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 
+LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is tried again; hosts may be back soon
+
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
 
@@ -166,8 +168,7 @@ class Transitions:
         if not await self._hosts_may_return(error):
             return False
         reason = Unavailable("A host that does not answer for the moment may have room.")
-        # The longest pause is short beside the time in which hosts return.
-        await self._engine.later(list(operations), reason, longest=self._dependencies.service_down_time / 4)
+        await self._engine.later(list(operations), reason, longest=LONGEST_WAIT_FOR_HOSTS)
         return True
 
     async def _hosts_may_return(self, error: NoValidHost) -> bool:
