@@ -246,7 +246,7 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
 @click.option(
     "--load",
     type=click.FloatRange(0, 100, min_open=True),
-    help="What servers of a synthetic trace want at once, at most, in times of the fleet [default: 1].",
+    help="Largest demand of a synthetic trace at one time, as a multiple of the fleet [default: 1].",
 )
 @click.option(
     "--days",

@@ -76,8 +76,8 @@ def generate(
 ) -> list[Request]:
     """Return a trace for a fleet.
 
-    It takes so long that the servers which want to run at the same time need at most `load` times the fleet's memory,
-    CPUs or disk with the default settings, or `days` if that is given.
+    The largest demand of all servers that want to run at the same time is `load` times the fleet's memory, CPUs or disk
+    with the default settings. This determines how long the trace takes, unless `days` is given.
     """
     chance = random_module.Random(seed)
     capacity = _capacity(fleet, hosts)

@@ -21,11 +21,11 @@ from micronova.fleetsim.trace import Request
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost
-from micronova.objects.scheduling import SelectDestinations
+from micronova.objects.scheduling import GroupSpec, SelectDestinations
 from micronova.rpc.bus import connect
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.manager import SchedulerManager
-from tests.unit.scheduler.rows import add_host, make_tables
+from tests.unit.scheduler.rows import add_group, add_host, make_tables
 
 HOSTS = 8
 CLOCK = SystemClock()
@@ -33,12 +33,14 @@ Measured = dict[str, Any]
 
 
 def _requests() -> list[Request]:
-    """Return a trace without zones and groups, which need more rows than a claim writes."""
-    plain = {"availability_zone": None, "group": None}
-    return [
-        Request(each.at, each.lifetime, min(each.count, 6), msgspec.structs.replace(each.spec, **plain))
-        for each in generate(DEFAULT_FLEET, HOSTS, 160, load=0.9, seed=4)
-    ]
+    """Return a trace with zones, of requests with at most six servers, of which some have server groups."""
+    found = []
+    for number, each in enumerate(generate(DEFAULT_FLEET, HOSTS, 160, load=0.9, seed=4)):
+        policy = ("anti-affinity", "soft-anti-affinity", "affinity", "soft-affinity")[number % 4]
+        group = GroupSpec(id=f"group-{number % 40}", policy=policy) if number % 40 < 8 else None
+        spec = msgspec.structs.replace(each.spec, group=group)
+        found.append(Request(each.at, each.lifetime, min(each.count, 6), spec))
+    return found
 
 
 def _simulated(requests: Sequence[Request], policy: Policy) -> Measured:
@@ -60,14 +62,14 @@ class Role:
     def __init__(self, database: Database, manager: SchedulerManager) -> None:
         self._database = database
         self._manager = manager
-        self._deletes: list[tuple[float, str]] = []
+        self._deletes: list[tuple[float, str, str | None]] = []  # when, which server, its group
         self.refused = 0
 
     async def take(self, number: int, request: Request) -> None:
         """Delete what has lived long enough, then place the servers of a request."""
         while self._deletes and self._deletes[0][0] <= request.at:
-            _, uuid = heapq.heappop(self._deletes)
-            await self._database.write(allocations.release, uuid, now=micros(CLOCK.now()), group_uuid=None)
+            _, uuid, group = heapq.heappop(self._deletes)
+            await self._database.write(allocations.release, uuid, now=micros(CLOCK.now()), group_uuid=group)
         uuids = tuple(f"{number}-{position}" for position in range(request.count))
         try:
             await self._manager.select_destinations(
@@ -77,7 +79,8 @@ class Role:
             self.refused += 1
             return
         for uuid in uuids:
-            heapq.heappush(self._deletes, (request.at + (request.lifetime or 0.0), uuid))
+            group = request.spec.group.id if request.spec.group is not None else None
+            heapq.heappush(self._deletes, (request.at + (request.lifetime or 0.0), uuid, group))
 
     async def measure(self, requests: Sequence[Request]) -> Measured:
         """Return what the rows of the database say after these requests."""
@@ -109,10 +112,20 @@ async def test_the_same_trace_leads_to_the_same_fleet(tmp_path: Path, name: str)
     await bus.start()
     await make_tables(database)
     now = micros(CLOCK.now())
+    zones: dict[str, list[str]] = {}
 
     def fill(conn: sa.Connection) -> None:
         for number, state in enumerate(make_hosts(DEFAULT_FLEET, HOSTS, settings.default)):
             add_host(conn, state.host, number, state.capacity, now=now)
+            zones.setdefault(state.zone, []).append(state.host)
+        for number, (zone, hosts) in enumerate(zones.items()):
+            row = {"id": number, "uuid": zone, "name": zone, "metadata": {"availability_zone": zone}, "created_at": 1}
+            conn.execute(tables.aggregates.insert(), row)
+            members = [{"aggregate_id": number, "host": host} for host in hosts]
+            conn.execute(tables.aggregate_hosts.insert(), members)
+        groups = {each.spec.group.id: each.spec.group for each in requests if each.spec.group is not None}
+        for group in groups.values():
+            add_group(conn, group.id, group.policy)
 
     await database.write(fill)
     manager = SchedulerManager(
