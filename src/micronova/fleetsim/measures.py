@@ -88,7 +88,8 @@ class Demands:
     def __init__(self, specs: Iterable[RequestSpec]) -> None:
         named: dict[str, Amounts] = {}
         for spec in specs:
-            named.setdefault(spec.flavor.name, extra_specs.node_resources(spec.flavor, spec.image))
+            if spec.flavor.name not in named:
+                named[spec.flavor.name] = extra_specs.node_resources(spec.flavor, spec.image)
         self.largest_name, self.largest = max(
             named.items(), key=lambda each: (each[1].get("MEMORY_MB", 0), each[1].get("VCPU", 0), each[0])
         )

@@ -39,6 +39,10 @@ OPTIONS: Final[dict[str, str]] = {
 }
 """The options that a policy on the command line may have, with their sections."""
 
+_LISTS: Final = frozenset(
+    option for option, section in OPTIONS.items() if isinstance(getattr(getattr(Settings(), section), option), tuple)
+)
+
 KNOWN: Final[dict[str, dict[str, str]]] = {
     "spread": {},
     "pack": {f"{name}_weight_multiplier": "-1" for name in ("ram", "cpu", "disk")},
@@ -89,7 +93,7 @@ def _options(policy: str, text: str) -> dict[str, str]:
 
 def _checked(name: str, path: Path | None, changed: Mapping[str, str]) -> Policy:
     environ = {
-        f"MICRONOVA__{OPTIONS[option]}__{option}".upper(): value.replace("+", ",") if "+" in value[1:] else value
+        f"MICRONOVA__{OPTIONS[option]}__{option}".upper(): value.replace("+", ",") if option in _LISTS else value
         for option, value in changed.items()
     }
     try:

@@ -11,12 +11,13 @@ from micronova.objects.errors import Invalid
 def test_settings_on_the_command_line() -> None:
     policy = parse_policy(
         "mine=ram_weight_multiplier=-1,default.cpu_allocation_ratio=2,enabled_filters=ComputeFilter+NumInstancesFilter,"
-        "max_instances_per_host=3"
+        "max_instances_per_host=3,build_failure_weight_multiplier=1e+3"
     )
     settings = policy.settings
     assert policy.name == "mine"
     assert settings.filter_scheduler.ram_weight_multiplier == -1.0
     assert settings.default.cpu_allocation_ratio == 2.0
+    assert settings.filter_scheduler.build_failure_weight_multiplier == 1000.0
     assert settings.filter_scheduler.enabled_filters == ("ComputeFilter", "NumInstancesFilter")
     names = [each.name for each in PolicyScheduler(policy, 1).scheduler.filters]
     assert names == ["ComputeFilter", "NumInstancesFilter", "NUMATopologyFilter", "PciPassthroughFilter"]
