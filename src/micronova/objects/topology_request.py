@@ -60,5 +60,19 @@ def topology_request(flavor: Flavor, image: ImageMeta | None, aliases: Mapping[s
     )
 
 
-def _cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
-    return cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
+class _LastCpus:
+    """The CPUs of the last flavor and image: a decision asks for them several times."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Flavor | None, ImageMeta | None, CpuRequest | None] = (None, None, None)
+
+    def __call__(self, flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
+        """Return what a guest's CPUs and memory should be; raise Invalid."""
+        last, its_image, found = self._last
+        if found is None or last is not flavor or its_image is not image:
+            found = cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
+            self._last = flavor, image, found
+        return found
+
+
+_cpus = _LastCpus()

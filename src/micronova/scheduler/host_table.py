@@ -515,6 +515,10 @@ class HostView:
             mask &= (self._take(table[name]) & np.uint64(relevant)) == np.uint64(wanted)
         return mask
 
+    def with_cells(self, request: TopologyRequest) -> Bools:
+        """Return which hosts have NUMA cells that suit a request; `cell_columns.decides` says whether this decides."""
+        return self._table._topologies.suit(request, self._take(self._table._columns["topology"]))
+
     def by_topology(self, key: bytes, passes: Passes, among: Bools | None) -> Bools:
         """Return which hosts' NUMA cells and devices pass, with what is held of them; results are kept by key.
 
