@@ -7,6 +7,7 @@ from micronova.objects.guest_cpus import CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
+from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology import CellRequest, TopologyRequest
 
 # Extra specs and properties without which an instance has no NUMA nodes and no devices of its own.
@@ -60,19 +61,8 @@ def topology_request(flavor: Flavor, image: ImageMeta | None, aliases: Mapping[s
     )
 
 
-class _LastCpus:
-    """The CPUs of the last flavor and image: a decision asks for them several times."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Flavor | None, ImageMeta | None, CpuRequest | None] = (None, None, None)
-
-    def __call__(self, flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
-        """Return what a guest's CPUs and memory should be; raise Invalid."""
-        last, its_image, found = self._last
-        if found is None or last is not flavor or its_image is not image:
-            found = cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
-            self._last = flavor, image, found
-        return found
+def _find_cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
+    return cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
 
 
-_cpus = _LastCpus()
+_cpus = RememberLast(_find_cpus)
