@@ -531,6 +531,10 @@ class HostView:
         mask[among] = self._table._topologies.passing(key, passes, codes[among])
         return mask
 
+    def has_devices(self) -> bool:
+        """Return False if no host of the table has a free PCI device; faster than to count them."""
+        return self._table._topologies.has_devices()
+
     def free_devices(self) -> Ints:
         """Return how many PCI devices the hosts have free."""
         return self._table._topologies.devices(self._take(self._table._columns["topology"]))

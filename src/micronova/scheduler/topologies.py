@@ -62,6 +62,10 @@ class Topologies:
         topology, held = self.texts(code)
         return decode_topology(topology) if topology else _NOTHING, decode_use(held)
 
+    def has_devices(self) -> bool:
+        """Return False if no host has a free device; True if one has, or had some time ago."""
+        return bool(self._devices.any())
+
     def devices(self, codes: Codes) -> npt.NDArray[np.int64]:
         """Return how many devices are free on hosts with these codes."""
         return self._devices.take(codes)
