@@ -13,6 +13,7 @@ from typing import Final
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
 from micronova.placement.model import RequestGroup, ResourceRequest
 
@@ -23,10 +24,17 @@ GROUP_POLICY: Final = "group_policy"
 
 def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     """Return what one server of the flavor and the image holds of its compute node, by resource class."""
+    return dict(_node_resources(flavor, image))
+
+
+def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
     return {name: amount for name, amount in (amounts | _own(flavor)).items() if amount}
+
+
+_node_resources = RememberLast(_find_node_resources)
 
 
 def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
