@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import placement_names, providers, topologies
+from micronova.db import mediated_devices, placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
@@ -69,6 +69,7 @@ _UPDATE = (
 )
 
 
+_child = resource_providers.alias().c
 _KNOWN = (
     sa.select(
         _n.uuid,
@@ -76,6 +77,7 @@ _KNOWN = (
         _n.traits,
         resource_providers.c.uuid.label("provider"),
         sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == _DEDICATED).label("has_dedicated"),
+        sa.exists().where(_child.parent_uuid == _n.uuid).label("has_children"),
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
@@ -139,6 +141,13 @@ def upsert_all(
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
     reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
+    above = {row.uuid for row in found if row.has_children}
+    with_mdevs = {
+        node.node_uuid: (node.node, has.mdevs)
+        for _, node in pairs
+        if (has := node.topology) is not None and (has.mdevs or node.node_uuid in above)
+    }
+    types_before = mediated_devices.types_before(conn, sorted(with_mdevs)) if with_mdevs else {}
     topologies.report(conn, reported, now)
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
@@ -153,7 +162,11 @@ def upsert_all(
         # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
+    of_mdevs = mediated_devices.report(conn, with_mdevs, types_before, now) if with_mdevs else []
+    stock += of_mdevs
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+    if with_mdevs:
+        mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
 
 
 def _report_traits(

@@ -31,6 +31,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
             cloud_id=setup.cloud_id,
             clock=setup.clock,
             images=setup.images,
+            mdev_types=setup.mdev_types,
         )
     return drivers
 
