@@ -63,6 +63,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         vendor_data=setup.vendor_data,
         image_service=setup.image_service,
         device_specs=parse_device_specs(setup.device_spec),
+        mdev_types=setup.mdev_types,
     )
     return {host: driver}
 
