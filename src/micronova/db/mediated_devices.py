@@ -44,26 +44,40 @@ def types_before(conn: sa.Connection, nodes: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def report(conn: sa.Connection, nodes: Reported, before: Mapping[str, str], now: int) -> list[dict[str, Any]]:
-    """Make the providers that nodes report, and give them their traits; return the rows of their inventories.
-
-    `before` are the types of the last report. An inventory that is no longer reported has a row with a total of 0.
-    """
-    known = {row.uuid: row for row in conn.execute(_BELOW, {"uuids": sorted(nodes)})}
-    devices = {
-        provider_uuid(node, parent.name): (node, parent) for node, (_, parents) in nodes.items() for parent in parents
-    }
-    new = {
+def missing(conn: sa.Connection, nodes: Reported) -> dict[str, tuple[str, str]]:
+    """Return the providers that nodes report and that do not exist: by uuid, the node and the name."""
+    known = set(conn.execute(_BELOW, {"uuids": sorted(nodes)}).scalars())
+    return {
         uuid: (node, f"{nodes[node][0][:LONGEST_NODE]}_{parent.name}")
-        for uuid, (node, parent) in devices.items()
+        for uuid, (node, parent) in _by_provider(nodes).items()
         if uuid not in known
     }
-    providers.ensure_below(conn, new, now)
-    _report_traits(conn, {uuid: parent.mdev_type for uuid, (_, parent) in devices.items()}, before, now)
+
+
+def changed_traits(nodes: Reported, before: Mapping[str, str]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the traits (provider and name) that come and go with the types of mediated devices.
+
+    `before` are the types of the last report: a trait that somebody took away since stays away.
+    """
+    types = {uuid: parent.mdev_type for uuid, (_, parent) in _by_provider(nodes).items()}
+    changed = {uuid: name for uuid, name in types.items() if before.get(uuid) != name}
+    return (
+        [(uuid, trait_of(name)) for uuid, name in changed.items()],
+        [(uuid, trait_of(before[uuid])) for uuid in changed if uuid in before],
+    )
+
+
+def inventory_rows(conn: sa.Connection, nodes: Reported, now: int) -> list[dict[str, Any]]:
+    """Return the rows of the inventories, and make their resource classes.
+
+    An inventory that is no longer reported has a row with a total of 0.
+    """
+    devices = _by_provider(nodes)
     for name in sorted({parent.resource_class for _, parent in devices.values()}):
         if not placement_names.find_class(conn, name)[0]:
             placement_names.create_class(conn, name, now)
-    ours = devices.keys() | {uuid for uuid, row in known.items() if _is_device(row)}
+    below = conn.execute(_BELOW, {"uuids": sorted(nodes)})
+    ours = devices.keys() | {row.uuid for row in below if _is_device(row)}
     amounts = {(row.node_uuid, row.resource_class): 0 for row in conn.execute(_STOCK, {"uuids": sorted(ours)})}
     amounts |= {(uuid, parent.resource_class): parent.total for uuid, (_, parent) in devices.items()}
     return [
@@ -77,7 +91,7 @@ def report(conn: sa.Connection, nodes: Reported, before: Mapping[str, str], now:
             "used": 0,
             "changed_at": now,
         }
-        for (uuid, name), total in sorted(amounts.items())
+        for (uuid, name), total in amounts.items()
     ]
 
 
@@ -86,15 +100,11 @@ def remove_unused(conn: sa.Connection, nodes: Reported, rows: Sequence[Mapping[s
 
     The rows of the inventories have been written, so claims wait for this transaction, and find nothing to take.
     """
-    reported = {provider_uuid(node, parent.name) for node, (_, parents) in nodes.items() for parent in parents}
-    of_reported = {
-        (provider_uuid(node, parent.name), parent.resource_class)
-        for node, (_, parents) in nodes.items()
-        for parent in parents
-    }
-    empty = {(row["node_uuid"], row["resource_class"]) for row in rows} - of_reported
+    devices = _by_provider(nodes)
+    of_devices = {(uuid, parent.resource_class) for uuid, (_, parent) in devices.items()}
+    empty = {(row["node_uuid"], row["resource_class"]) for row in rows} - of_devices
     below = conn.execute(_BELOW, {"uuids": sorted(nodes)})
-    gone = {row.uuid for row in below if row.uuid not in reported and _is_device(row)}
+    gone = {row.uuid for row in below if row.uuid not in devices and _is_device(row)}
     if not empty and not gone:
         return
     wanted = {"uuids": sorted(gone | {uuid for uuid, _ in empty})}
@@ -104,15 +114,11 @@ def remove_unused(conn: sa.Connection, nodes: Reported, rows: Sequence[Mapping[s
     providers.remove_unused(conn, gone - {uuid for uuid, _ in held})
 
 
-def _report_traits(conn: sa.Connection, types: Mapping[str, str], before: Mapping[str, str], now: int) -> None:
-    changed = {uuid: name for uuid, name in types.items() if before.get(uuid) != name}
-    for trait in sorted({trait_of(name) for name in changed.values()}):
-        placement_names.create_trait(conn, trait, now)
-    providers.change_traits(
-        conn,
-        added=[(uuid, trait_of(name)) for uuid, name in changed.items()],
-        removed=[(uuid, trait_of(before[uuid])) for uuid in changed if uuid in before],
-    )
+def _by_provider(nodes: Reported) -> dict[str, tuple[str, MdevParent]]:
+    """Return what nodes report by provider: the node, and the device."""
+    return {
+        provider_uuid(node, parent.name): (node, parent) for node, (_, parents) in nodes.items() for parent in parents
+    }
 
 
 def _is_device(row: Any) -> bool:

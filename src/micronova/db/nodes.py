@@ -152,8 +152,10 @@ def upsert_all(
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
-    providers.ensure_nodes(conn, lacking, now)
-    _report_traits(conn, {row.uuid: set(row.traits) for row in found}, [node for _, node in pairs], now)
+    providers.ensure_nodes(conn, lacking, now, below=mediated_devices.missing(conn, with_mdevs) if with_mdevs else {})
+    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, [node for _, node in pairs])
+    added_below, removed_below = mediated_devices.changed_traits(with_mdevs, types_before)
+    _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
     had_dedicated = {row.uuid for row in found if row.has_dedicated}
     stock = [
         each
@@ -162,23 +164,30 @@ def upsert_all(
         # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
-    of_mdevs = mediated_devices.report(conn, with_mdevs, types_before, now) if with_mdevs else []
+    of_mdevs = mediated_devices.inventory_rows(conn, with_mdevs, now) if with_mdevs else []
     stock += of_mdevs
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
     if with_mdevs:
         mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
 
 
-def _report_traits(
-    conn: sa.Connection, before: Mapping[str, set[str]], nodes: Sequence[NodeResources], now: int
-) -> None:
-    """Give nodes the traits that their hosts report, and take those that they reported before; others keep theirs."""
+def _changed_traits(
+    before: Mapping[str, set[str]], nodes: Sequence[NodeResources]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the traits (node and name) that hosts report now, and those that they have reported before and no more."""
     added: list[tuple[str, str]] = []
     removed: list[tuple[str, str]] = []
     for node in nodes:
         reported, known = before.get(node.node_uuid, set()), set(_traits(node))
         added += [(node.node_uuid, name) for name in known - reported]
         removed += [(node.node_uuid, name) for name in reported - known]
+    return added, removed
+
+
+def _report_traits(
+    conn: sa.Connection, added: Sequence[tuple[str, str]], removed: Sequence[tuple[str, str]], now: int
+) -> None:
+    """Give providers traits that are reported, and take those that are no more; others keep theirs."""
     for name in sorted({name for _, name in added} - standard_traits()):
         placement_names.create_trait(conn, name, now)
     providers.change_traits(conn, added=added, removed=removed)

@@ -243,11 +243,23 @@ GENERATION_CONFLICT = "resource provider generation conflict: read the provider 
 # --- the providers that compute nodes are
 
 
-def ensure_nodes(conn: sa.Connection, nodes: Mapping[str, tuple[str, str]], now: int) -> None:
-    """Make the providers of compute nodes (uuid -> host and name) that have none, in the aggregates of their hosts."""
+def ensure_nodes(
+    conn: sa.Connection,
+    nodes: Mapping[str, tuple[str, str]],
+    now: int,
+    *,
+    below: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """Make the providers of compute nodes (uuid -> host and name) that have none, in the aggregates of their hosts.
+
+    `below` are providers to make below nodes: uuid -> the node, and the name.
+    """
+    parents: dict[str, tuple[str | None, str]] = {uuid: (None, name) for uuid, (_, name) in nodes.items()}
+    wanted = parents | dict(below or {})
+    if wanted:
+        _ensure(conn, wanted, now)
     if not nodes:
         return
-    _ensure(conn, {uuid: (None, name) for uuid, (_, name) in nodes.items()}, now)
     hosts = sorted({host for host, _ in nodes.values()})
     found: dict[str, list[str]] = {}
     for host, aggregate in conn.execute(_AGGREGATES_OF_HOSTS, {"hosts": hosts}):
@@ -259,12 +271,6 @@ def ensure_nodes(conn: sa.Connection, nodes: Mapping[str, tuple[str, str]], now:
     ]
     if memberships:
         conn.execute(_INSERT_AGGREGATES.on(conn), memberships)
-
-
-def ensure_below(conn: sa.Connection, wanted: Mapping[str, tuple[str, str]], now: int) -> None:
-    """Make providers below compute nodes: uuid -> the node, and the name."""
-    if wanted:
-        _ensure(conn, wanted, now)
 
 
 def _ensure(conn: sa.Connection, wanted: Mapping[str, tuple[str | None, str]], now: int) -> None:

@@ -10,7 +10,6 @@ from micronova.cli.wiring import Process, Role
 from micronova.compute.manager import ComputeManager
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.conductor.rpcapi import HostConductorAPI
-from micronova.objects.mediated_devices import parse_mdev_types
 from micronova.virt.loader import DriverSetup, create_drivers
 
 
@@ -30,7 +29,8 @@ async def make(process: Process) -> Role:
             state_dir=Path(process.directory.path),
             options=options,
             device_spec=process.settings.pci.device_spec,
-            mdev_types=parse_mdev_types(devices.enabled_mdev_types, msgspec.to_builtins(devices.mdev)),
+            mdev_types=devices.enabled_mdev_types,
+            mdev_sections=msgspec.to_builtins(devices.mdev),
             vendor_data=vendor_data_source(process.settings.api),
             image_service=process.settings.glance.endpoint_override,
             images=process.clients.image_downloads(),
