@@ -196,6 +196,26 @@ async def test_a_server_keeps_its_device(cloud: Cloud, user: Caller) -> None:
     await cloud.delete_all()
 
 
+async def test_an_image_may_require_traits_of_the_device(cloud: Cloud, user: Caller) -> None:
+    """A rebuild compares them with what the server has; create looks for a device that has them."""
+    flavor = await _flavor(user, {"resources:VGPU": "1"})
+    wanting = {}
+    for name in ("35", "36"):
+        properties: dict[str, Any] = {f"trait:CUSTOM_NVIDIA_{name}": "required"}
+        wanting[name] = await image(user, **properties)
+    id = str((await user.boot(flavorRef=flavor, imageRef=wanting["36"]))["id"])
+    first = await _devices(cloud, user, id)
+    assert _types(first) == [("pci_0000_85_00_0", "nvidia-36")]
+    await user.act(id, "rebuild", {"imageRef": wanting["35"]})
+    refused = await user.wait_for(id, "ERROR")
+    assert "No valid host was found" in refused["fault"]["message"]
+    await user.act(id, "rebuild", {"imageRef": wanting["36"]})
+    await user.wait_for(id, "ACTIVE")
+    assert await _devices(cloud, user, id) == first
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
 async def test_a_resize_holds_both_places_until_it_is_confirmed_or_reverted(cloud: Cloud, user: Caller) -> None:
     small = await _flavor(user, {"resources:VGPU": "1", "trait:CUSTOM_NVIDIA_35": "required"})
     large = await _flavor(user, {"resources:VGPU": "2", "trait:CUSTOM_NVIDIA_36": "required"})
