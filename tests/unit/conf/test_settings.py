@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from micronova.cli.maintain import show_settings
 from micronova.conf.settings import SettingsError, load
 
 
@@ -38,3 +39,16 @@ def test_a_wrong_section_is_refused(tmp_path: Path, line: str) -> None:
     file.write_text(f'[devices]\nenabled_mdev_types = ["nvidia-35"]\n[mdev_nvidia-35]\n{line}\n')
     with pytest.raises(SettingsError, match=r"devices\.mdev"):
         load(file, {})
+
+
+def test_settings_that_are_shown_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "micronova.toml"
+    file.write_text(
+        'pci.alias = [{ name = "gpu", vendor_id = "10de", product_id = "1eb8" }]\n'
+        '[devices]\nenabled_mdev_types = ["nvidia-35"]\n[mdev_nvidia-35]\ndevice_addresses = ["0000:84:00.0"]\n'
+    )
+    show_settings(file)
+    again = tmp_path / "again.toml"
+    again.write_text(capsys.readouterr().out)
+    assert load(again, {}) == load(file, {})
+    assert load(again, {}).pci.alias[0]["name"] == "gpu"
