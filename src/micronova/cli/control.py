@@ -1,4 +1,4 @@
-"""The control socket of a running process: status, audit, timeline and metrics, for its owner only."""
+"""The control socket of a running process: status, audit, timeline, explain and metrics, for its owner only."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,14 @@ class Control:
         self._process = process
         self._paths: dict[str, Callable[[dict[str, list[str]]], Awaitable[Any]]] = {"/metrics": self._metrics}
         if not metrics_only:
-            self._paths |= {"/status": self._status, "/audit": self._audit, "/timeline": self._timeline}
+            self._paths |= {
+                "/status": self._status,
+                "/audit": self._audit,
+                "/timeline": self._timeline,
+                "/explain": self._explain,
+                "/dry-run": self._dry_run,
+                "/hosts": self._hosts,
+            }
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -68,3 +75,19 @@ class Control:
 
         assert self._process.database is not None
         return await self._process.database.read(find_timeline, query["server"][0])
+
+    async def _explain(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import read_decisions
+
+        return await read_decisions(self._process, query["server"][0])
+
+    async def _dry_run(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import dry_run
+        from micronova.servers.dry_run import DryRunRequest
+
+        return await dry_run(self._process, msgspec.json.decode(query["request"][0], type=DryRunRequest))
+
+    async def _hosts(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import list_hosts
+
+        return await list_hosts(self._process)
