@@ -82,7 +82,7 @@ def draw(fleet: Fleet, *, by: str = "fullest", title: str = "", moment: str = ""
     share = _share_by(by)
     body: list[str] = []
     top = _head(body, fleet, by, title, moment, together)
-    top = _legend(body, fleet, colours, top)
+    top = _legend(body, fleet, colours, sizes, top)
     per_row = (WIDTH - 2 * MARGIN + sizes.gap) // (sizes.width + sizes.gap)
     for name, hosts in zones:
         body.append(f'<text class="z" x="{MARGIN}" y="{top + 15}">{_text(name)}</text>')
@@ -99,7 +99,7 @@ def draw(fleet: Fleet, *, by: str = "fullest", title: str = "", moment: str = ""
             body.append(f'<path d="{drawn}" fill="{fill}"><title>{tooltip}</title></path>')
             late += _marks(cell, tried, x, y, sizes)
             if sizes.named:
-                late += _label(cell, fill, share, tried, x, y)
+                late += _label(cell, fill, share, _verdict(cell, fleet), tried, x, y)
         body += late
         top += math.ceil(len(cells[name]) / per_row) * (sizes.height + sizes.gap) + 18
     return _page(body, top, title or "Fleet")
@@ -126,7 +126,7 @@ def _page(body: Sequence[str], height: int, title: str) -> str:
 
 
 def _head(body: list[str], fleet: Fleet, by: str, title: str, moment: str, together: int) -> int:
-    size = f"{counted(len(fleet.hosts), 'host')} in {counted(len(fleet.zones), 'availability zone')}"
+    size = f"{_hosts(len(fleet.hosts))} in {counted(len(fleet.zones), 'availability zone')}"
     words = [size, "as the scheduler knows them"]
     if not fleet.filters:
         what = {"fullest": "the fullest of memory, vCPUs and disk", "vcpus": "vCPUs"}.get(by, by)
@@ -140,43 +140,59 @@ def _head(body: list[str], fleet: Fleet, by: str, title: str, moment: str, toget
     return 80
 
 
-def _legend(body: list[str], fleet: Fleet, colours: dict[int, str], top: int) -> int:
+def _legend(body: list[str], fleet: Fleet, colours: dict[int, str], sizes: _Sizes, top: int) -> int:
     """Draw what the colours mean; return where it ends."""
     states = Counter(host.state for host in fleet.hosts)
-    if fleet.filters:
-        counts = Counter(host.refused_by for host in fleet.hosts)
-        chosen = sum(1 for host in fleet.hosts if host.chosen)
-        entries = [(_CHOSEN, f"chosen: {chosen}", "")] if chosen else []
-        passed = "passed all filters" if counts[NOT_REFUSED] else "passed all filters: none"
-        entries.append((_PASSED, f"{passed}: {counts[NOT_REFUSED]:,}" if counts[NOT_REFUSED] else passed, ""))
-        entries += [
-            (colours[number], f"removed by {name}: {counts[number]:,}", "")
-            for number, name in enumerate(fleet.filters)
-            if counts[number]
-        ]
-        if counts[NOT_CONSIDERED]:
-            entries.append((_IGNORED, f"not asked for: {counts[NOT_CONSIDERED]:,}", ""))
-    else:
-        steps = len(_HEAT)
-        entries = [(colour, f"{100 * at // steps}-{100 * (at + 1) // steps} %", "") for at, colour in enumerate(_HEAT)]
-        entries.append((_OVERFULL, "over 100 %", ""))
-        entries.append((_DOWN, f"down: {states['down']:,}", "x"))
-    entries.append(("#fff", f"disabled: {states['disabled']:,}", "d"))
-    if fleet.filters and states["down"]:
-        entries.append(("#fff", f"down: {states['down']:,}", "x"))
     x = MARGIN
+    if fleet.filters:
+        entries = _verdict_entries(fleet, colours)
+    else:
+        x = _scale(body, top)
+        entries = [(_OVERFULL, "over 100 %", "")]
+    back = "#fff" if fleet.filters else _DOWN
+    if states["down"]:
+        entries.append((back, f"down: {states['down']:,}", "down"))
+    if states["disabled"]:
+        entries.append(("#fff", f"disabled: {states['disabled']:,}", "disabled"))
     for colour, words, mark in entries:
         width = 24 + round(len(words) * 6.6) + 16
         if x + width > WIDTH - MARGIN and x > MARGIN:
             x, top = MARGIN, top + 22
         body.append(_box(x, top, 16, 14, colour, 'stroke="#8c959f" stroke-width=".6"'))
-        if mark == "d":
-            body.append(_box(x, top, 16, 14, "url(#d)"))
-        elif mark == "x":
+        if mark == "down":
             body.append(_cross(x, top, 16, 14))
+        elif mark == "disabled":
+            body.append(_hatch(x, top, 16, 14, sizes))
         body.append(f'<text class="l" x="{x + 22}" y="{top + 11}">{_text(words)}</text>')
         x += width
     return top + 34
+
+
+def _verdict_entries(fleet: Fleet, colours: dict[int, str]) -> list[tuple[str, str, str]]:
+    """Return the parts of the legend that say what a dry run decided: colour, words, mark."""
+    counts = Counter(host.refused_by for host in fleet.hosts)
+    chosen = sum(1 for host in fleet.hosts if host.chosen)
+    entries = [(_CHOSEN, f"chosen: {chosen:,}", "")] if chosen else []
+    entries.append((_PASSED, f"passed all filters: {counts[NOT_REFUSED]:,}", ""))
+    entries += [
+        (colours[number], f"removed by {name}: {counts[number]:,}", "")
+        for number, name in enumerate(fleet.filters)
+        if counts[number]
+    ]
+    if counts[NOT_CONSIDERED]:
+        entries.append((_IGNORED, f"not asked for: {counts[NOT_CONSIDERED]:,}", ""))
+    return entries
+
+
+def _scale(body: list[str], top: int) -> int:
+    """Draw the colours of use as one bar; return where it ends."""
+    body.append(f'<text class="l" x="{MARGIN}" y="{top + 11}">0 %</text>')
+    x = MARGIN + 28
+    for colour in _HEAT:
+        body.append(_box(x, top, 28, 14, colour))
+        x += 28
+    body.append(f'<text class="l" x="{x + 6}" y="{top + 11}">100 % used</text>')
+    return x + 100
 
 
 def _box(x: int, y: int, width: int, height: int, fill: str, more: str = "") -> str:
@@ -188,32 +204,43 @@ def _cross(x: int, y: int, width: int, height: int) -> str:
     return f'<path class="m" d="{drawn}" stroke="#1f2328" stroke-width="1.4"/>'
 
 
+def _hatch(x: int, y: int, width: int, height: int, sizes: _Sizes) -> str:
+    """Mark a disabled host; in a small cell one line, which is seen on every colour."""
+    if sizes.height > 12:
+        return _box(x, y, width, height, "url(#d)")
+    line = f'<path class="m" d="M{x} {y + height}l{width} -{height}" stroke='
+    return f'{line}"#fff" stroke-width="4"/>{line}"#1f2328" stroke-width="1.6"/>'
+
+
 def _marks(cell: _Cell, tried: bool, x: int, y: int, sizes: _Sizes) -> Iterator[str]:
     """Draw what a colour alone does not say: hosts that are down or disabled, and the chosen ones."""
     if cell.down:
         yield _cross(x, y, sizes.width, sizes.height)
     elif cell.disabled:
-        yield _box(x, y, sizes.width, sizes.height, "url(#d)")
+        yield _hatch(x, y, sizes.width, sizes.height, sizes)
     if cell.chosen:
         yield _box(x - 1, y - 1, sizes.width + 2, sizes.height + 2, "none", 'stroke="#000" stroke-width="2"')
     elif tried and cell.verdict == NOT_CONSIDERED:
         yield _box(x, y, sizes.width, sizes.height, "none", 'stroke="#c9d1d9" stroke-width=".8"')
 
 
-def _label(cell: _Cell, fill: str, share: Callable[[HostUse], float], tried: bool, x: int, y: int) -> Iterator[str]:
+def _label(
+    cell: _Cell, fill: str, share: Callable[[HostUse], float], verdict: str, tried: bool, x: int, y: int
+) -> Iterator[str]:
     """Write into a large cell what it is."""
     colour = "#fff" if fill in (*_HEAT[6:], _OVERFULL, _CHOSEN, "#0072b2", "#d55e00") else "#1f2328"
-    name = cell.name if len(cell.name) <= 15 else f"{cell.name[:14]}…"
     if cell.chosen:
         below = counted(cell.chosen, "server")
     elif cell.states["up"] < len(cell.hosts):
         below = "down" if cell.down else "disabled"
+    elif tried:
+        below = _cut(verdict)
     else:
         below = f"{share(cell.hosts[0]):.0%}"
     back = "" if cell.states["up"] == len(cell.hosts) else ' stroke="#fff" stroke-width="3" paint-order="stroke"'
     if back:
         colour = "#1f2328"
-    for words, line in ((name, 14), (below, 28)):
+    for words, line in ((_cut(cell.name), 14), (below, 28)):
         yield f'<text class="n m" x="{x + 6}" y="{y + line}" style="fill:{colour}"{back}>{_text(words)}</text>'
 
 
@@ -249,7 +276,7 @@ def _share_by(by: str) -> Callable[[HostUse], float]:
 
 def _summary(hosts: Sequence[HostUse], share: Callable[[HostUse], float], tried: bool) -> str:
     """Return a zone in words."""
-    words = [counted(len(hosts), "host")]
+    words = [_hosts(len(hosts))]
     if tried:
         words.append(f"{sum(host.refused_by == NOT_REFUSED for host in hosts):,} passed")
         words += [f"{number:,} to place" for number in [sum(host.chosen for host in hosts)] if number]
@@ -275,11 +302,26 @@ def _tooltip(cell: _Cell, fleet: Fleet, zone: str) -> str:
         words.append(counted(host.servers, "server"))
     if cell.chosen:
         words.append(f"chosen for {counted(cell.chosen, 'server')}")
-    elif fleet.filters and 0 <= cell.verdict < len(fleet.filters):
-        words.append(f"removed by {fleet.filters[cell.verdict]}")
+    elif cell.verdict >= 0:
+        words.append(f"removed by {_verdict(cell, fleet)}")
     elif cell.verdict == NOT_CONSIDERED:
         words.append("not asked for")
     return ", ".join(words)
+
+
+def _verdict(cell: _Cell, fleet: Fleet) -> str:
+    """Return the filter that removed most hosts of a cell, in a dry run."""
+    if cell.verdict >= 0:
+        return fleet.filters[cell.verdict]
+    return "passed" if cell.verdict == NOT_REFUSED else "not asked for"
+
+
+def _hosts(number: int) -> str:
+    return f"{number:,} host{'' if number == 1 else 's'}"
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= 15 else f"{words[:14]}…"
 
 
 def _gib(use: Use) -> str:
@@ -288,4 +330,5 @@ def _gib(use: Use) -> str:
 
 def _text(words: str) -> str:
     """Return text for XML, without characters that no XML may have."""
-    return escape("".join(each if each.isprintable() else "?" for each in words), quote=False)
+    plain = words if words.isprintable() else "".join(each if each.isprintable() else "?" for each in words)
+    return escape(plain, quote=False)
