@@ -236,7 +236,7 @@ def _label(
     elif tried:
         below = _cut(verdict)
     else:
-        below = f"{share(cell.hosts[0]):.0%}"
+        below = _percent(share(cell.hosts[0]))
     back = "" if cell.states["up"] == len(cell.hosts) else ' stroke="#fff" stroke-width="3" paint-order="stroke"'
     if back:
         colour = "#1f2328"
@@ -281,7 +281,7 @@ def _summary(hosts: Sequence[HostUse], share: Callable[[HostUse], float], tried:
         words.append(f"{sum(host.refused_by == NOT_REFUSED for host in hosts):,} passed")
         words += [f"{number:,} to place" for number in [sum(host.chosen for host in hosts)] if number]
     elif hosts:
-        words.append(f"{sum(map(share, hosts)) / len(hosts):.0%} used on average")
+        words.append(f"{_percent(sum(map(share, hosts)) / len(hosts))} used on average")
     states = Counter(host.state for host in hosts)
     words += [f"{states[state]:,} {state}" for state in ("down", "disabled") if states[state]]
     return ", ".join(words)
@@ -314,6 +314,10 @@ def _verdict(cell: _Cell, fleet: Fleet) -> str:
     if cell.verdict >= 0:
         return fleet.filters[cell.verdict]
     return "passed" if cell.verdict == NOT_REFUSED else "not asked for"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _hosts(number: int) -> str:

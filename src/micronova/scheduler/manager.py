@@ -206,9 +206,7 @@ class SchedulerManager:
         selections: tuple[Selection, ...] = ()
         message = ""
         try:
-            decision = self._scheduler.preview(
-                table, spec, uuids, now=now, servable=servable, removed_by=removed_by
-            )
+            decision = self._scheduler.preview(table, spec, uuids, now=now, servable=servable, removed_by=removed_by)
             selections = tuple(destination.selected for destination in decision.destinations)
             explanation = decision.explanation
             fit = len(selections)

@@ -15,6 +15,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.scheduling import SERVER_HINTS, GroupSpec
 from micronova.objects.service_names import COMPUTE
 
+
 class Destined(Protocol):
     """The parts of a request that say where its servers go."""
 
