@@ -18,7 +18,7 @@ RESOURCES: Final = ("fullest", "memory", "vcpus", "disk")
 """What cells may be coloured by; the first one is the largest of the others."""
 
 WIDTH, MARGIN = 1180, 24
-_HEAT = ("#f3f6f9", "#fdeecb", "#fddc9b", "#fdc56b", "#fca54f", "#f9803c", "#ea5a2c", "#d1361f", "#ab1a1c", "#7b0d1e")
+_HEAT = ("#e6edf4", "#fdeecb", "#fddc9b", "#fdc56b", "#fca54f", "#f9803c", "#ea5a2c", "#d1361f", "#ab1a1c", "#7b0d1e")
 _OVERFULL = "#3d0014"
 _DOWN, _PASSED, _CHOSEN, _IGNORED = "#7d8590", "#cdebd3", "#14803c", "#ffffff"
 # Colours that people with any colour vision can tell apart, from green too.
