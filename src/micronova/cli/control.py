@@ -40,7 +40,10 @@ class Control:
         try:
             if work is None:
                 raise NotFound("The control socket has no such path.")
-            result = await work(parse_qs(scope["query_string"].decode()))
+            query = parse_qs(scope["query_string"].decode())
+            if scope["method"] == "POST":
+                query["body"] = [(await _body(receive)).decode()]
+            result = await work(query)
             status = 200
             if isinstance(result, bytes):
                 body, kind = result, b"text/plain; version=0.0.4; charset=utf-8"
@@ -85,9 +88,19 @@ class Control:
         from micronova.cli.explain import dry_run
         from micronova.servers.dry_run import DryRunRequest
 
-        return await dry_run(self._process, msgspec.json.decode(query["request"][0], type=DryRunRequest))
+        return await dry_run(self._process, msgspec.json.decode(query["body"][0], type=DryRunRequest))
 
     async def _hosts(self, query: dict[str, list[str]]) -> Any:
         from micronova.cli.explain import list_hosts
 
         return await list_hosts(self._process)
+
+
+async def _body(receive: Any) -> bytes:
+    """Return the body of a request; only the owner of the socket can send one."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body

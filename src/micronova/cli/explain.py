@@ -85,8 +85,7 @@ class Cloud:
         """Return where servers would go."""
         if self._config is None:
             request = asyncio.run(_with_token(self._place, request))
-            text = quote(msgspec.json.encode(request).decode(), safe="")
-            return msgspec.convert(self._ask(f"/dry-run?request={text}"), DryRunResult)
+            return msgspec.convert(self._ask("/dry-run", method="POST", body=request), DryRunResult)
 
         request = asyncio.run(_with_token(None, request))
         result: DryRunResult = self._connected(partial(dry_run, request=request))
@@ -99,8 +98,8 @@ class Cloud:
         fleet: Fleet = self._connected(list_hosts)
         return fleet
 
-    def _ask(self, path: str) -> Any:
-        return ask(self._place.control, path)
+    def _ask(self, path: str, **options: Any) -> Any:
+        return ask(self._place.control, path, **options)
 
     def _connected(self, work: "Callable[[Process], Awaitable[Any]]") -> Any:
         from micronova.cli.wiring import run_connected
