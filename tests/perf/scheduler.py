@@ -101,8 +101,8 @@ def measure(
         begin = time.thread_time()
         decision = scheduler.select(table, spec, uuids, now=NOW)
         times.append(time.thread_time() - begin)
-        for placement in decision.placements:
-            row = table.index(placement.selected.node_uuid)
+        for destination in decision.destinations:
+            row = table.index(destination.selected.node_uuid)
             assert row is not None
             table.release(row, resources)
     return statistics.median(times) * 1000

@@ -49,7 +49,7 @@ def test_filter_and_weigher() -> None:
     scheduler = FilterScheduler(load_filters(OPTIONS, enabled), weighers, random=Random(1))
     table = a_table(a_host("rack-1-a"), a_host("rack-7-a", num_instances=5), a_host("rack-7-b", num_instances=2))
     decision = scheduler.select(table, a_spec(hints={"rack": ["rack-7"]}), ["i"], now=NOW)
-    assert [each.selected.host for each in decision.placements] == ["rack-7-b"]
+    assert [each.selected.host for each in decision.destinations] == ["rack-7-b"]
 
 
 def test_hook(caplog: pytest.LogCaptureFixture) -> None:

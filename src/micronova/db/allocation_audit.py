@@ -75,7 +75,7 @@ def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
 
 
 def _groups(conn: sa.Connection) -> list[Drift]:
-    # A server that moves has a place on both hosts.
+    # A server that moves is a member on both hosts.
     consumers = sa.union_all(
         sa.select(instances.c.server_group_id, instances.c.uuid.label("consumer")),
         sa.select(instances.c.server_group_id, _m.uuid.label("consumer"))

@@ -1,15 +1,15 @@
-"""Claims: who holds how much of what on which node, taken so that nothing is ever oversold.
+"""Claims: who holds how much of what, taken so that nothing is ever oversold.
 
-A claim with groups of resources takes them of other providers of the node's tree, which it finds in its transaction.
+A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction.
 
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
 comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
 
-A claim of NUMA cells or devices finds its place under the lock of its node's topology (`db/topologies.py`).
+A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`).
 
-The order in which a claim locks: instances, then the server group, then topologies, then inventories.
+ARCHITECTURE.md has the order of locks.
 """
 
 import functools
@@ -53,12 +53,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     resources: Resources
     topology: TopologyRequest | None = None  # the NUMA cells and devices that it wants
-    group: GroupSpec | None = None  # `hosts` is not used: the rows count
+    server_group: GroupSpec | None = None  # `hosts` is not used: the rows count
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
-    groups: ResourceRequest | None = None  # what providers of the node's tree serve besides
-    moving: str | None = None  # the migration that holds what the instance leaves: its place in the group is the same
+    resource_request: ResourceRequest | None = None
+    """Request groups with a suffix, which other providers of the node's tree serve."""
+    moving: str | None = None  # the migration that holds what the instance leaves: both are one member of the group
     forced: bool = False  # an admin named the host: it may be disabled
 
     @classmethod
@@ -78,10 +79,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             consumer_uuid=instance_uuid,
             node_uuid=selected.node_uuid,
             host=selected.host,
-            resources=extra_specs.claimed(spec.flavor, spec.image),
-            groups=extra_specs.groups(spec.flavor),
+            resources=extra_specs.node_resources(spec.flavor, spec.image),
+            resource_request=extra_specs.resource_request(spec.flavor),
             topology=topology_request(spec.flavor, spec.image, aliases),
-            group=spec.group,
+            server_group=spec.group,
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
@@ -116,10 +117,10 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer holds on a node."""
+    """What a consumer holds of one provider."""
 
-    node_uuid: str
-    host: str | None
+    node_uuid: str  # of the provider, which need not be a compute node
+    host: str | None  # None: the provider is no compute node
     resources: Resources
 
 
@@ -130,7 +131,7 @@ _FENCE = (
     .order_by(instances.c.uuid)
     .with_for_update()
 )
-_HELD = (
+_ALLOCATIONS = (
     sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used, compute_nodes.c.host)
     .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
     .where(one_of(_a.consumer_uuid, "uuids"))
@@ -156,15 +157,17 @@ _MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).wh
 _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
     one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
+# Only the capacity is checked here. `provider_trees.serve` checks the units (`fits_units`) for request groups. Nobody
+# checks them for the node's own classes, as docs/placement.md says.
 _ADD = """
-    WITH wanted (node, class, amount) AS (VALUES {rows}),
-    found (node, class, amount) AS (
+    WITH wanted (provider, class, amount) AS (VALUES {rows}),
+    found (provider, class, amount) AS (
         SELECT i.node_uuid, i.resource_class, w.amount
-        FROM inventories i JOIN wanted w ON i.node_uuid = w.node AND i.resource_class = w.class
+        FROM inventories i JOIN wanted w ON i.node_uuid = w.provider AND i.resource_class = w.class
         ORDER BY i.node_uuid, i.resource_class {lock}
     )
     UPDATE inventories SET used = used + found.amount, changed_at = :now
-    FROM found WHERE node_uuid = found.node AND resource_class = found.class {check}
+    FROM found WHERE node_uuid = found.provider AND resource_class = found.class {check}
     RETURNING node_uuid, resource_class
 """
 _JOIN_GROUP = sa.text(
@@ -210,8 +213,8 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             )
         )
     amounts, members = _changes(changed, before, fence, served)
-    groups = {each.group.id: each.group for each in changed if each.group is not None}
-    refused = _refused_by_groups(conn, members, groups, _places_left(conn, changed))
+    group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
+    refused = _refused_by_server_groups(conn, members, group_specs, _hosts_left(conn, changed))
     if refused:
         nodes = [(node, host) for node, host in hosts.items() if host in refused]
         return ClaimResult(
@@ -219,12 +222,12 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         )
     gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
     asking = {each.consumer_uuid for each in changed if each.topology is not None}
-    places = topologies.plan(conn, changed, asking.union(gone))
-    if places.refused:
+    plan = topologies.plan(conn, changed, asking.union(gone))
+    if plan.refused:
         return ClaimResult(
             failures=tuple(
                 ClaimFailure(node_uuid=node, host=hosts[node], reason="topology")
-                for node in dict.fromkeys(places.refused)
+                for node in dict.fromkeys(plan.refused)
             )
         )
     short = _apply(conn, amounts, now)
@@ -236,7 +239,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 for node in _nodes_of(provider, changed, served)
             )
         )
-    topologies.record(conn, places, now)
+    topologies.record(conn, plan, now)
     if gone:
         conn.execute(_DELETE, {"uuids": gone})
     rows = [
@@ -247,7 +250,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             "used": amount,
         }
         for each in changed
-        for provider, resources in _wanted(each, served).items()
+        for provider, resources in _amounts_by_provider(each, served).items()
         for name, amount in resources.items()
     ]
     if rows:
@@ -265,19 +268,19 @@ def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
 def _serve(
     conn: sa.Connection, claims: Sequence[Claim], before: Mapping[str, list[Allocation]]
 ) -> tuple[dict[str, Candidate], set[str]]:
-    """Find the providers that serve the groups of claims, each with what the ones before it take.
+    """Find the providers that serve the request groups of claims, each with what the ones before it take.
 
     Return them by consumer, and the nodes whose trees cannot serve all of them.
     """
     served: dict[str, Candidate] = {}
     refused: set[str] = set()
     taken: Counter[tuple[str, str]] = Counter()
-    for each in (each for each in claims if each.groups is not None):
-        assert each.groups is not None
+    for each in (each for each in claims if each.resource_request is not None):
+        assert each.resource_request is not None
         for old in before.get(each.consumer_uuid, ()):
             taken.subtract({(old.node_uuid, name): amount for name, amount in old.resources.items()})
         taken.update({(each.node_uuid, name): amount for name, amount in each.resources.items()})
-        found = provider_trees.serve(conn, each.node_uuid, each.groups, taken)
+        found = provider_trees.serve(conn, each.node_uuid, each.resource_request, taken)
         if found is None:
             refused.add(each.node_uuid)
         else:
@@ -286,20 +289,20 @@ def _serve(
     return served, refused
 
 
-def _wanted(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
+def _amounts_by_provider(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
     """Return what a consumer takes, by provider."""
-    wanted = {each.node_uuid: dict(each.resources)} if each.resources else {}
+    amounts = {each.node_uuid: dict(each.resources)} if each.resources else {}
     if each.consumer_uuid in served:
         for provider, resources in served[each.consumer_uuid].allocations.items():
-            own = wanted.setdefault(provider, {})
+            own = amounts.setdefault(provider, {})
             for name, amount in resources.items():
                 own[name] = own.get(name, 0) + amount
-    return wanted
+    return amounts
 
 
 def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candidate]) -> list[str]:
     """Return the nodes whose claims take of a provider."""
-    return sorted({each.node_uuid for each in claims if provider in _wanted(each, served)})
+    return sorted({each.node_uuid for each in claims if provider in _amounts_by_provider(each, served)})
 
 
 def _changes(
@@ -308,17 +311,18 @@ def _changes(
     fence: Mapping[str, Any],
     served: Mapping[str, Candidate],
 ) -> tuple[Counter[tuple[str, str]], dict[str, Counter[str]]]:
-    """Return what changes: the use of each node by resource class, and the members of each group by host."""
+    """Return what changes: the use of each provider by resource class, and the members of each server group
+    by host."""
     amounts: Counter[tuple[str, str]] = Counter()
     members: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in claims:
-        for provider, resources in _wanted(each, served).items():
+        for provider, resources in _amounts_by_provider(each, served).items():
             for name, amount in resources.items():
                 amounts[provider, name] += amount
-        if each.group is not None:
-            members[each.group.id][each.host] += 1
+        if each.server_group is not None:
+            members[each.server_group.id][each.host] += 1
         known = fence.get(each.consumer_uuid)
-        old_group = known.server_group_id if known is not None else each.group.id if each.group else None
+        old_group = known.server_group_id if known is not None else each.server_group.id if each.server_group else None
         for old in before.get(each.consumer_uuid, ()):
             for name, amount in old.resources.items():
                 amounts[old.node_uuid, name] -= amount
@@ -349,31 +353,31 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
         group = conn.execute(_GROUP_OF_DELETED, {"uuid": consumer_uuid}).scalar()
     if group is not None:
         conn.execute(_LOCK_GROUP, {"uuid": group})
-        hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
+        hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({provider for provider, _ in amounts})}).scalars().all()
         count_members(conn, group, Counter(dict.fromkeys(hosts, -1)))
     topologies.release(conn, consumer_uuid, now)
     _apply(conn, amounts, now)
 
 
 def hand_over(conn: sa.Connection, consumer_uuid: str, *, holder: str) -> None:
-    """Let a migration hold what an instance holds, so that the instance can claim another place."""
+    """Let a migration hold what an instance holds, so that the instance can claim another host."""
     conn.execute(_RENAME, {"b_old": consumer_uuid, "b_new": holder})
     topologies.rename(conn, consumer_uuid, holder)
 
 
 def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int, group_uuid: str | None) -> None:
-    """Give an instance back what a migration holds, in the place of what the instance has claimed since.
+    """Give an instance back what a migration holds, in place of what the instance has claimed since.
 
     If the migration holds nothing, it was given back before.
     """
-    if conn.execute(_HELD, {"uuids": [holder]}).first() is None:
+    if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is None:
         return
     release(conn, consumer_uuid, now=now, group_uuid=group_uuid)
     conn.execute(_RENAME, {"b_old": holder, "b_new": consumer_uuid})
     topologies.rename(conn, holder, consumer_uuid)
 
 
-def places_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:
+def hosts_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:
     """Return on which hosts consumers hold resources, and how many of them."""
     held = get_many(conn, consumer_uuids).values()
     return Counter(each.host for allocated in held for each in allocated if each.host is not None)
@@ -382,12 +386,12 @@ def places_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[s
 def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
     """Return what consumers hold; those that hold nothing are left out."""
     found: dict[str, dict[str, Allocation]] = {}
-    for row in conn.execute(_HELD, {"uuids": list(consumer_uuids)}):
-        nodes = found.setdefault(row.consumer_uuid, {})
-        if row.node_uuid not in nodes:
-            nodes[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
-        nodes[row.node_uuid].resources[row.resource_class] = row.used
-    return {consumer: list(nodes.values()) for consumer, nodes in found.items()}
+    for row in conn.execute(_ALLOCATIONS, {"uuids": list(consumer_uuids)}):
+        providers = found.setdefault(row.consumer_uuid, {})
+        if row.node_uuid not in providers:
+            providers[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
+        providers[row.node_uuid].resources[row.resource_class] = row.used
+    return {consumer: list(providers.values()) for consumer, providers in found.items()}
 
 
 def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
@@ -395,52 +399,53 @@ def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
     return {row.host: row.members for row in conn.execute(_MEMBERS, {"uuid": group_uuid})}
 
 
-def _places_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
+def _hosts_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
     """Return the hosts that moving instances leave."""
     moving = [each.moving for each in claims if each.moving is not None]
-    return places_of(conn, moving) if moving else Counter()
+    return hosts_of(conn, moving) if moving else Counter()
 
 
 def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
     """Return the other node on which the consumer already holds the same amounts and may keep them, or None."""
-    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
-    if not each.keep_held or place is None:
+    allocation = node_allocation(before.get(each.consumer_uuid, []), each.resources, each.resource_request)
+    if not each.keep_held or allocation is None:
         return None
-    same = place.node_uuid == each.node_uuid
-    return None if same or place.host in each.avoid_hosts else place.node_uuid
+    same = allocation.node_uuid == each.node_uuid
+    return None if same or allocation.host in each.avoid_hosts else allocation.node_uuid
 
 
 def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
-    place = place_of(before.get(each.consumer_uuid, []), each.resources, each.groups)
-    return place is not None and place.node_uuid == each.node_uuid
+    allocation = node_allocation(before.get(each.consumer_uuid, []), each.resources, each.resource_request)
+    return allocation is not None and allocation.node_uuid == each.node_uuid
 
 
-def place_of(
-    held: Sequence[Allocation], resources: Mapping[str, int], groups: ResourceRequest | None
+def node_allocation(
+    held: Sequence[Allocation], resources: Mapping[str, int], resource_request: ResourceRequest | None
 ) -> Allocation | None:
     """Return what a consumer holds of its compute node, if it holds just these amounts in all; else None."""
     total: Counter[str] = Counter()
     for each in held:
         total.update(each.resources)
     wanted = Counter(resources)
-    for group in groups.groups if groups is not None else ():
+    for group in resource_request.groups if resource_request is not None else ():
         wanted.update(group.resources)
-    places = [each for each in held if each.host is not None]
-    return places[0] if len(places) == 1 and total == wanted else None
+    on_nodes = [each for each in held if each.host is not None]
+    return on_nodes[0] if len(on_nodes) == 1 and total == wanted else None
 
 
-def _refused_by_groups(
-    conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec], left: Counter[str]
+def _refused_by_server_groups(
+    conn: sa.Connection, changes: Mapping[str, Counter[str]], group_specs: Mapping[str, GroupSpec], left: Counter[str]
 ) -> set[str]:
-    """Lock the groups and return the hosts that their policies close to further members.
+    """Lock the server groups and return the hosts that their policies close to further members.
 
-    `left` are the places that members leave and still hold: they count for other members, and not for themselves.
+    `left` are the hosts that members leave and still hold resources on: they count for other members, and not for
+    themselves.
     """
     refused: set[str] = set()
     for uuid in sorted(changes):
         conn.execute(_LOCK_GROUP, {"uuid": uuid})  # one change of a group at a time
         joined = {host for host, change in changes[uuid].items() if change > 0}
-        group = groups.get(uuid)
+        group = group_specs.get(uuid)
         if group is None or not joined or group.policy not in ("affinity", "anti-affinity"):
             continue
         members = Counter(group_hosts(conn, uuid)) - left
@@ -496,8 +501,8 @@ def _add(
     for first in range(0, len(wanted), MOST_ROWS):
         part = wanted[first : first + MOST_ROWS]
         parameters: dict[str, str | int] = {"now": now}
-        for number, ((node, name), amount) in enumerate(part):
-            parameters |= {f"n{number}": node, f"c{number}": name, f"a{number}": amount}
+        for number, ((provider, name), amount) in enumerate(part):
+            parameters |= {f"p{number}": provider, f"c{number}": name, f"a{number}": amount}
         statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
         taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
     return taken
@@ -507,7 +512,7 @@ def _add(
 def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
     """The statement for so many rows. PostgreSQL locks them in the order of their keys, which an UPDATE alone
     would not promise; SQLite has one writer at a time. Giving back is never refused."""
-    rows = ", ".join(f"(:n{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
+    rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
     return sa.text(
         _ADD.format(
             rows=rows,

@@ -233,7 +233,7 @@ def _states(rows: Any, amounts: Any, groups: Any, traits: Mapping[str, set[str]]
     return states
 
 
-def places_of_servers(
+def hosts_of_servers(
     conn: sa.Connection, project_id: str, named: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
     """Return the hosts of servers of a project, for each list of them."""

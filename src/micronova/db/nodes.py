@@ -17,6 +17,7 @@ from micronova.objects.host_limits import MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
+from micronova.placement.model import capacity
 from micronova.placement.standard import CUSTOM_NAME, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
@@ -249,7 +250,7 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
                 "total": total,
                 "reserved": reserved,
                 "allocation_ratio": ratio,
-                "capacity": int((total - reserved) * ratio),
+                "capacity": capacity(total, reserved, ratio),
                 "used": 0,
                 "changed_at": now,
             }

@@ -1,7 +1,7 @@
-"""Allocations through the Placement API: what consumers hold, read and replaced, with their generations.
+"""Allocations through the Placement API: read and replaced, with the generations of their consumers.
 
-The rows are those that the scheduler claims, so a write here takes room as a claim does: the inventories are locked in
-the order of their keys, and what does not fit is refused.
+The rows are those that the scheduler claims, so a write here is like a claim: the inventories are locked in the order
+of their keys, and what exceeds a capacity is refused.
 
 A consumer that another service makes has a row in `consumers` with a generation. A server or a migration has none: its
 project and user are those of the server, and its generation is a checksum of what it holds. So every claim of the
@@ -23,9 +23,10 @@ from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.placement.model import fits_units
 
 _a, _c = allocations.c, consumers.c
-Held = dict[str, dict[str, int]]  # provider -> resource class -> amount
+Allocations = dict[str, dict[str, int]]  # of one consumer: provider -> resource class -> amount
 UNKNOWN_TYPE: Final = "unknown"
 INSTANCE, MIGRATION = "INSTANCE", "MIGRATION"
 NOBODY: Final = "00000000-0000-0000-0000-000000000000"  # project and user of clients that name none
@@ -42,25 +43,25 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: int = 0
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer shall hold, in the place of what it holds."""
+class AllocationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to replace the allocations of a consumer."""
 
     consumer: str
-    held: Held
+    allocations: Allocations
     project_id: str | None = None
     user_id: str | None = None
     type: str | None = None
-    generation: int | None = None  # that the client has read; None: it has read that there is no such consumer
-    checked: bool = True  # whether the client names a generation at all
+    generation: int | None = None  # the generation that the client sent; None: it expects no such consumer
+    checks_generation: bool = True  # False: the client sends none, before microversion 1.28
 
 
-def generation_of(held: Held) -> int:
-    """Return a number that differs for what a server holds at different times."""
+def generation_of(held: Allocations) -> int:
+    """Return a number that differs for different allocations of a server."""
     text = msgspec.json.encode(held, order="deterministic")
     return zlib.crc32(text) & 0x7FFFFFFF
 
 
-_HELD = sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used).order_by(
+_ALLOCATIONS = sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used).order_by(
     _a.consumer_uuid, _a.node_uuid, _a.resource_class
 )
 _ROWS = sa.select(consumers).where(one_of(_c.uuid, "uuids")).order_by(_c.uuid)
@@ -82,24 +83,24 @@ _MIGRATIONS = sa.select(
 ).where(one_of(migrations.c.uuid, "uuids"))
 
 
-def held_by(conn: sa.Connection, uuids: Collection[str]) -> dict[str, Held]:
-    """Return what consumers hold."""
-    found: dict[str, Held] = {}
-    for row in conn.execute(_HELD.where(one_of(_a.consumer_uuid, "uuids")), {"uuids": sorted(uuids)}):
+def allocations_of_consumers(conn: sa.Connection, uuids: Collection[str]) -> dict[str, Allocations]:
+    """Return the allocations of consumers, by consumer."""
+    found: dict[str, Allocations] = {}
+    for row in conn.execute(_ALLOCATIONS.where(one_of(_a.consumer_uuid, "uuids")), {"uuids": sorted(uuids)}):
         found.setdefault(row.consumer_uuid, {}).setdefault(row.node_uuid, {})[row.resource_class] = row.used
     return found
 
 
-def held_of(conn: sa.Connection, provider: str) -> dict[str, dict[str, int]]:
-    """Return what is held of a provider, by consumer."""
+def allocations_of_provider(conn: sa.Connection, provider: str) -> dict[str, dict[str, int]]:
+    """Return the amounts that are allocated of a provider, by consumer."""
     found: dict[str, dict[str, int]] = {}
-    for row in conn.execute(_HELD.where(_a.node_uuid == provider)):
+    for row in conn.execute(_ALLOCATIONS.where(_a.node_uuid == provider)):
         found.setdefault(row.consumer_uuid, {})[row.resource_class] = row.used
     return found
 
 
-def consumers_of(conn: sa.Connection, held: Mapping[str, Held]) -> dict[str, Consumer]:
-    """Return the consumers that hold this; a generation needs all that a consumer holds."""
+def consumers_of(conn: sa.Connection, held: Mapping[str, Allocations]) -> dict[str, Consumer]:
+    """Return the consumers with these allocations; a generation needs all allocations of its consumer."""
     named = {"uuids": sorted(held)}
     servers = conn.execute(_SERVERS, named).all()
     moving = conn.execute(_MIGRATIONS, named).all()
@@ -107,7 +108,7 @@ def consumers_of(conn: sa.Connection, held: Mapping[str, Held]) -> dict[str, Con
 
 
 def _described(
-    servers: Sequence[Any], moving: Sequence[Any], rows: Sequence[Any], held: Mapping[str, Held]
+    servers: Sequence[Any], moving: Sequence[Any], rows: Sequence[Any], held: Mapping[str, Allocations]
 ) -> dict[str, Consumer]:
     """Return the consumers that exist: servers and migrations that hold something, and those of other services."""
     found: dict[str, Consumer] = {}
@@ -138,78 +139,81 @@ class _Locked(msgspec.Struct, frozen=True, kw_only=True):
     """Consumers that nobody else changes until the transaction ends."""
 
     known: dict[str, Consumer]
-    groups: dict[str, str | None]  # the server groups of those that are servers or migrations
-    held: dict[str, Held]
+    server_groups: dict[str, str | None]  # of those that are servers or migrations
+    allocations: dict[str, Allocations]
 
 
 def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
-    """Lock servers, their groups, and the other consumers, in this order; new ones get a row with the generation 0."""
+    """Lock servers, their server groups, and other consumers, in this order; new ones get a row of the generation 0."""
     named = {"uuids": sorted(uuids)}
     moving = conn.execute(_MIGRATIONS, named).all()
     instance_of = {row.uuid: row.instance_uuid for row in moving}
-    wanted = {"uuids": sorted({*uuids, *instance_of.values()})}
-    servers = conn.execute(_SERVERS.with_for_update(), wanted).all()
+    server_uuids = {"uuids": sorted({*uuids, *instance_of.values()})}
+    servers = conn.execute(_SERVERS.with_for_update(), server_uuids).all()
     group_of = {row.uuid: row.server_group_id for row in servers}
-    groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
-    groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
-    lock_groups(conn, {group for group in groups.values() if group is not None})
+    server_groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
+    server_groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
+    lock_groups(conn, {group for group in server_groups.values() if group is not None})
     rows = []
-    for uuid in sorted(set(uuids) - groups.keys()):
+    for uuid in sorted(set(uuids) - server_groups.keys()):
         new = {"uuid": uuid, "project_id": NOBODY, "user_id": NOBODY, "generation": 0}
         rows.append(conn.execute(_LOCK_CONSUMER.on(conn), {**new, "created_at": now, "updated_at": now}).one())
-    held = held_by(conn, uuids)
-    return _Locked(known=_described(servers, moving, rows, held), groups=groups, held=held)
+    held = allocations_of_consumers(conn, uuids)
+    known = _described(servers, moving, rows, held)
+    return _Locked(known=known, server_groups=server_groups, allocations=held)
 
 
-def replace(conn: sa.Connection, wanted: Sequence[Wanted], now: int, *, advance: bool = True) -> None:
-    """Let consumers hold exactly what they want, all or none of them.
+def replace(conn: sa.Connection, requests: Sequence[AllocationRequest], now: int, *, advance: bool = True) -> None:
+    """Replace the allocations of consumers, of all or of none.
 
-    Raise Invalid for a provider or resource class that does not exist, Conflict if something does not fit or a consumer
-    has another generation. The generations of the providers grow if they shall `advance`.
+    Raise Invalid for a provider or resource class that does not exist, Conflict if a capacity is exceeded or a
+    consumer has another generation. The generations of the providers grow if they shall `advance`.
     """
-    locked = _lock(conn, {each.consumer for each in wanted}, now)
-    for each in wanted:
-        _check_consumer(each, locked.known.get(each.consumer), each.consumer in locked.groups)
-    named = {provider for each in wanted for provider in each.held}
-    touched = named.union(*locked.held.values())
+    locked = _lock(conn, {each.consumer for each in requests}, now)
+    for each in requests:
+        _check_consumer(each, locked.known.get(each.consumer), each.consumer in locked.server_groups)
+    named = {provider for each in requests for provider in each.allocations}
+    touched = named.union(*locked.allocations.values())
     rows = providers.get_many(conn, touched, lock=True)
     for uuid in sorted(named - rows.keys()):
         raise Invalid(f"Allocation for resource provider '{uuid}' that does not exist.")
-    classes = {name for each in wanted for resources in each.held.values() for name in resources}
+    classes = {name for each in requests for resources in each.allocations.values() for name in resources}
     if unknown := placement_names.unknown_classes(conn, classes, keep=True):
         raise UnknownClass(f"No such resource class {', '.join(unknown)}.")
-    _take(conn, wanted, locked.held, now)
-    _write(conn, wanted, locked, now)
+    _take(conn, requests, locked.allocations, now)
+    _write(conn, requests, locked, now)
     for uuid in sorted(touched & rows.keys()) if advance else ():
         providers.advance(conn, uuid, None, now)
 
 
-def _check_consumer(wanted: Wanted, known: Consumer | None, is_server: bool) -> None:
-    if wanted.checked:
+def _check_consumer(request: AllocationRequest, known: Consumer | None, is_server: bool) -> None:
+    if request.checks_generation:
         expected = None if known is None else known.generation
-        if wanted.generation != expected:
+        if request.generation != expected:
             raise Conflict(
                 "consumer generation conflict - expected "
                 f"{'null' if expected is None else expected} but got "
-                f"{'null' if wanted.generation is None else wanted.generation}",
+                f"{'null' if request.generation is None else request.generation}",
                 placement_code=providers.CONCURRENT_UPDATE,
             )
     if not is_server or known is None:
         return
     for name, given, own in (
-        ("project", wanted.project_id, known.project_id),
-        ("user", wanted.user_id, known.user_id),
-        ("type", wanted.type, known.type),
+        ("project", request.project_id, known.project_id),
+        ("user", request.user_id, known.user_id),
+        ("type", request.type, known.type),
     ):
         if given is not None and given != own:
-            raise Invalid(f"Consumer {wanted.consumer} is a server or a migration of one: its {name} is {own}.")
+            raise Invalid(f"Consumer {request.consumer} is a server or a migration of one: its {name} is {own}.")
 
 
-def _take(conn: sa.Connection, wanted: Sequence[Wanted], before: Mapping[str, Held], now: int) -> None:
+def _take(
+    conn: sa.Connection, requests: Sequence[AllocationRequest], before: Mapping[str, Allocations], now: int
+) -> None:
     """Take and give back what changes; the inventories are locked first, so what they say holds."""
     amounts: Counter[tuple[str, str]] = Counter()
-    for each in wanted:
-        for provider, resources in each.held.items():
+    for each in requests:
+        for provider, resources in each.allocations.items():
             for name, amount in resources.items():
                 amounts[provider, name] += amount
         for provider, resources in before.get(each.consumer, {}).items():
@@ -219,53 +223,57 @@ def _take(conn: sa.Connection, wanted: Sequence[Wanted], before: Mapping[str, He
         (row.node_uuid, row.resource_class): row
         for row in providers.lock_inventories(conn, {provider for provider, _ in amounts})
     }
-    for each in wanted:
-        for provider, resources in sorted(each.held.items()):
+    for each in requests:
+        for provider, resources in sorted(each.allocations.items()):
             for name, amount in sorted(resources.items()):
-                _check_room(stock.get((provider, name)), provider, name, amount, amounts[provider, name])
+                _check_capacity(stock.get((provider, name)), provider, name, amount, amounts[provider, name])
     change_used(conn, amounts, now)
 
 
-def _check_room(row: Any, provider: str, name: str, amount: int, change: int) -> None:
+def _check_capacity(row: Any, provider: str, name: str, amount: int, change: int) -> None:
     """Raise Conflict unless the inventory has an amount; `change` is how much more of it is used in all."""
     where = f"Inventory for '{name}' on resource provider '{provider}'"
     if row is None:
-        raise NoRoom(f"Unable to allocate inventory: {where} invalid: the provider has none of it.")
+        raise CapacityExceeded(f"Unable to allocate inventory: {where} invalid: the provider has none of it.")
     if change > 0 and row.used + change > row.capacity:
-        raise NoRoom(
+        raise CapacityExceeded(
             f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
             f"'{provider}'. The requested amount would exceed the capacity: {row.capacity - row.used} are left."
         )
-    if not (row.min_unit <= amount <= row.max_unit and amount % row.step_size == 0):
-        raise NoRoom(
+    if not fits_units(row, amount):
+        raise CapacityExceeded(
             f"Unable to allocate inventory: Unable to create allocation for '{name}' on resource provider "
             f"'{provider}'. The requested amount would violate inventory constraints: from {row.min_unit} to "
             f"{row.max_unit} in steps of {row.step_size}."
         )
 
 
-class NoRoom(Conflict):
-    """An inventory does not have what is asked of it (409)."""
+class CapacityExceeded(Conflict):
+    """An inventory does not have the amount of an allocation, or does not allow it (409)."""
 
 
-def _write(conn: sa.Connection, wanted: Sequence[Wanted], locked: _Locked, now: int) -> None:
-    conn.execute(allocations.delete().where(one_of(_a.consumer_uuid, "uuids")), {"uuids": [w.consumer for w in wanted]})
+def _write(conn: sa.Connection, requests: Sequence[AllocationRequest], locked: _Locked, now: int) -> None:
+    conn.execute(
+        allocations.delete().where(one_of(_a.consumer_uuid, "uuids")), {"uuids": [each.consumer for each in requests]}
+    )
     rows = [
         {"consumer_uuid": each.consumer, "node_uuid": provider, "resource_class": name, "used": amount}
-        for each in wanted
-        for provider, resources in each.held.items()
+        for each in requests
+        for provider, resources in each.allocations.items()
         for name, amount in resources.items()
     ]
     if rows:
         conn.execute(allocations.insert(), rows)
-    for each in wanted:
-        if each.consumer in locked.groups:
-            _move_in_group(conn, locked.groups[each.consumer], locked.held.get(each.consumer, {}), each.held)
+    for each in requests:
+        if each.consumer in locked.server_groups:
+            _move_in_group(
+                conn, locked.server_groups[each.consumer], locked.allocations.get(each.consumer, {}), each.allocations
+            )
         else:
             _write_consumer(conn, each, locked.known.get(each.consumer), now)
 
 
-def _move_in_group(conn: sa.Connection, group: str | None, before: Held, after: Held) -> None:
+def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, after: Allocations) -> None:
     """Count a server in and out of the hosts of its server group."""
     if group is None or before.keys() == after.keys():
         return
@@ -278,26 +286,26 @@ def _move_in_group(conn: sa.Connection, group: str | None, before: Held, after: 
     count_members(conn, group, changes)
 
 
-def _write_consumer(conn: sa.Connection, wanted: Wanted, known: Consumer | None, now: int) -> None:
-    """Write who the consumer is, and its next generation; one that holds nothing is no consumer."""
-    if not wanted.held:
-        conn.execute(consumers.delete().where(_c.uuid == wanted.consumer))
+def _write_consumer(conn: sa.Connection, request: AllocationRequest, known: Consumer | None, now: int) -> None:
+    """Write who the consumer is, and its next generation; one without allocations is no consumer."""
+    if not request.allocations:
+        conn.execute(consumers.delete().where(_c.uuid == request.consumer))
         return
     values = {
-        "project_id": wanted.project_id or (known.project_id if known else NOBODY),
-        "user_id": wanted.user_id or (known.user_id if known else NOBODY),
-        "consumer_type": wanted.type or (known.type if known else None),
+        "project_id": request.project_id or (known.project_id if known else NOBODY),
+        "user_id": request.user_id or (known.user_id if known else NOBODY),
+        "consumer_type": request.type or (known.type if known else None),
         "generation": known.generation + 1 if known else 1,
         "updated_at": now,
     }
-    conn.execute(consumers.update().where(_c.uuid == wanted.consumer).values(values))
+    conn.execute(consumers.update().where(_c.uuid == request.consumer).values(values))
 
 
 def release(conn: sa.Connection, consumer: str, now: int) -> None:
-    """Give back all that a consumer holds; raise NotFound if it holds nothing. The providers keep their generations."""
-    if not held_by(conn, [consumer]):
+    """Remove the allocations of a consumer; raise NotFound if it has none. The providers keep their generations."""
+    if not allocations_of_consumers(conn, [consumer]):
         raise NotFound(f"No allocations for consumer '{consumer}'.")
-    replace(conn, [Wanted(consumer=consumer, held={}, checked=False)], now, advance=False)
+    replace(conn, [AllocationRequest(consumer=consumer, allocations={}, checks_generation=False)], now, advance=False)
 
 
 # --- usages

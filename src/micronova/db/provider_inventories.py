@@ -13,6 +13,7 @@ from micronova.db import placement_names, providers
 from micronova.db.providers import ProviderRow
 from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.placement.model import capacity
 
 _i = inventories.c
 FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
@@ -32,12 +33,6 @@ class InventoryRow(Protocol):
     capacity: int
     used: int
     changed_at: int
-
-
-def capacity(values: Mapping[str, Any]) -> int:
-    """Return how much may be used in all; as much as a row can say, if it is more."""
-    amount = (values["total"] - values["reserved"]) * float(values["allocation_ratio"])
-    return int(max(-2_147_483_647, min(amount, 2_147_483_647)))
 
 
 def list_(conn: sa.Connection, uuid: str) -> list[InventoryRow]:
@@ -100,7 +95,7 @@ def replace_all(
 
 
 def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], now: int) -> None:
-    """Give a provider those of the inventories that it has not, and room in the others if they grow."""
+    """Give a provider those of the inventories that it has not, and change the others."""
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     for name, values in sorted(wanted.items()):
@@ -154,7 +149,7 @@ def _row(uuid: str, name: str, values: Mapping[str, Any], now: int) -> dict[str,
         **kept,
         "node_uuid": uuid,
         "resource_class": name,
-        "capacity": capacity(values),
+        "capacity": capacity(values["total"], values["reserved"], float(values["allocation_ratio"])),
         "used": 0,
         "changed_at": now,
     }

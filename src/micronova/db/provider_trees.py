@@ -30,7 +30,7 @@ def search(conn: sa.Connection, *, name: str | None, uuid: str | None, group: Re
         root = sa.select(_p.root_uuid).where(_p.uuid == group.in_tree).correlate(None).scalar_subquery()
         query = query.where(_p.root_uuid == root)
     for number, (wanted, amount) in enumerate(group.resources.items()):
-        query = query.where(_p.uuid.in_(_with_room(f"class{number}", f"amount{number}")))
+        query = query.where(_p.uuid.in_(_with_capacity(f"class{number}", f"amount{number}")))
         query = query.params({f"class{number}": wanted, f"amount{number}": amount})
     for traits in group.required:
         query = query.where(_p.uuid.in_(sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(traits)))))
@@ -48,8 +48,8 @@ def _in_aggregates(wanted: Collection[str]) -> sa.ColumnElement[bool]:
     return _p.uuid.in_(sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted))))
 
 
-def _with_room(name: str, amount: str) -> Any:
-    """The providers that have room for an amount of a class; the parameters have these names."""
+def _with_capacity(name: str, amount: str) -> Any:
+    """The providers that have an amount of a class; the parameters have these names. It is `Inventory.has` in SQL."""
     wanted = bindparam(amount, type_=sa.BigInteger)
     return sa.select(_i.node_uuid).where(
         _i.resource_class == bindparam(name),
@@ -104,7 +104,7 @@ def load_sharing(conn: sa.Connection) -> list[Provider]:
 def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Provider]) -> list[str]:
     """Return the roots of the trees that may serve a request, in the order in which they came.
 
-    A resource class that no sharing provider has must be in the tree itself, in a provider with room for it.
+    A resource class that no sharing provider has must be in the tree itself, in a provider that has the amount.
     """
     shared = {name for each in sharing if each.shares for name in each.inventories}
     query = sa.select(_p.uuid).where(_p.uuid == _p.root_uuid).order_by(_p.created_at, _p.uuid)
@@ -121,7 +121,7 @@ def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Pr
             member = resource_providers.alias()
             able = (
                 sa.select(member.c.root_uuid)
-                .where(member.c.uuid.in_(_with_room(f"class{number}", f"amount{number}")))
+                .where(member.c.uuid.in_(_with_capacity(f"class{number}", f"amount{number}")))
                 .correlate(None)
             )
             query = query.where(_p.uuid.in_(able)).params({f"class{number}": name, f"amount{number}": amount})
@@ -134,7 +134,7 @@ def trees(conn: sa.Connection, roots: Sequence[str]) -> Iterator[list[Provider]]
         yield load(conn, providers.of_trees(conn, roots[first : first + PART]))
 
 
-def room(conn: sa.Connection, request: ResourceRequest, own: Mapping[str, int], most: int) -> dict[str, int]:
+def count_servable(conn: sa.Connection, request: ResourceRequest, own: Mapping[str, int], most: int) -> dict[str, int]:
     """Return how many consumers of a request each tree can serve, by its root; `own` is what each takes of the root."""
     sharing = load_sharing(conn)
     found: dict[str, int] = {}

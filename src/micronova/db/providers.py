@@ -4,7 +4,7 @@ A provider's generation grows with each change of its inventories, traits and ag
 the Placement API; a client that names an old one is refused. The scheduler's claims do not change it: what is left is
 decided by the rows of `inventories` alone.
 
-The order in which transactions lock: compute nodes, consumers, resource providers, inventories.
+ARCHITECTURE.md has the order of locks.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,10 +1,10 @@
-"""Moves of servers: the rows of `migrations`, and what a server holds in its two places while one is open.
+"""Moves of servers: the rows of `migrations`, and what a server holds on its two hosts while one is open.
 
 While a move is under way, the server belongs to its source: the migration holds the resources of the source, with the
 old flavor, and the server's own claim is on the destination, with the new flavor. The quota is charged with the larger
-of both flavors until the move is confirmed or reverted. A server that is reverted belongs to its source; it holds both
-places, and counts as before, until its destination is left. Every function that changes something runs in the
-transaction of a caller that has locked the instance.
+of both flavors until the move is confirmed or reverted. A server that is reverted belongs to its source; it holds
+resources on both hosts, and counts as before, until its destination is left. Every function that changes something
+runs in the transaction of a caller that has locked the instance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _UNCONFIRMED = (
     sa.select(_m.uuid, _m.instance_uuid)
     .join(instances, instances.c.uuid == _m.instance_uuid)
     .where(_m.status == migration_states.FINISHED, _m.updated_at < bindparam("before"))
-    # Others, such as of servers in ERROR, cannot be confirmed now: they must not take the places of those that can.
+    # Others, such as of servers in ERROR, cannot be confirmed now: they must not use up the limit.
     .where(instances.c.vm_state == states.RESIZED, instances.c.task_state.is_(None))
     .where(_m.uuid > bindparam("after"))
     .order_by(_m.uuid)
@@ -64,7 +64,7 @@ def get(conn: sa.Connection, uuid: str) -> MigrationRow | None:
 
 
 def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
-    """Return the migration because of which an instance has two places, or None."""
+    """Return the migration because of which an instance has two hosts, or None."""
     return cast(MigrationRow | None, conn.execute(_OPEN_OF, {"instance": instance_uuid}).mappings().first())
 
 
@@ -97,8 +97,8 @@ def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) 
 def complete_evacuations(conn: sa.Connection, removed: Sequence[tuple[str, str]], now: int) -> None:
     """Complete the evacuations of instances from hosts (host, instance) that are back and have removed the guests."""
     if removed:
-        places = as_triples([(host, uuid, 0) for host, uuid in removed])
-        conn.execute(_COMPLETE[conn.dialect.name], {"removed": places, "now": now})
+        departed = as_triples([(host, uuid, 0) for host, uuid in removed])
+        conn.execute(_COMPLETE[conn.dialect.name], {"removed": departed, "now": now})
 
 
 def address_of(conn: sa.Connection, node_uuid: str) -> str | None:
@@ -162,7 +162,7 @@ def _within(time: sa.Column[int], since: int | None, before: int | None) -> Iter
 # --- what a server holds ---------------------------------------------------------------------------------------------
 
 
-def other_place(row: InstanceRow, migration: MigrationRow) -> str | None:
+def other_host(row: InstanceRow, migration: MigrationRow) -> str | None:
     """Return the host of an open migration that the server does not belong to; None if there is only one host."""
     hosts = {migration["source_compute"], migration["dest_compute"]} - {row["host"], None}
     return next(iter(hosts), None)
@@ -202,7 +202,7 @@ def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: Migrat
 def abandon(
     conn: sa.Connection, row: InstanceRow, now: int, *, epoch: int, status: str = migration_states.ERROR
 ) -> bool:
-    """End the open migration of a server, if it has one: only the place is left that the server belongs to.
+    """End the open migration of a server, if it has one: only the host is left that the server belongs to.
 
     A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
     up to that epoch. A move that was under way gets the status. Return whether there was a migration.
@@ -210,7 +210,7 @@ def abandon(
     migration = open_of(conn, row["uuid"])
     if migration is None:
         return False
-    other = other_place(row, migration)
+    other = other_host(row, migration)
     if other is not None:
         departures.record(conn, other, row["uuid"], epoch, now)
     if migration["status"] in migration_states.UNDER_WAY:

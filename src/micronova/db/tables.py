@@ -8,6 +8,8 @@ the API still shows of deleted servers lives in `deleted_instances`.
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
 
+from micronova.placement.model import MOST_UNITS
+
 metadata = sa.MetaData()
 
 Time = BigInteger
@@ -377,7 +379,7 @@ server_groups = sa.Table(
     Index("server_groups_by_project", "project_id", "created_at"),
 )
 
-# Members placed on each host, counted in the transaction that claims: two schedulers cannot both take the last place.
+# Members placed on each host, counted in the transaction that claims: two schedulers cannot both add the last member.
 server_group_hosts = sa.Table(
     "server_group_hosts",
     metadata,
@@ -497,12 +499,10 @@ consumers = sa.Table(
     Index("consumers_by_project", "project_id"),
 )
 
-MOST_UNITS = 2_147_483_647  # the largest Integer
-
 inventories = sa.Table(
     "inventories",
     metadata,
-    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider, which need not be a compute node
     Column("resource_class", String(255), primary_key=True),
     Column("total", Integer, nullable=False),
     Column("reserved", Integer, nullable=False, default=0),
@@ -510,7 +510,7 @@ inventories = sa.Table(
     Column("max_unit", Integer, nullable=False, default=MOST_UNITS, server_default=str(MOST_UNITS)),
     Column("step_size", Integer, nullable=False, default=1, server_default="1"),
     Column("allocation_ratio", Float, nullable=False, default=1.0),
-    Column("capacity", Integer, nullable=False),  # (total - reserved) * allocation_ratio
+    Column("capacity", Integer, nullable=False),  # by `placement.model.capacity`
     Column("used", Integer, nullable=False, default=0),
     Column("changed_at", Time, nullable=False),
     Index("inventories_by_change", "changed_at"),
@@ -520,7 +520,7 @@ allocations = sa.Table(
     "allocations",
     metadata,
     Column("consumer_uuid", String(36), primary_key=True),
-    Column("node_uuid", String(36), primary_key=True),  # of the resource provider
+    Column("node_uuid", String(36), primary_key=True),  # of the resource provider, which need not be a compute node
     Column("resource_class", String(255), primary_key=True),
     Column("used", Integer, nullable=False),
     Index("allocations_by_node", "node_uuid"),

@@ -1,10 +1,10 @@
 """NUMA cells and PCI devices of nodes, and which parts of them instances hold.
 
 A node has one row: what its host reports, and the sum of what instances hold. A claim locks the rows of its nodes,
-finds a place for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So no two
-instances get the same CPU, page or device, however many schedulers race; and a claim fails only if there is no room.
+finds an assignment for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So
+no two instances get the same CPU, page or device, however many schedulers race; and a claim fails only if nothing fits.
 
-Rows are locked after the server group and before inventories.
+ARCHITECTURE.md has the order of locks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ from micronova.objects.topology import (
 _t, _c = node_topologies.c, topology_claims.c
 
 
-class Wanted(Protocol):
+class TopologyClaim(Protocol):
     """The part of a claim that is about topologies."""
 
     @property
@@ -51,10 +51,10 @@ class Wanted(Protocol):
 
 @dataclass(slots=True)
 class Plan:
-    """What a claim changes: places for its instances, and what the nodes' instances hold then."""
+    """What a claim changes: the assignments of its instances, and what the nodes' instances hold then."""
 
-    refused: list[str] = field(default_factory=list)  # nodes without room
-    assignments: dict[str, tuple[str, Assignment]] = field(default_factory=dict)  # consumer -> node, place
+    refused: list[str] = field(default_factory=list)  # nodes that cannot take what was asked for
+    assignments: dict[str, tuple[str, Assignment]] = field(default_factory=dict)  # consumer -> node, assignment
     released: list[str] = field(default_factory=list)  # consumers
     held: dict[str, TopologyUse] = field(default_factory=dict)  # node -> what is held
 
@@ -103,10 +103,10 @@ def report(conn: sa.Connection, topologies: Mapping[str, NodeTopology], now: int
         conn.execute(_UPSERT.on(conn), rows)
 
 
-def plan(conn: sa.Connection, wanted: Sequence[Wanted], leaving: Collection[str]) -> Plan:
-    """Lock the nodes and find a place for each consumer; `leaving` are consumers whose places are free for that.
+def plan(conn: sa.Connection, wanted: Sequence[TopologyClaim], leaving: Collection[str]) -> Plan:
+    """Lock the nodes and find an assignment for each consumer.
 
-    Nothing is written: `record` does that.
+    `leaving` are consumers whose assignments are free for that. Nothing is written: `record` does that.
     """
     found = Plan()
     before = assignments_of(conn, leaving) if leaving else {}
@@ -124,12 +124,12 @@ def plan(conn: sa.Connection, wanted: Sequence[Wanted], leaving: Collection[str]
     for each in asking:
         node = each.node_uuid
         assert each.topology is not None
-        place = fit(topologies[node], found.held[node], each.topology) if node in topologies else None
-        if place is None:
+        fitted = fit(topologies[node], found.held[node], each.topology) if node in topologies else None
+        if fitted is None:
             found.refused.append(node)
             continue
-        found.assignments[each.consumer_uuid] = node, place
-        found.held[node] = taken(found.held[node], place, topologies[node])
+        found.assignments[each.consumer_uuid] = node, fitted
+        found.held[node] = taken(found.held[node], fitted, topologies[node])
     return found
 
 
@@ -146,8 +146,8 @@ def record(conn: sa.Connection, planned: Plan, now: int) -> None:
         conn.execute(
             _INSERT,
             [
-                {"consumer_uuid": consumer, "node_uuid": node, "assignment": encode(place)}
-                for consumer, (node, place) in planned.assignments.items()
+                {"consumer_uuid": consumer, "node_uuid": node, "assignment": encode(assignment)}
+                for consumer, (node, assignment) in planned.assignments.items()
             ],
         )
 

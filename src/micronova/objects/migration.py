@@ -1,6 +1,6 @@
 """Migrations as rows: each move of a server to another host or to another size.
 
-During a move a server has two places. Its own row names the host that it belongs to; the other host of the migration
+During a move a server has two hosts. Its own row names the host that it belongs to; the other host of the migration
 has a guest that arrives there or leaves it. ARCHITECTURE.md says which host is which at each step.
 """
 

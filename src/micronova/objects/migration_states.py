@@ -31,6 +31,6 @@ CANCELLED: Final = "cancelled"
 UNDER_WAY: Final = (ACCEPTED, QUEUED, PREPARING, RUNNING, PRE_MIGRATING, MIGRATING, POST_MIGRATING)
 """The guest is on its way; the server belongs to the source, and returns to it if something fails."""
 OPEN: Final = (*UNDER_WAY, FINISHED, CONFIRMING, REVERTING)
-"""The server has two places."""
+"""The server has two hosts, which may be the same."""
 IN_PROGRESS_LIVE: Final = (QUEUED, PREPARING, RUNNING, POST_MIGRATING)
 """Statuses in which /servers/{id}/migrations shows a live migration."""

@@ -60,7 +60,9 @@ INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
     "shelve_offload": "shelveOffload",
     "unshelve_offloaded": "unshelve",
 }
-"""The names of the instance actions of kinds, which are Nova's, where they are not the kinds: `instance_action`."""
+"""The names of the instance actions of kinds, which are Nova's, where they are not the kinds: `instance_action`.
+
+Messages to users have them, too, unless `states.Action.label` says otherwise."""
 
 IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""

@@ -1,10 +1,15 @@
 """Requests to the scheduler and its replies."""
 
+from typing import Final
+
 import msgspec
 
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+
+SERVER_HINTS: Final = ("same_host", "different_host")
+"""Scheduler hints whose values are uuids of servers."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +42,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forced(self) -> bool:
-        """Whether an admin named the host or node: no filter is applied, and no other place is tried."""
+        """Whether an admin named the host or node: no filter is applied, and no other host is tried."""
         return self.force_host is not None or self.force_node is not None
 
 
@@ -68,7 +73,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts for one instance: resources are claimed on the selected one, and not on the alternates."""
 
     instance_uuid: str
@@ -77,9 +82,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selected(msgspec.Struct, frozen=True, kw_only=True):
-    """The placements of all instances of a request, and how they were chosen."""
+    """The destinations of all instances of a request, and how they were chosen."""
 
-    placements: tuple[Placement, ...]
+    # Earlier versions send and expect this name.
+    destinations: tuple[Destination, ...] = msgspec.field(name="placements")
     explanation: Explanation
 
 

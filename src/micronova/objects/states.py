@@ -8,6 +8,7 @@ interrupts all.
 from dataclasses import dataclass
 
 from micronova.objects import power_state
+from micronova.objects.operations import instance_action
 
 # vm states
 BUILDING = "building"
@@ -122,12 +123,12 @@ class Action:
     interrupts_all: bool = False  # it may replace every operation but a delete
     capability: str | None = None  # that the host's driver must have, by its name in virt.driver
     then: tuple[str, ...] = ()  # further task states that its host reaches, in their order: see `is_further`
-    label: str = ""  # its name in messages, which is Nova's, if it is not `name`
+    label: str = ""  # its name in messages, if it is not that of its instance action
 
     @property
     def shown_name(self) -> str:
         """Return its name in messages to users."""
-        return self.label or self.name
+        return self.label or instance_action(self.name)
 
 
 ACTIONS = {
@@ -162,7 +163,6 @@ ACTIONS = {
             None,
             None,
             capability="admin_password",
-            label="changePassword",
         ),
         Action(
             "trigger_crash_dump",
@@ -193,7 +193,6 @@ ACTIONS = {
             None,
             capability="snapshot",
             then=(IMAGE_SNAPSHOT, *_UPLOAD),
-            label="createImage",
         ),
         Action(
             "create_backup",
@@ -203,7 +202,6 @@ ACTIONS = {
             None,
             capability="snapshot",
             then=_UPLOAD,
-            label="createBackup",
         ),
         # Where a move leads decides what its hosts must be able to do (`servers/moves.py`). One that cannot be undone
         # leaves the server in ERROR (`conductor/operations/move_outcomes.py`).
@@ -230,14 +228,13 @@ ACTIONS = {
             SHELVING_OFFLOADING,
             SHELVED_OFFLOADED,
             None,
-            label="shelveOffload",
         ),
         # If the image of a server that has left its host is gone, it fails in ERROR
         # (`conductor/operations/unshelve_offloaded.py`).
         Action("unshelve", frozenset({SHELVED, SHELVED_OFFLOADED}), UNSHELVING, ACTIVE, None),
         # They end in ACTIVE or STOPPED, as the server was before it was resized (`after_resize`).
-        Action("confirm_resize", frozenset({RESIZED}), RESIZE_CONFIRMING, ACTIVE, ERROR, label="confirmResize"),
-        Action("revert_resize", frozenset({RESIZED}), RESIZE_REVERTING, ACTIVE, ERROR, label="revertResize"),
+        Action("confirm_resize", frozenset({RESIZED}), RESIZE_CONFIRMING, ACTIVE, ERROR),
+        Action("revert_resize", frozenset({RESIZED}), RESIZE_REVERTING, ACTIVE, ERROR),
     )
 }
 

@@ -1,9 +1,9 @@
-"""What flavors and images ask of resource providers: `resources:`, `trait:` and groups of them, by Nova's syntax.
+"""What flavors and images ask of resource providers: `resources:`, `trait:` and request groups, by Nova's syntax.
 
 Without a suffix, `resources:CLASS=N` replaces the amount that follows from flavor and image, or adds a class that the
 compute node itself has, and `trait:NAME=required` or `forbidden` is about the compute node. With a suffix
-(`resources_NET:CLASS=N`, `trait_NET:NAME=required`), a group is served by one provider of the node's tree.
-`hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of them is refused.
+(`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one provider of the node's tree
+serves. `hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of them is refused.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
 GROUP_POLICY: Final = "group_policy"
 
 
-def claimed(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
+def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     """Return what one server of the flavor and the image holds of its compute node, by resource class."""
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
@@ -35,12 +35,12 @@ def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], fro
     for specs in (flavor.extra_specs, image.properties if image is not None else {}):
         for kind, suffix, name, value in _parts(specs):
             if kind == "trait" and not suffix:
-                found[_verdict(name, value)].add(name)
+                found[_trait_requirement(name, value)].add(name)
     return frozenset(found["required"]), frozenset(found["forbidden"])
 
 
-def groups(flavor: Flavor) -> ResourceRequest | None:
-    """Return the groups with a suffix that a flavor asks for; None if it has none."""
+def resource_request(flavor: Flavor) -> ResourceRequest | None:
+    """Return the request groups with a suffix that a flavor asks for; None if it has none."""
     amounts: dict[str, dict[str, int]] = {}
     required: dict[str, set[str]] = {}
     forbidden: dict[str, set[str]] = {}
@@ -50,7 +50,9 @@ def groups(flavor: Flavor) -> ResourceRequest | None:
         if kind == "resources":
             amounts.setdefault(suffix, {})[name] = _amount(name, value)
         else:
-            (required if _verdict(name, value) == "required" else forbidden).setdefault(suffix, set()).add(name)
+            (required if _trait_requirement(name, value) == "required" else forbidden).setdefault(suffix, set()).add(
+                name
+            )
     if not amounts:
         return None
     return ResourceRequest(
@@ -69,7 +71,7 @@ def groups(flavor: Flavor) -> ResourceRequest | None:
 
 
 def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
-    """Raise Invalid for what cannot be meant: wrong values, contradictions, groups without resources."""
+    """Raise Invalid for what cannot be meant: wrong values, contradictions, request groups without resources."""
     for key in (*flavor.extra_specs, *(image.properties if image is not None else ())):
         if _NAMESPACE.match(key) and not _KEY.fullmatch(key):
             raise Invalid(
@@ -86,16 +88,16 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
                 "dedicated or mixed asks for dedicated CPUs."
             )
     named = {suffix for kind, suffix, _, _ in _parts(flavor.extra_specs) if suffix and kind == "trait"}
-    wanted = groups(flavor)
-    asked = {group.suffix for group in wanted.groups} if wanted is not None else set()
-    if lonely := named - asked:
-        group = min(lonely)
-        raise Invalid(f"Flavor {flavor.name} has traits of the group {group}, and no resources{group}:CLASS.")
+    request = resource_request(flavor)
+    asked = {group.suffix for group in request.groups} if request is not None else set()
+    if without_resources := named - asked:
+        group = min(without_resources)
+        raise Invalid(f"Flavor {flavor.name} has traits of the request group {group}, and no resources{group}:CLASS.")
     policy = flavor.extra_specs.get(GROUP_POLICY)
     if policy not in (None, "none", "isolate"):
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
     if len(asked) > 1 and policy is None:
-        raise Invalid(f"Flavor {flavor.name} has several groups of resources: {GROUP_POLICY} must be none or isolate.")
+        raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
 
 
 def _parts(specs: Mapping[str, object]) -> list[tuple[str, str, str, str]]:
@@ -122,7 +124,7 @@ def _amount(name: str, value: str) -> int:
     return int(value)
 
 
-def _verdict(name: str, value: str) -> str:
+def _trait_requirement(name: str, value: str) -> str:
     if value not in ("required", "forbidden"):
         raise Invalid(f"The trait {name} must be required or forbidden, not {value[:64]!r}.")
     return value

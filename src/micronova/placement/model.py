@@ -8,11 +8,39 @@ one of its aggregates.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from micronova.placement.standard import SHARES_VIA_AGGREGATE
 
 Resources = Mapping[str, int]  # amounts by resource class
 NOTHING: frozenset[str] = frozenset()
+MOST_UNITS: Final = 2_147_483_647  # the largest amount that a column or a message can hold
+
+
+class Units(Protocol):
+    """How an inventory may be taken by one consumer: an `Inventory`, or a row of `inventories`."""
+
+    @property
+    def min_unit(self) -> int:
+        """The smallest amount."""
+
+    @property
+    def max_unit(self) -> int:
+        """The largest amount."""
+
+    @property
+    def step_size(self) -> int:
+        """Of which the amount is a multiple."""
+
+
+def fits_units(inventory: Units, amount: int) -> bool:
+    """Return whether one consumer may ask for this amount, however much is left."""
+    return inventory.min_unit <= amount <= inventory.max_unit and amount % inventory.step_size == 0
+
+
+def capacity(total: int, reserved: int, ratio: float) -> int:
+    """Return how much of an inventory may be used in all; `MOST_UNITS` if it is more."""
+    return int(max(-MOST_UNITS, min((total - reserved) * ratio, MOST_UNITS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +56,9 @@ class Inventory:
     capacity: int
     used: int
 
-    def takes(self, amount: int) -> bool:
-        """Return whether one consumer may ask for this amount, however much is left."""
-        return self.min_unit <= amount <= self.max_unit and amount % self.step_size == 0
-
     def has(self, amount: int) -> bool:
         """Return whether one consumer may take this amount now."""
-        return self.takes(amount) and self.used + amount <= self.capacity
+        return fits_units(self, amount) and self.used + amount <= self.capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""The decision which hosts the instances of a request go to: a host table and a spec in, placements out, no I/O.
+"""The decision which hosts the instances of a request go to: a host table and a spec in, destinations out, no I/O.
 
 Free resources are checked first, then the filters in their order, then the weighers. The best host gets the instance.
 The table counts it at once, so that the next instance of the request sees it. Either all instances are placed or none.
 """
 
+import functools
 import logging
 import random as random_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,13 +16,13 @@ import numpy as np
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import Placement, RequestSpec, Selected
+from micronova.objects.scheduling import Destination, RequestSpec, Selected
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import free_amount, has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
-from micronova.scheduler.prefilters import ASKED_BEFORE, ONLY_TRAITS, Prefilters
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
 
@@ -63,28 +64,27 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         spread: int = 1,
-        room: Mapping[str, int] | None = None,
+        servable: Mapping[str, int] | None = None,
     ) -> Selected:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
-        `room` says how many instances the providers of each node can serve, if the request has groups of resources.
+        `servable` is, by node, how many more instances its providers can serve, if the request has request groups.
         """
         table.now = now
         table.begin_consuming()
         filters = [each for each in self.filters if each.always or not spec.forced]
-        resources = extra_specs.claimed(spec.flavor, spec.image)
+        resources = extra_specs.node_resources(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
-        mask, steps, concerned = self._filter(hosts, spec, resources, filters, room)
-        left = hosts if mask is None else hosts.only(mask)
-        explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=spec.forced)
+        filtered = self._filter(hosts, spec, resources, filters, servable)
+        passing_hosts = hosts if filtered.mask is None else hosts.only(filtered.mask)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
-        ranking = Ranking(table, left, self.weighers, spec, lasting=bulk)
+        ranking = Ranking(table, passing_hosts, self.weighers, spec, lasting=bulk)
         rows: list[int] = []
-        left_of = dict(room) if room is not None else None
+        still_servable = dict(servable) if servable is not None else None
         winners: list[Winner] = []
         alternates: list[int] = []
         for uuid in instance_uuids:
@@ -97,22 +97,30 @@ class FilterScheduler:
                 winners.append(_winner(table, row, ranking, position))
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
-                wanted = _Wanted(len(rows), len(instance_uuids))
-                raise self._undone(table, spec, hosts, filters, resources, counted, explanation, wanted, left_of)
+                if counted:
+                    filtered = self._filter(hosts, spec, resources, filters, still_servable)
+                    _undo(table, counted, resources)
+                message = _refusal(filtered, _Progress(len(rows), len(instance_uuids)))
+                reasons = Explanation(hosts=len(hosts), filters=tuple(filtered.steps)).reasons()
+                raise NoValidHost(message, hosts=len(hosts), placed=len(counted), reasons=reasons)
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
                 table.consume(row, resources, topology)
-                if left_of is not None:
-                    left_of[table.selections[row].node_uuid] -= 1
+                if still_servable is not None:
+                    still_servable[table.selections[row].node_uuid] -= 1
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
-                    self._ask_again(table, ranking, concerned, row, spec, resources, left_of)
-        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
+                    self._ask_again(table, ranking, filtered.again, row, spec, resources, still_servable)
+        destinations = self._destinations(
+            table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced
+        )
         return Selected(
-            placements=placements,
-            explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=spec.forced),
+            destinations=destinations,
+            explanation=Explanation(
+                hosts=len(hosts), filters=tuple(filtered.steps), winners=tuple(winners), forced=spec.forced
+            ),
         )
 
     def would_fit(
@@ -123,33 +131,30 @@ class FilterScheduler:
         *,
         now: float,
         held: Mapping[str, str] | None = None,
-        room: Mapping[str, int] | None = None,
+        servable: Mapping[str, int] | None = None,
     ) -> bool:
         """Return whether `select` would place all instances at this time; the table stays as it was."""
         try:
-            decision = self.select(table, spec, instance_uuids, now=now, held=held, room=room)
+            decision = self.select(table, spec, instance_uuids, now=now, held=held, servable=servable)
         except NoValidHost:
             return False
-        resources = extra_specs.claimed(spec.flavor, spec.image)
-        table.undo_topologies()
-        for placement in decision.placements:
-            row = table.index(placement.selected.node_uuid)
-            if row is not None and placement.instance_uuid not in (held or {}):
-                table.release(row, resources)
+        chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in (held or {})]
+        counted = [row for uuid in chosen if (row := table.index(uuid)) is not None]
+        _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
         return True
 
     def check_image(self, table: HostTable, spec: RequestSpec, node_uuid: str, *, now: float) -> Explanation:
-        """Return how the filters that judge images decide about one node; raise NoValidHost if one refuses it.
+        """Return what the filters that compare images decide about one node; raise NoValidHost if one refuses it.
 
         A server on that node keeps what it holds: other filters would count it as a second one.
         """
         table.now = now
         row = table.index(node_uuid)
         hosts = table.view(np.array([] if row is None else [row], np.intp))
-        mask, steps, _ = self._filter(hosts, spec, {}, [each for each in self.filters if each.compares_images])
-        explanation = Explanation(hosts=len(hosts), filters=tuple(steps))
-        if row is None or (mask is not None and not mask.all()):
-            message = _refusal(explanation, self.filters, spec, {}, _Wanted(0, 1))
+        filtered = self._filter(hosts, spec, {}, [each for each in self.filters if each.compares_images])
+        explanation = Explanation(hosts=len(hosts), filters=tuple(filtered.steps))
+        if row is None or not filtered.remaining:
+            message = _refusal(filtered, _Progress(0, 1))
             raise NoValidHost(message, hosts=len(hosts), placed=0, reasons=explanation.reasons())
         return explanation
 
@@ -159,34 +164,26 @@ class FilterScheduler:
         spec: RequestSpec,
         resources: Mapping[str, int],
         filters: Sequence[HostFilter],
-        room: Mapping[str, int] | None = None,
-    ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
-        """Return the mask of the hosts that pass (None if all do), the steps, and the filters to ask again.
-
-        Filters are asked again if their verdict may differ for the next instance of the request.
-        """
-        steps: list[FilterStep] = []
-        concerned: list[HostFilter] = []
-        passing: Bools | None = None
-        remaining = len(hosts)
+        servable: Mapping[str, int] | None = None,
+    ) -> "_Filtered":
+        filtered = _Filtered(len(hosts))
         for name, amount in resources.items():
             if not any(name in each.covers for each in filters):
-                passing, remaining = _narrow(
-                    steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
-                )
-        for name, mask in self._prefilters.verdicts(hosts, spec):
-            passing, remaining = _narrow(steps, name, passing, remaining, mask)
-        if room is not None:
-            passing, remaining = _narrow(steps, "ResourceGroups", passing, remaining, hosts.with_room(room))
+                predicate = functools.partial(free_amount, name, amount)
+                filtered.apply(f"Capacity({name})", predicate, has_free(hosts, name, amount))
+        for prefilter in self._prefilters.masks(hosts, spec):
+            filtered.apply(prefilter.name, prefilter.describe, prefilter.mask)
+        if servable is not None:
+            filtered.apply("ResourceGroups", _serves_request_groups, hosts.with_servable(servable))
         for each in filters:
-            if not remaining:
+            if not filtered.remaining:
                 break
-            verdict, error = _ask(each, hosts, spec)
-            passing, remaining = _narrow(steps, _name(each), passing, remaining, verdict, error)
+            mask, error = _ask(each, hosts, spec)
+            filtered.apply(_name(each), functools.partial(each.describe, spec), mask, error)
             # Free resources, which the Ram and Disk filters cover, are checked again in any case.
-            if each.scope is Scope.ALL or (each.scope is Scope.HOST and verdict is not None and not each.covers):
-                concerned.append(each)
-        return passing, steps, concerned
+            if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
+                filtered.again.append(each)
+        return filtered
 
     def _ask_again(
         self,
@@ -196,27 +193,27 @@ class FilterScheduler:
         row: int,
         spec: RequestSpec,
         resources: Mapping[str, int],
-        room: Mapping[str, int] | None,
+        servable: Mapping[str, int] | None,
     ) -> None:
         """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
         rows = [ranking.row(position) for position in touched]
         passes = [
-            table.fits(each, resources) and (room is None or room.get(table.selections[each].node_uuid, 0) > 0)
+            table.fits(each, resources) and (servable is None or servable.get(table.selections[each].node_uuid, 0) > 0)
             for each in rows
         ]
         few = table.view(np.array(rows, np.intp))
         mask: Bools | None = None
         for each in filters:
             if each.scope is Scope.HOST:
-                verdict, _ = _ask(each, few, spec)
-                if verdict is not None:
-                    passes = [passed and bool(more) for passed, more in zip(passes, verdict, strict=True)]
+                own, _ = _ask(each, few, spec)
+                if own is not None:
+                    passes = [passed and bool(more) for passed, more in zip(passes, own, strict=True)]
             else:
-                verdict, _ = _ask(each, ranking.hosts, spec)
-                if verdict is not None:
-                    mask = verdict if mask is None else mask & verdict
+                own, _ = _ask(each, ranking.hosts, spec)
+                if own is not None:
+                    mask = own if mask is None else mask & own
         if not all(passes):
             mask = np.ones(len(ranking), np.bool_) if mask is None else mask.copy()
             mask[touched] &= passes
@@ -238,7 +235,7 @@ class FilterScheduler:
         order = np.argsort(-totals, kind="stable")
         return int(order[self._random.randrange(size)])
 
-    def _placements(
+    def _destinations(
         self,
         table: HostTable,
         ranking: Ranking,
@@ -246,10 +243,10 @@ class FilterScheduler:
         rows: list[int],
         alternates: list[int] | None,
         forced: bool,
-    ) -> tuple[Placement, ...]:
-        """Return the placements; without `alternates`, they are the best hosts after all were placed."""
+    ) -> tuple[Destination, ...]:
+        """Return the destinations; without `alternates`, they are the best hosts after all were placed."""
         best: list[int] | None = None
-        placements = []
+        destinations = []
         for uuid, row in zip(instance_uuids, rows, strict=True):
             chosen = table.selections[row]
             if forced:
@@ -261,68 +258,62 @@ class FilterScheduler:
                     best = ranking.best(self._alternates + 1)
                 others = [each for each in best if table.selections[each].host != chosen.host]
             names = tuple(table.selections[each] for each in others[: self._alternates])
-            placements.append(Placement(instance_uuid=uuid, selected=chosen, alternates=names))
-        return tuple(placements)
-
-    def _undone(
-        self,
-        table: HostTable,
-        spec: RequestSpec,
-        hosts: HostView,
-        filters: Sequence[HostFilter],
-        resources: Mapping[str, int],
-        rows: list[int],
-        explanation: Explanation,
-        wanted: "_Wanted",
-        room: Mapping[str, int] | None,
-    ) -> NoValidHost:
-        """Undo what was counted, and return the error that explains why there is no host for the next instance."""
-        if rows:
-            _, steps, _ = self._filter(hosts, spec, resources, filters, room)
-            explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
-            table.undo_topologies()
-            for row in rows:
-                table.release(row, resources)
-        message = _refusal(explanation, filters, spec, resources, wanted)
-        return NoValidHost(message, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
+            destinations.append(Destination(instance_uuid=uuid, selected=chosen, alternates=names))
+        return tuple(destinations)
 
 
-class _Wanted(NamedTuple):
+class _Filtered:
+    """The hosts that pass all steps so far, and what each step removed."""
+
+    def __init__(self, hosts: int) -> None:
+        self.mask: Bools | None = None  # None: all pass
+        self.remaining = hosts
+        self.steps: list[FilterStep] = []
+        self.predicates: list[Callable[[], str]] = []
+        """Of each step that removed hosts: returns what a host that passes is or has, for users."""
+        self.again: list[HostFilter] = []  # filters whose mask may differ for the next instance of the request
+
+    def apply(self, name: str, predicate: Callable[[], str], mask: Bools | None, error: str = "") -> None:
+        """Remove the hosts that a mask excludes; `predicate` goes to `predicates`."""
+        before = self.remaining
+        if mask is not None:
+            self.mask = mask if self.mask is None else self.mask & mask
+            self.remaining = int(np.count_nonzero(self.mask))
+        if self.remaining < before:
+            self.predicates.append(predicate)
+        self.steps.append(FilterStep(name=name, removed=before - self.remaining, remaining=self.remaining, error=error))
+
+
+class _Progress(NamedTuple):
     """How many servers of a request have a host, and how many need one."""
 
     placed: int
     servers: int
 
 
-def _refusal(
-    explanation: Explanation,
-    filters: Sequence[HostFilter],
-    spec: RequestSpec,
-    resources: Mapping[str, int],
-    wanted: _Wanted,
-) -> str:
-    """Return why there is no host, for users: what no host is or has, and for how many servers there is room.
+def _refusal(filtered: _Filtered, progress: _Progress) -> str:
+    """Return why there is no host, for users: what no host is or has, and how many servers have a host.
 
     No host and no other server is named. Users learn the names of filters neither, but for those that failed.
     """
-    by_name = {_name(each): each for each in filters}
-    lacking = []
-    for step in explanation.filters:
-        if not step.removed:
-            continue
-        if step.name in by_name:
-            lacking.append(by_name[step.name].describe(spec))
-        elif step.name in ASKED_BEFORE:
-            lacking.append(ASKED_BEFORE[step.name])
-        else:  # a resource class that no filter covers
-            name = step.name.removeprefix("Capacity(").removesuffix(")")
-            lacking.append(free_amount(name, resources[name]))
+    lacking = [predicate() for predicate in filtered.predicates]
     if not lacking:
         return f"{NOT_ENOUGH}."
     *others, last = lacking
     all_of_them = f"{', '.join(others)} and {last}" if others else last
-    room = f" There is room for {wanted.placed} of {wanted.servers} servers." if wanted.servers > 1 else ""
-    return f"{NOT_ENOUGH}: no host {all_of_them}.{room}"
+    remark = f" There is room for {progress.placed} of {progress.servers} servers." if progress.servers > 1 else ""
+    return f"{NOT_ENOUGH}: no host {all_of_them}.{remark}"
+
+
+def _serves_request_groups() -> str:
+    return "has what the request groups of the flavor ask for"
+
+
+def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -> None:
+    """Undo what was counted on these rows of the table."""
+    table.undo_topologies()
+    for row in rows:
+        table.release(row, resources)
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:
@@ -333,31 +324,15 @@ def _considered(table: HostTable, spec: RequestSpec) -> HostView:
     return table.view()
 
 
-def _narrow(
-    steps: list[FilterStep],
-    name: str,
-    passing: Bools | None,
-    remaining: int,
-    verdict: Bools | None,
-    error: str = "",
-) -> tuple[Bools | None, int]:
-    before = remaining
-    if verdict is not None:
-        passing = verdict if passing is None else passing & verdict
-        remaining = int(np.count_nonzero(passing))
-    steps.append(FilterStep(name=name, removed=before - remaining, remaining=remaining, error=error))
-    return passing, remaining
-
-
 def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
-    """Return a filter's verdict and its error; a filter that fails is reported and lets all hosts pass."""
+    """Return a filter's mask and its error; a filter that fails is reported and lets all hosts pass."""
     try:
-        verdict = each.mask(hosts, spec)
-        if verdict is not None and (verdict.dtype != np.bool_ or verdict.shape != (len(hosts),)):
+        mask = each.mask(hosts, spec)
+        if mask is not None and (mask.dtype != np.bool_ or mask.shape != (len(hosts),)):
             raise TypeError("a filter gives one bool per host")
-        return verdict, ""
+        return mask, ""
     except Exception as error:  # a plugin's code may raise anything
-        log.exception("the filter %s failed; its verdict is ignored", _name(each))
+        log.exception("the filter %s failed; all hosts pass it", _name(each))
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -267,11 +267,11 @@ class HostTable:
     def _consume_topology(self, row: int, request: TopologyRequest) -> None:
         code = int(self._columns["topology"][row])
         topology, use = self._topologies.value(code)
-        place = fit(topology, use, request)
-        if place is not None:
+        assignment = fit(topology, use, request)
+        if assignment is not None:
             before = self._topologies.texts(code)
             self._taken.append((row, *before))
-            self._set_topology(row, before[0], encode(taken(use, place, topology)))
+            self._set_topology(row, before[0], encode(taken(use, assignment, topology)))
 
     def _all_columns(self) -> Iterable[Column]:
         for group in self._groups():
@@ -469,10 +469,10 @@ class HostView:
                 spread[row] = value
         return spread[rows]
 
-    def with_room(self, room: Mapping[str, int]) -> Bools:
-        """Return which rows are nodes that this mapping has room on, by node uuid."""
+    def with_servable(self, servable: Mapping[str, int]) -> Bools:
+        """Return True for each node that can serve another instance; `servable` has how many each can, by node uuid."""
         able = np.zeros(len(self._table), np.bool_)
-        for uuid, count in room.items():
+        for uuid, count in servable.items():
             row = self._table.index(uuid)
             if row is not None and count > 0:
                 able[row] = True
@@ -485,7 +485,7 @@ class HostView:
 
     def by_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
         """Return which hosts' facts pass; `passes` is called once per kind of host, and results are cached by key."""
-        return self._table._facts.verdicts(key, passes).take(self._take(self._table._columns["facts"]))
+        return self._table._facts.passing(key, passes).take(self._take(self._table._columns["facts"]))
 
     def objects_by_facts(self, key: Hashable, find: Callable[[Facts], object]) -> Column:
         """Return an object per host from its facts."""
@@ -494,7 +494,7 @@ class HostView:
 
     def by_aggregates(self, key: Hashable, passes: Callable[[Aggregates], bool]) -> Bools:
         """Return which hosts' aggregates pass; `passes` is called once per combination of aggregates, as `by_facts`."""
-        return self._table._aggregates.verdicts(key, passes).take(self._take(self._table._columns["aggregates"]))
+        return self._table._aggregates.passing(key, passes).take(self._take(self._table._columns["aggregates"]))
 
     def numbers_by_aggregates(self, key: Hashable, number: Callable[[Aggregates], float]) -> Floats | float:
         """Return a number per host from its aggregates, or one number if it is the same for all hosts."""
@@ -522,9 +522,9 @@ class HostView:
         """
         codes = self._take(self._table._columns["topology"])
         if among is None:
-            return self._table._topologies.verdicts(key, passes, codes)
+            return self._table._topologies.passing(key, passes, codes)
         mask = among.copy()
-        mask[among] = self._table._topologies.verdicts(key, passes, codes[among])
+        mask[among] = self._table._topologies.passing(key, passes, codes[among])
         return mask
 
     def free_devices(self) -> Ints:

@@ -55,7 +55,7 @@ class Shared(Interner):
         super().__init__()
         self._answers: dict[Hashable, tuple[int, Any]] = {}
 
-    def verdicts(self, key: Hashable, passes: Callable[[Any], bool]) -> npt.NDArray[np.bool_]:
+    def passing(self, key: Hashable, passes: Callable[[Any], bool]) -> npt.NDArray[np.bool_]:
         """Return whether each value passes, by code. Answers are kept by key until there are other values."""
         found: npt.NDArray[np.bool_] | None = self._known(key)
         if found is None:

@@ -25,14 +25,13 @@ from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
+from micronova.objects.scheduling import SERVER_HINTS, CheckImage, RequestSpec, SelectDestinations, Selected
 from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
-from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
@@ -59,7 +58,7 @@ def not_timed(seconds: float) -> None:
     """Do nothing."""
 
 
-async def not_told() -> None:
+async def no_registration_callback() -> None:
     """Do nothing."""
 
 
@@ -76,7 +75,7 @@ class SchedulerManager:
         random: random_module.Random,
         notify: Notify = no_notifications,
         timed: Timed = not_timed,
-        registered: Callable[[], Awaitable[None]] = not_told,
+        registered: Callable[[], Awaitable[None]] = no_registration_callback,
         *,
         host: str,
         report_interval: float,
@@ -166,7 +165,9 @@ class SchedulerManager:
         return decision
 
     async def check_image(self, context: Context, request: CheckImage) -> Explanation:
-        """Return how the filters judge an image on the node of a server, or raise NoValidHost; nothing is claimed."""
+        """Return what the filters that compare images decide about the node of a server; nothing is claimed.
+
+        Raise NoValidHost if one of them refuses it."""
         await self._feed.refresh(self._refresh_interval)
         try:
             return self._scheduler.check_image(self._feed.table, request.spec, request.node_uuid, now=self._clock.now())
@@ -176,18 +177,18 @@ class SchedulerManager:
 
     async def _place(self, request: SelectDestinations) -> Selected:
         await self._feed.refresh(self._refresh_interval)
-        spec = await self._with_places(request)
+        spec = await self._with_hosts(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
             try:
-                room = await self._room(spec, request)
-                decision = self._decide(spec, request, held, room, spread=min(2**race, WIDEST_SPREAD))
+                servable = await self._servable(spec, request)
+                decision = self._decide(spec, request, held, servable, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
-                spec = await self._with_places(request)
+                spec = await self._with_hosts(request)
                 held |= await self._held_already(spec, request)
-                decision = self._decide_finally(spec, request, held, await self._room(spec, request))
+                decision = self._decide_after_reload(spec, request, held, await self._servable(spec, request))
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
@@ -202,24 +203,24 @@ class SchedulerManager:
                     held[uuid] = node
                 else:
                     on_deleted_nodes.add(uuid)
-            spec = await self._with_places(request)
+            spec = await self._with_hosts(request)
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    async def _room(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
-        """Return how many of the instances the providers of each node can serve; None if they need no groups."""
-        groups = extra_specs.groups(spec.flavor)
-        if groups is None:
+    async def _servable(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
+        """Return, by node, how many of the instances its providers can serve; None if they have no request groups."""
+        resource_request = extra_specs.resource_request(spec.flavor)
+        if resource_request is None:
             return None
-        own, count = extra_specs.claimed(spec.flavor, spec.image), len(request.instance_uuids)
-        return await self._database.read(provider_trees.room, groups, own, count)
+        own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
+        return await self._database.read(provider_trees.count_servable, resource_request, own, count)
 
     def _decide(
         self,
         spec: RequestSpec,
         request: SelectDestinations,
         held: dict[str, str],
-        room: dict[str, int] | None,
+        servable: dict[str, int] | None,
         *,
         spread: int,
     ) -> Selected:
@@ -232,20 +233,21 @@ class SchedulerManager:
                 now=self._clock.now(),
                 held=held,
                 spread=spread,
-                room=room,
+                servable=servable,
             )
         finally:
             self._timed(self._clock.monotonic() - begun)
 
     async def _held_already(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, str]:
-        """Return the nodes where instances hold resources of an earlier request. No other host may have room."""
+        """Return the nodes where instances hold resources of an earlier request: others may have too little."""
         found = await self._database.read(allocations.get_many, request.instance_uuids)
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
-        own = extra_specs.claimed(spec.flavor, spec.image)
+        own = extra_specs.node_resources(spec.flavor, spec.image)
+        resource_request = extra_specs.resource_request(spec.flavor)
         for uuid, all_held in found.items():
-            place = allocations.place_of(all_held, own, extra_specs.groups(spec.flavor))
-            row = None if place is None else self._feed.table.index(place.node_uuid)
+            allocation = allocations.node_allocation(all_held, own, resource_request)
+            row = None if allocation is None else self._feed.table.index(allocation.node_uuid)
             if row is None:
                 continue
             selection = self._feed.table.selections[row]
@@ -257,8 +259,8 @@ class SchedulerManager:
                 held[uuid] = selection.node_uuid
         return held
 
-    def _decide_finally(
-        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], room: dict[str, int] | None
+    def _decide_after_reload(
+        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: dict[str, int] | None
     ) -> Selected:
         """Decide; if there is no valid host, say whether one may return.
 
@@ -266,11 +268,11 @@ class SchedulerManager:
         host that announced its stop is down at once.
         """
         try:
-            return self._decide(spec, request, held, room, spread=1)
+            return self._decide(spec, request, held, servable, spread=1)
         except NoValidHost as error:
             earlier = self._clock.now() - self._service_down_time
             uuids = request.instance_uuids
-            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, room=room):
+            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, servable=servable):
                 error.details["hosts_may_return"] = True
             log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
@@ -282,15 +284,15 @@ class SchedulerManager:
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
         claims = [
             Claim.of(
-                placement.instance_uuid,
-                placement.selected,
+                destination.instance_uuid,
+                destination.selected,
                 spec,
-                request.epochs.get(placement.instance_uuid),
+                request.epochs.get(destination.instance_uuid),
                 aliases=self._pci_aliases,
-                keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
-                moving=request.moving.get(placement.instance_uuid),
+                keep_held=not has_destination and destination.instance_uuid not in on_deleted_nodes,
+                moving=request.moving.get(destination.instance_uuid),
             )
-            for placement in decision.placements
+            for destination in decision.destinations
         ]
         try:
             return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
@@ -301,19 +303,19 @@ class SchedulerManager:
 
     async def _correct_table(self, decision: Selected, result: ClaimResult) -> None:
         """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
-        nodes = {placement.selected.node_uuid for placement in decision.placements}
+        nodes = {destination.selected.node_uuid for destination in decision.destinations}
         await self._feed.reload_nodes(nodes | set(result.held.values()))
 
-    async def _with_places(self, request: SelectDestinations) -> RequestSpec:
-        """Return the spec with the hosts of the servers that it is about.
+    async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
+        """Return the spec with the hosts of the servers that filters and weighers compare.
 
         These are the server group's present members without those that move, the servers that hints name, and those
         with images like the requested one, if a weigher compares them.
         """
         spec = request.spec
-        named = {hint: spec.hints[hint] for hint in NAMING_SERVERS if spec.hints.get(hint)}
+        named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
-            hinted = await self._database.read(host_states.places_of_servers, spec.project_id, named)
+            hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
@@ -324,8 +326,8 @@ class SchedulerManager:
 
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:
-    """Return host -> members of a group; the places that migrations hold are left out."""
+    """Return host -> members of a group; those that migrations hold are left out."""
     hosts = allocations.group_hosts(conn, group_uuid)
     if not moving:
         return hosts
-    return dict(Counter(hosts) - allocations.places_of(conn, moving))
+    return dict(Counter(hosts) - allocations.hosts_of(conn, moving))

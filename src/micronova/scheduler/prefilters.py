@@ -1,24 +1,29 @@
-"""What is asked before the filters, whichever are enabled: traits, formats of images, and aggregates of projects.
+"""Prefilters: required traits (also for the format of the image) and aggregates of projects.
 
-Nova asks Placement for these. They hold for a host that an administrator names, too.
+They apply whichever filters are enabled, also to a host that an administrator forces. Nova asks Placement for these.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.host_table import Aggregates, Bools, HostView
 
-ASKED_BEFORE: Final = {
-    "Traits": "has the required traits and none that is forbidden",
-    "TenantAggregates": "is in an aggregate of the project",
-    "ResourceGroups": "has what the groups of resources of the flavor ask for",
-}
-"""What a host is or has that passes, for users."""
+TENANT: Final = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
 
-TENANT = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
+
+class PrefilterMask(NamedTuple):
+    """Which hosts pass a prefilter."""
+
+    name: str
+    predicate: str  # of hosts that pass; users read "no host …"
+    mask: Bools
+
+    def describe(self) -> str:
+        """Return what a host that passes is or has."""
+        return self.predicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,20 @@ class Prefilters:
     tenants: bool = False
     tenants_need_aggregates: bool = False
 
-    def verdicts(self, hosts: HostView, spec: RequestSpec) -> Iterator[tuple[str, Bools]]:
-        """Yield the name and the mask of each that concerns a request."""
+    def masks(self, hosts: HostView, spec: RequestSpec) -> Iterator[PrefilterMask]:
+        """Yield the masks of those that concern a request."""
         required, forbidden = extra_specs.traits(spec.flavor, spec.image)
         if self.image_types and spec.image is not None and spec.image.disk_format:
             required |= {f"COMPUTE_IMAGE_TYPE_{spec.image.disk_format.upper()}"}
         if required or forbidden:
             key = ("traits", required, forbidden)
-            yield (
+            yield PrefilterMask(
                 "Traits",
+                "has the required traits and none that is forbidden",
                 hosts.by_facts(key, lambda facts: required <= facts.traits and not forbidden & facts.traits),
             )
         if self.tenants and (mask := self._of_tenant(hosts, spec.project_id)) is not None:
-            yield "TenantAggregates", mask
+            yield PrefilterMask("TenantAggregates", "is in an aggregate of the project", mask)
 
     def _of_tenant(self, hosts: HostView, project: str) -> Bools | None:
         """Return the hosts of aggregates that name the project; None if there are none and none are needed."""

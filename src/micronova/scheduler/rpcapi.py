@@ -50,7 +50,7 @@ class SchedulerAPI:
     async def check_image(
         self, context: Context, spec: RequestSpec, node_uuid: str, *, timeout: float = CALL_TIMEOUT
     ) -> Explanation:
-        """Return how the filters judge an image on the node of a server; raise NoValidHost if one refuses it."""
+        """Return what the filters that compare images decide about the node of a server; raise NoValidHost."""
         request = CheckImage(spec=spec, node_uuid=node_uuid)
         return await self._bus.call(
             SCHEDULER_INTERFACE.target(), CHECK_IMAGE, request, context=context, timeout=timeout

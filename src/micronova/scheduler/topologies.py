@@ -1,6 +1,6 @@
 """NUMA cells and PCI devices of hosts, and what is held of them: stored once for all hosts that have the same.
 
-Whether a request fits is found once per kind of host. When what is held of a host changes, the verdicts on all others
+Whether a request fits is found once per kind of host. When what is held of a host changes, the results of all others
 stay as they are.
 """
 
@@ -30,8 +30,8 @@ class Topologies:
         # By code: when it got its value, and how many devices are free.
         self._stamps = np.zeros(_FIRST_SIZE, np.int64)
         self._devices = np.zeros(_FIRST_SIZE, np.int64)
-        # By request: for which stamps of codes the verdicts are, and the verdicts.
-        self._verdicts: dict[bytes, tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
+        # By request: for which stamps of codes the results are, and the results.
+        self._results: dict[bytes, tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
 
     def take(self, topology: str, held: str) -> int:
         """Return the code for one more host that has this."""
@@ -62,17 +62,17 @@ class Topologies:
         """Return how many devices are free on hosts with these codes."""
         return self._devices.take(codes)
 
-    def verdicts(self, key: bytes, passes: Passes, codes: Codes) -> npt.NDArray[np.bool_]:
+    def passing(self, key: bytes, passes: Passes, codes: Codes) -> npt.NDArray[np.bool_]:
         """Return for each of these codes whether it passes; results are kept by key."""
-        known = self._verdicts.get(key)
+        known = self._results.get(key)
         if known is None or len(known[0]) != len(self._stamps):
-            if len(self._verdicts) >= _MOST_REQUESTS:
-                self._verdicts.clear()
+            if len(self._results) >= _MOST_REQUESTS:
+                self._results.clear()
             size = len(self._stamps)
             fresh = np.zeros(size, np.int64), np.zeros(size, np.bool_)
             if known is not None:
                 fresh[0][: len(known[0])], fresh[1][: len(known[1])] = known
-            known = self._verdicts[key] = fresh
+            known = self._results[key] = fresh
         stamps, found = known
         unknown = codes[stamps.take(codes) != self._stamps.take(codes)]
         for code in np.unique(unknown).tolist() if len(unknown) else ():

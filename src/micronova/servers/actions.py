@@ -127,7 +127,7 @@ class ServerActions:
                 return self._begin_soft_delete(conn, context, row)
         changes: InstanceChanges = {"task_state": states.DELETING}
         operations = self._accepted.record(conn, context, row, "delete", changes, None, endless=True)
-        # Of two places, the order to delete goes to the server's own.
+        # Of two hosts, the order to delete goes to the server's own.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
         return operations
@@ -266,7 +266,7 @@ class ServerActions:
         migration = server_migrations.open_of(conn, row["uuid"])
         if migration is None or migration["status"] in migration_states.UNDER_WAY:
             return
-        if row["host"] is None or server_migrations.other_place(row, migration) is None:
+        if row["host"] is None or server_migrations.other_host(row, migration) is None:
             return
         if not services.host_is_up(conn, row["host"], now, self._service_down_time):
             raise Conflict(

@@ -31,7 +31,7 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import NetworkPlan, PlannedPorts
 from micronova.objects.operations import BuildPayload, OperationRow, instance_action
-from micronova.objects.scheduling import GroupSpec, RequestSpec
+from micronova.objects.scheduling import SERVER_HINTS, GroupSpec, RequestSpec
 from micronova.plugins.hooks import Hooks
 from micronova.servers.create_rules import (
     Created,
@@ -50,7 +50,6 @@ from micronova.servers.image_refs import BootImages, named_image
 from micronova.servers.lookups import check_host, check_zone, flavor_for, public_key
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
-_NAMING_SERVERS = ("same_host", "different_host")  # hints with uuids of servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +299,7 @@ class ServerCreator:
 
 def _check_hinted_servers(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> None:
     """Refuse hints that name servers which the project does not have."""
-    named = {uuid: hint for hint in _NAMING_SERVERS for uuid in hints.get(hint, ())}
+    named = {uuid: hint for hint in SERVER_HINTS for uuid in hints.get(hint, ())}
     if not named:
         return
     found = instances.get_many(conn, list(named))

@@ -227,7 +227,7 @@ class ServerMoves:
                 raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {row['host']}.")
         payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
         migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
-        self._choose_places(conn, row, kind, payload)
+        self._choose_hosts(conn, row, kind, payload)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
         operations = self._accepted.record(conn, context, row, kind, changes, payload, step="schedule")
         server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
@@ -277,7 +277,7 @@ class ServerMoves:
         if host is None or not services.host_is_up(conn, host, now, self._service_down_time):
             raise Conflict("Service is unavailable at this time.")
 
-    def _choose_places(self, conn: sa.Connection, row: InstanceRow, kind: str, payload: MovePayload) -> None:
+    def _choose_hosts(self, conn: sa.Connection, row: InstanceRow, kind: str, payload: MovePayload) -> None:
         """Say in the payload which hosts may be the destination; raise Invalid if there can be none."""
         assert row["host"] is not None
         if kind == "resize" and self._same_host:

@@ -104,7 +104,7 @@ class ServerRebuilder:
         if "disk_config" in request.changes:
             check_disk_config(request.changes["disk_config"], image)
         before = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
-        # The server keeps its place, so it keeps the CPUs and NUMA nodes that it was placed with.
+        # The server keeps its host, so it keeps the CPUs and NUMA nodes that it was placed with.
         if _placed_cpus(flavor, before) != _placed_cpus(flavor, image):
             raise Invalid(
                 f"Image {image.id} asks for other CPUs or NUMA nodes than the server's present image: create a new "

@@ -11,9 +11,11 @@ import sqlalchemy as sa
 from micronova.db import flavors, nodes, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
+from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.orders import NodeResources
+from micronova.placement.model import MOST_UNITS
 from tests.unit.db.databases import KINDS, compute_database
 
 
@@ -122,6 +124,16 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
         await database.write(nodes.upsert, "h1", [msgspec.structs.replace(_node("n1"), node_uuid="another")], 30)
     await database.write(nodes.delete_of_host, "h1")
     assert await database.read(nodes.list_) == []
+
+
+async def test_a_capacity_is_never_larger_than_a_column_holds(database: Database) -> None:
+    """A host's setting may be any number; PostgreSQL would refuse the report of all hosts of the batch."""
+    large = _node("n1", allocation_ratios={"MEMORY_MB": 1e9, "DISK_GB": 1e300})
+    await database.write(nodes.upsert, "h1", [large], 10, ratios={"VCPU": 4.0})
+    query = sa.select(inventories.c.resource_class, inventories.c.capacity)
+    rows = await database.read(lambda conn: conn.execute(query).all())
+    found = {row.resource_class: row.capacity for row in rows}
+    assert found == {"VCPU": 32, "MEMORY_MB": MOST_UNITS, "DISK_GB": MOST_UNITS}
 
 
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:

@@ -98,19 +98,19 @@ def test_extra_specs_replace_and_add_amounts() -> None:
     flavor = _flavor(
         resources__VCPU="0", resources__VGPU="1", resources_NET__BANDWIDTH="5", trait_NET__CUSTOM_A="required"
     )
-    assert extra_specs.claimed(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1, "VGPU": 1}
-    groups = extra_specs.groups(flavor)
+    assert extra_specs.node_resources(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1, "VGPU": 1}
+    groups = extra_specs.resource_request(flavor)
     assert groups is not None
     [one] = groups.groups
     assert (one.suffix, one.resources, one.required) == ("_NET", {"BANDWIDTH": 5}, (frozenset({"CUSTOM_A"}),))
-    assert extra_specs.groups(_flavor()) is None
+    assert extra_specs.resource_request(_flavor()) is None
 
 
 def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
     dedicated = {"PCPU": 2, "MEMORY_MB": 64, "DISK_GB": 1}
-    assert extra_specs.claimed(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
+    assert extra_specs.node_resources(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
     image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
-    assert extra_specs.claimed(_flavor(resources__VGPU="1"), image) == dedicated | {"VGPU": 1}
+    assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated | {"VGPU": 1}
     for specs in ({"resources__PCPU": "2"}, {"resources1__PCPU": "2"}):
         with pytest.raises(Invalid, match="hw:cpu_policy"):
             extra_specs.check(_flavor(**specs))

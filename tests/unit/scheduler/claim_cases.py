@@ -18,7 +18,7 @@ from micronova.db import (
     topologies,
 )
 from micronova.db.engine import Database
-from micronova.db.provider_allocations import Wanted
+from micronova.db.provider_allocations import AllocationRequest
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
     CellRequest,
@@ -138,20 +138,20 @@ async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None
     await database.write(cloud, "ab", 4, "g")
     await database.write(add_group, "g", "anti-affinity")
     group = a_group("g", "anti-affinity")
-    assert (await database.write(allocations.claim, [a_claim("i0", "a", group=group)], now=1)).claimed
-    result = await database.write(allocations.claim, [a_claim("i1", "a", group=group)], now=1)
+    assert (await database.write(allocations.claim, [a_claim("i0", "a", server_group=group)], now=1)).claimed
+    result = await database.write(allocations.claim, [a_claim("i1", "a", server_group=group)], now=1)
     assert [(f.host, f.reason) for f in result.failures] == [("a", "group")]
-    assert (await database.write(allocations.claim, [a_claim("i1", "b", group=group)], now=1)).claimed
+    assert (await database.write(allocations.claim, [a_claim("i1", "b", server_group=group)], now=1)).claimed
     assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
     two = a_group("g", "anti-affinity", 2)
-    pair = [a_claim("i2", "a", group=two), a_claim("i3", "a", group=two)]
+    pair = [a_claim("i2", "a", server_group=two), a_claim("i3", "a", server_group=two)]
     assert not (await database.write(allocations.claim, pair, now=1)).claimed
     assert (await database.write(allocations.claim, pair[:1], now=1)).claimed
     assert await database.read(allocations.group_hosts, "g") == {"a": 2, "b": 1}
     assert await database.read(allocation_audit.audit) == []
     # Moving a member takes it along; releasing it, even after it became history, gives its place back.
     await database.write(allocations.release, "i1", now=1)
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", group=group)], now=1)).claimed
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
     assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
     await database.write(_to_history, "i0")
     await database.write(allocations.release, "i0", now=1)
@@ -173,13 +173,13 @@ async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
     await database.write(cloud, "ab", 4, "g")
     await database.write(add_group, "g", "affinity")
     group = a_group("g", "affinity")
-    apart = [a_claim("i0", "a", group=group), a_claim("i1", "b", group=group)]
+    apart = [a_claim("i0", "a", server_group=group), a_claim("i1", "b", server_group=group)]
     assert not (await database.write(allocations.claim, apart, now=1)).claimed
     assert (await database.write(allocations.claim, apart[:1], now=1)).claimed
     result = await database.write(allocations.claim, apart[1:], now=1)
     assert [(f.host, f.reason) for f in result.failures] == [("b", "group")]
     # The only member may go elsewhere.
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", group=group)], now=1)).claimed
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
     assert (await database.write(allocations.claim, apart[1:], now=1)).claimed
     assert await database.read(allocations.group_hosts, "g") == {"b": 2}
 
@@ -330,10 +330,12 @@ async def test_amounts_groups_and_topologies_are_claimed_together(database: Data
 
     def claims(*numbers: int, cpus: int = 2) -> list[allocations.Claim]:
         amounts = PINNED | {"PCPU": cpus}
-        return [a_claim(f"i{number}", "a", amounts, topology=pinned(cpus), groups=traffic) for number in numbers]
+        return [
+            a_claim(f"i{number}", "a", amounts, topology=pinned(cpus), resource_request=traffic) for number in numbers
+        ]
 
     assert (await database.write(allocations.claim, claims(0), now=2)).claimed
-    held = await database.read(provider_allocations.held_by, ["i0"])
+    held = await database.read(provider_allocations.allocations_of_consumers, ["i0"])
     assert held == {"i0": {"node-a": PINNED, "card-a": {"CUSTOM_TRAFFIC": 5}}}
     assert len((await database.read(held_cpus))["a"]) == 2
     before = await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")
@@ -467,17 +469,19 @@ async def race_with_placement(databases: list[Database]) -> None:
 
     async def service(number: int) -> None:
         for _ in range(6):
-            wanted = [
-                Wanted(
-                    consumer=f"c{each}", held={f"node-{host}": SMALL} if chance.random() < 0.7 else {}, checked=False
+            requests = [
+                AllocationRequest(
+                    consumer=f"c{each}",
+                    allocations={f"node-{host}": SMALL} if chance.random() < 0.7 else {},
+                    checks_generation=False,
                 )
                 for each, host in zip((number, (number + 10) % 20), chance.sample("abcd", 2), strict=True)
             ]
             try:
-                await databases[number % 4].write(provider_allocations.replace, wanted, 1)
+                await databases[number % 4].write(provider_allocations.replace, requests, 1)
                 outcomes["replaced"] += 1
-            except provider_allocations.NoRoom:
-                outcomes["no room"] += 1
+            except provider_allocations.CapacityExceeded:
+                outcomes["exceeded"] += 1
 
     async def operator(number: int) -> None:
         stock = {"reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0}
@@ -492,7 +496,7 @@ async def race_with_placement(databases: list[Database]) -> None:
         *(service(number) for number in range(20)),
         *(operator(number) for number in range(4)),
     )
-    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "no room")), outcomes
+    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "exceeded")), outcomes
     assert await first.read(allocation_audit.audit) == []
     for node, counts in (await first.read(_used_by_node)).items():
         assert counts["VCPU"] <= 5 and counts["MEMORY_MB"] <= CAPACITY["MEMORY_MB"], (node, counts)
@@ -538,7 +542,7 @@ async def race_of_groups(databases: list[Database]) -> None:
     async def one(number: int, host: str) -> bool:
         database = databases[number % len(databases)]
         policy = "affinity" if number % 2 else "anti-affinity"
-        claim = a_claim(f"i{number}", host, group=a_group(policy, policy))
+        claim = a_claim(f"i{number}", host, server_group=a_group(policy, policy))
         return (await database.write(allocations.claim, [claim], now=1)).claimed
 
     won = await asyncio.gather(*(one(number, "abcd"[number // 2 % 4]) for number in range(24)))

@@ -17,7 +17,7 @@ from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import Placement, RequestSpec, SelectDestinations
+from micronova.objects.scheduling import Destination, RequestSpec, SelectDestinations
 from micronova.rpc.bus import Bus, connect
 from micronova.scheduler.manager import SchedulerManager
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -48,9 +48,9 @@ class Cloud:
         self.events = events
         self.api = SchedulerAPI(bus)
 
-    async def select(self, spec: RequestSpec, *uuids: str, **options: Any) -> tuple[Placement, ...]:
+    async def select(self, spec: RequestSpec, *uuids: str, **options: Any) -> tuple[Destination, ...]:
         """Ask one of the schedulers, over the bus."""
-        return (await self.api.select_destinations(CONTEXT, spec, uuids, **options)).placements
+        return (await self.api.select_destinations(CONTEXT, spec, uuids, **options)).destinations
 
 
 @asynccontextmanager
@@ -119,8 +119,8 @@ async def test_selects_claims_and_tells(databases: list[Database]) -> None:
     async with cloud(databases[:1]) as c:
         await c.database.write(add_instances, "i0", "i1", "i2")
         answer = await c.api.select_destinations(CONTEXT, a_spec(), ["i0", "i1", "i2"], epochs={"i0": 1})
-        assert sorted(each.selected.host for each in answer.placements) == ["h0", "h1", "h2"]
-        assert all(len(each.alternates) == 2 for each in answer.placements)
+        assert sorted(each.selected.host for each in answer.destinations) == ["h0", "h1", "h2"]
+        assert all(len(each.alternates) == 2 for each in answer.destinations)
         assert answer.explanation.hosts == 3
         assert await c.database.read(used) == {"h0": 1, "h1": 1, "h2": 1}
         assert c.events == [
@@ -148,8 +148,8 @@ async def test_what_was_given_back_elsewhere_is_seen_before_refusing(databases: 
         await c.select(a_spec(), "i0", "i1", "i2", "i3")
         assert await no_valid_host(c.select(a_spec(), "i4")) is not None
         await c.database.write(allocations.release, "i2", now=micros(CLOCK.now()))
-        (placement,) = await c.select(a_spec(), "i4")
-        assert placement.selected.host == "h0"
+        (destination,) = await c.select(a_spec(), "i4")
+        assert destination.selected.host == "h0"
 
 
 async def test_what_another_scheduler_took_is_found_out(databases: list[Database]) -> None:
@@ -158,19 +158,19 @@ async def test_what_another_scheduler_took_is_found_out(databases: list[Database
         taken = [a_claim(f"i{number}", "h1") for number in range(4)]
         assert (await c.database.write(allocations.claim, taken, now=micros(CLOCK.now()))).claimed
         # It believes h1 to be the emptier one, loses there, and takes the other.
-        (placement,) = await c.select(a_spec(), "second")
-        assert placement.selected.host == "h0"
+        (destination,) = await c.select(a_spec(), "second")
+        assert destination.selected.host == "h0"
         assert await c.database.read(used) == {"h0": 2, "h1": 4}
 
 
 async def test_a_host_that_came_or_was_disabled_is_noticed(databases: list[Database]) -> None:
     async with cloud(databases[:1], hosts=1, refresh=0.0) as c:
         await c.database.write(_add_large_host, "h9")
-        (placement,) = await c.select(a_spec(), "i0")
-        assert placement.selected.host == "h9"
+        (destination,) = await c.select(a_spec(), "i0")
+        assert destination.selected.host == "h9"
         await c.database.write(_disable, "h9")
-        (placement,) = await c.select(a_spec(), "i1")
-        assert placement.selected.host == "h0"
+        (destination,) = await c.select(a_spec(), "i1")
+        assert destination.selected.host == "h0"
 
 
 async def test_a_host_that_was_disabled_just_now_gets_nothing(databases: list[Database]) -> None:
@@ -179,13 +179,15 @@ async def test_a_host_that_was_disabled_just_now_gets_nothing(databases: list[Da
         await c.database.write(_add_large_host, "h9")
         assert (await c.select(a_spec(requested_host="h9"), "i0"))[0].selected.host == "h9"
         await c.database.write(_disable, "h9")
-        (placement,) = await c.select(a_spec(), "i1")
-        assert placement.selected.host == "h0"
+        (destination,) = await c.select(a_spec(), "i1")
+        assert destination.selected.host == "h0"
         assert await no_valid_host(c.select(a_spec(requested_host="h9"), "i2")) is not None
-        (placement,) = await c.select(a_spec(force_host="h9"), "i3")  # as an admin may
-        assert placement.selected.host == "h9"
-        (placement,) = await c.select(a_spec(requested_host="h9"), "i0")  # asked again: it holds its place already
-        assert placement.selected.host == "h9"
+        (destination,) = await c.select(a_spec(force_host="h9"), "i3")  # as an admin may
+        assert destination.selected.host == "h9"
+        (destination,) = await c.select(
+            a_spec(requested_host="h9"), "i0"
+        )  # asked again: it holds its resources already
+        assert destination.selected.host == "h9"
 
 
 async def test_hints_name_servers_of_the_same_project(databases: list[Database]) -> None:
@@ -197,10 +199,10 @@ async def test_hints_name_servers_of_the_same_project(databases: list[Database])
 
         async def selected(uuid: str, **hints: list[str]) -> str | None:
             try:
-                (placement,) = await c.select(a_spec(hints=hints), uuid)
+                (destination,) = await c.select(a_spec(hints=hints), uuid)
             except NoValidHost:
                 return None
-            return placement.selected.host
+            return destination.selected.host
 
         assert await selected("i0", same_host=["on-h1"]) == "h1"
         assert await selected("i1", same_host=["gone", "on-h0"]) == "h0"
@@ -267,8 +269,8 @@ def _heard(conn: sa.Connection, host: str, at: float) -> None:
 async def test_zones_come_from_aggregates(databases: list[Database]) -> None:
     async with cloud(databases[:1], hosts=3, refresh=0.0) as c:
         await c.database.write(_zone, "az1", "h2")
-        (placement,) = await c.select(a_spec(availability_zone="az1"), "i0")
-        assert (placement.selected.host, placement.selected.zone) == ("h2", "az1")
+        (destination,) = await c.select(a_spec(availability_zone="az1"), "i0")
+        assert (destination.selected.host, destination.selected.zone) == ("h2", "az1")
         assert await no_valid_host(c.select(a_spec(availability_zone="az2"), "i1")) is not None
 
 
@@ -287,8 +289,8 @@ async def test_asking_again_for_the_last_resources(databases: list[Database]) ->
         uuids = [f"i{number}" for number in range(4)]
         await c.database.write(add_instances, *uuids)
         for spec in (a_spec(), a_spec(), a_spec(requested_host="h0")):
-            placements = await c.select(spec, *uuids)
-            assert [each.selected.host for each in placements] == ["h0"] * 4
+            destinations = await c.select(spec, *uuids)
+            assert [each.selected.host for each in destinations] == ["h0"] * 4
         assert await c.database.read(used) == {"h0": 4}
         assert await no_valid_host(c.select(a_spec(ignore_hosts=("h0",)), *uuids)) is not None
         assert await no_valid_host(c.select(a_spec(flavor=a_flavor(ram=2048)), *uuids)) is not None
@@ -305,8 +307,8 @@ async def test_asking_again_gives_the_same_answer(databases: list[Database]) -> 
         assert sum((await c.database.read(used)).values()) == 3
         # A reschedule leaves the host that was tried.
         spec = a_spec(ignore_hosts=(answers[0][0].selected.host,))
-        (placement,) = await c.select(spec, "i0")
-        assert placement.selected.host != answers[0][0].selected.host
+        (destination,) = await c.select(spec, "i0")
+        assert destination.selected.host != answers[0][0].selected.host
         assert sum((await c.database.read(used)).values()) == 3
 
 
@@ -399,11 +401,11 @@ async def test_metrics_of_monitors_decide(databases: list[Database]) -> None:
         assert await no_valid_host(c.select(a_spec(), "i0")) is not None
         measured = {("h0", "h0"): {"cpu.percent": 70}, ("h2", "h2"): {"cpu.percent": 20}}
         await c.database.write(nodes.note_metrics, measured, micros(CLOCK.now()))
-        placements = await c.select(a_spec(), "i0", "i1")
-        assert [each.selected.host for each in placements] == ["h2", "h2"]
+        destinations = await c.select(a_spec(), "i0", "i1")
+        assert [each.selected.host for each in destinations] == ["h2", "h2"]
         await c.database.write(nodes.note_metrics, {("h2", "h2"): {"cpu.percent": 90}}, micros(CLOCK.now()))
-        (placement,) = await c.select(a_spec(), "i2")
-        assert placement.selected.host == "h0"
+        (destination,) = await c.select(a_spec(), "i2")
+        assert destination.selected.host == "h0"
 
 
 @pytest.mark.parametrize(
@@ -425,8 +427,8 @@ async def test_images_alike_decide(
         await c.database.write(add_instances, *images)
         await c.database.write(_with_images, images)
         wanted = ImageMeta(id="d", properties={"os_distro": "debian", "os_version": "13"})
-        (placement,) = await c.select(a_spec(image=wanted), "i4")
-        assert placement.selected.host == expected
+        (destination,) = await c.select(a_spec(image=wanted), "i4")
+        assert destination.selected.host == expected
 
 
 def _with_images(conn: sa.Connection, images: dict[str, tuple[str, ImageMeta]]) -> None:

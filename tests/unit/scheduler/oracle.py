@@ -27,7 +27,7 @@ def passes(
     metrics: MetricsSettings = METRICS,
     down_time: float = 60.0,
 ) -> dict[str, bool]:
-    """Give the verdict of each filter on one host."""
+    """Return whether each filter lets one host pass."""
     free = {name: host.capacity.get(name, 0) - host.used.get(name, 0) for name in host.capacity}
     need = resources_of(spec.flavor, spec.image)
     topology = decode_topology(host.topology) if host.topology else NodeTopology()

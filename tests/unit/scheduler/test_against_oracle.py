@@ -272,8 +272,8 @@ def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSetting
     needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
     if metrics.required:
         needed.add("MetricsFilter")
-    verdicts = oracle.passes(host, spec, NOW, settings, metrics)
-    return all(verdicts[name] for name in needed)
+    passed = oracle.passes(host, spec, NOW, settings, metrics)
+    return all(passed[name] for name in needed)
 
 
 @patiently
@@ -312,22 +312,22 @@ def test_one_decision(
         assert free_of(table) == before
         return
     decision = scheduler.select(table, spec, ["i"], now=NOW)
-    (placement,) = decision.placements
+    (destination,) = decision.destinations
     by_uuid = {
         host.node_uuid: weight
         for host, weight in zip(left, oracle.weights(left, spec, multipliers, metrics), strict=True)
     }
-    assert by_uuid[placement.selected.node_uuid] == pytest.approx(max(by_uuid.values()))
-    assert decision.explanation.winners[0].weight == pytest.approx(by_uuid[placement.selected.node_uuid])
+    assert by_uuid[destination.selected.node_uuid] == pytest.approx(max(by_uuid.values()))
+    assert decision.explanation.winners[0].weight == pytest.approx(by_uuid[destination.selected.node_uuid])
     assert sum(decision.explanation.winners[0].weighers.values()) == pytest.approx(
         decision.explanation.winners[0].weight
     )
 
-    alternates = placement.alternates
-    names = [placement.selected.host, *(each.host for each in alternates)]
+    alternates = destination.alternates
+    names = [destination.selected.host, *(each.host for each in alternates)]
     assert len(set(names)) == len(names)
     assert all(each.node_uuid in by_uuid for each in alternates)
-    possible = {h.host for h in left} - {placement.selected.host}
+    possible = {h.host for h in left} - {destination.selected.host}
     assert len(alternates) == min(2, len(possible))
 
 
@@ -359,7 +359,7 @@ def one_by_one(scheduler: FilterScheduler, states: list[HostState], spec: Reques
             decision = scheduler.select(table, spec, [f"i{number}"], now=NOW)
         except NoValidHost:
             return None
-        selected = decision.placements[0].selected
+        selected = decision.destinations[0].selected
         chosen.append(selected.node_uuid)
         if spec.group is not None:
             members = {**spec.group.hosts, selected.host: spec.group.hosts.get(selected.host, 0) + 1}
@@ -383,16 +383,16 @@ def test_many_in_one_request_are_placed_as_one_by_one(
     before, held = free_of(table), held_of(table)
     uuids = [f"i{number}" for number in range(count)]
     try:
-        placements = scheduler.select(table, spec, uuids, now=NOW).placements
+        destinations = scheduler.select(table, spec, uuids, now=NOW).destinations
     except NoValidHost:
         assert expected is None
         assert free_of(table) == before and held_of(table) == held
         return
-    assert [each.instance_uuid for each in placements] == uuids
-    assert [each.selected.node_uuid for each in placements] == expected
-    for placement in placements:
-        assert placement.selected.host not in {each.host for each in placement.alternates}
-        row = table.index(placement.selected.node_uuid)
+    assert [each.instance_uuid for each in destinations] == uuids
+    assert [each.selected.node_uuid for each in destinations] == expected
+    for destination in destinations:
+        assert destination.selected.host not in {each.host for each in destination.alternates}
+        row = table.index(destination.selected.node_uuid)
         assert row is not None
         table.release(row, resources_of(spec.flavor, spec.image))
     table.undo_topologies()

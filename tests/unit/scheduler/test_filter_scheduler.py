@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -21,15 +22,22 @@ from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_sched
 
 def place(table: HostTable, spec: RequestSpec, count: int = 1, **options: Any) -> list[str]:
     decision = a_scheduler(**options).select(table, spec, [f"i{number}" for number in range(count)], now=NOW)
-    return [each.selected.host for each in decision.placements]
+    return [each.selected.host for each in decision.destinations]
+
+
+def test_the_answer_has_the_names_that_earlier_versions_send() -> None:
+    decision = a_scheduler().select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(decision))
+    assert set(sent) == {"placements", "explanation"}
+    assert set(sent["placements"][0]) == {"instance_uuid", "selected", "alternates"}
 
 
 def test_the_emptiest_host_wins_and_the_reason_is_told() -> None:
     table = a_table(a_host("h1", used={"MEMORY_MB": 4096}), a_host("h2"), a_host("h3", used={"MEMORY_MB": 1024}))
     decision = a_scheduler().select(table, a_spec(), ["i"], now=NOW)
-    (placement,) = decision.placements
-    assert placement.selected.host == "h2"
-    assert [each.host for each in placement.alternates] == ["h3", "h1"]
+    (destination,) = decision.destinations
+    assert destination.selected.host == "h2"
+    assert [each.host for each in destination.alternates] == ["h3", "h1"]
     (winner,) = decision.explanation.winners
     assert winner.weighers == {"RAMWeigher": 1.0, "CPUWeigher": 1.0, "DiskWeigher": 1.0}  # it has the most of each
     assert [step.name for step in decision.explanation.filters][:2] == ["Capacity(VCPU)", "RetryFilter"]
@@ -63,7 +71,7 @@ def test_any_resource_class() -> None:
     ]
     weighers = [*load_weighers(with_plugins=False), Gold()]
     scheduler = FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(1))
-    assert scheduler.select(a_table(*hosts), a_spec(), ["i"], now=NOW).placements[0].selected.host == "h3"
+    assert scheduler.select(a_table(*hosts), a_spec(), ["i"], now=NOW).destinations[0].selected.host == "h3"
 
 
 def test_not_enough_for_all_means_none() -> None:
@@ -88,8 +96,8 @@ def test_a_forced_host_is_not_filtered_but_must_have_room() -> None:
     table = a_table(a_host("h1"), a_host("down", enabled=False, last_seen=0.0, zone="elsewhere"))
     spec = a_spec(force_host="down", availability_zone="nova", ignore_hosts=("down",))
     decision = a_scheduler().select(table, spec, ["i"], now=NOW)
-    assert decision.placements[0].selected.host == "down"
-    assert decision.placements[0].alternates == ()
+    assert decision.destinations[0].selected.host == "down"
+    assert decision.destinations[0].alternates == ()
     assert decision.explanation.forced
     assert place(table, spec, 2) == ["down", "down"]
     with pytest.raises(NoValidHost) as caught:
@@ -103,7 +111,7 @@ def test_a_forced_node() -> None:
     table = a_table(*(a_host("h", node=f"n{number}", node_uuid=f"u{number}") for number in range(3)))
     for spec in (a_spec(force_host="h", force_node="n2"), a_spec(force_node="n2")):
         decision = a_scheduler().select(table, spec, ["i"], now=NOW)
-        assert decision.placements[0].selected.node == "n2"
+        assert decision.destinations[0].selected.node == "n2"
 
 
 def test_a_requested_host_is_filtered() -> None:
@@ -140,20 +148,22 @@ def test_groups() -> None:
 
 def test_the_first_member_of_an_affinity_group_has_alternates() -> None:
     decision = a_scheduler().select(a_table(a_host("h1"), a_host("h2")), group("affinity"), ["i"], now=NOW)
-    assert [each.host for each in decision.placements[0].alternates] == ["h2"]
+    assert [each.host for each in decision.destinations[0].alternates] == ["h2"]
 
 
 def test_alternates() -> None:
     hosts = [a_host(f"h{number}", used={"MEMORY_MB": number}) for number in range(8)]
     hosts.append(a_host("h0", node="second", node_uuid="second"))
     decision = a_scheduler(max_attempts=4).select(a_table(*hosts), a_spec(), ["i"], now=NOW)
-    assert decision.placements[0].selected.host == "h0"
-    assert [each.host for each in decision.placements[0].alternates] == ["h1", "h2", "h3"]
+    assert decision.destinations[0].selected.host == "h0"
+    assert [each.host for each in decision.destinations[0].alternates] == ["h1", "h2", "h3"]
     decision = a_scheduler(max_attempts=1).select(a_table(*hosts), a_spec(), ["i"], now=NOW)
-    assert decision.placements[0].alternates == ()
-    for placement in a_scheduler(max_attempts=3).select(a_table(*hosts), a_spec(), list("abcd"), now=NOW).placements:
-        assert len(placement.alternates) == 2
-        assert placement.selected.host not in {each.host for each in placement.alternates}
+    assert decision.destinations[0].alternates == ()
+    for destination in (
+        a_scheduler(max_attempts=3).select(a_table(*hosts), a_spec(), list("abcd"), now=NOW).destinations
+    ):
+        assert len(destination.alternates) == 2
+        assert destination.selected.host not in {each.host for each in destination.alternates}
 
 
 def test_host_subset_size_chooses_at_random_among_the_best() -> None:
@@ -161,7 +171,7 @@ def test_host_subset_size_chooses_at_random_among_the_best() -> None:
     seen = Counter[str]()
     for _ in range(200):
         table = a_table(*(a_host(f"h{number}", used={"MEMORY_MB": 100 * number}) for number in range(6)))
-        seen[scheduler.select(table, a_spec(), ["i"], now=NOW).placements[0].selected.host] += 1
+        seen[scheduler.select(table, a_spec(), ["i"], now=NOW).destinations[0].selected.host] += 1
     assert set(seen) == {"h0", "h1", "h2"}
 
 
@@ -172,7 +182,7 @@ def test_equal_hosts_are_shuffled_when_asked(shuffle: bool, expected: set[str]) 
     for _ in range(100):
         hosts = [a_host(f"h{number}") for number in range(3)]
         table = a_table(*hosts, a_host("small", used={"MEMORY_MB": 100}))
-        seen.add(scheduler.select(table, a_spec(), ["i"], now=NOW).placements[0].selected.host)
+        seen.add(scheduler.select(table, a_spec(), ["i"], now=NOW).destinations[0].selected.host)
     assert seen == expected
 
 
@@ -180,13 +190,13 @@ def test_who_holds_resources_stays() -> None:
     table = a_table(a_host("h1"), a_host("h2", used={"MEMORY_MB": 8192}), a_host("h3", used={"MEMORY_MB": 4096}))
     before = free_of(table)
     decision = a_scheduler().select(table, a_spec(), ["a"], now=NOW, held={"a": "uuid-h2"})
-    assert decision.placements[0].selected.host == "h2"
-    assert [each.host for each in decision.placements[0].alternates] == ["h1", "h3"]
+    assert decision.destinations[0].selected.host == "h2"
+    assert [each.host for each in decision.destinations[0].alternates] == ["h1", "h3"]
     assert free_of(table) == before
     decision = a_scheduler().select(table, a_spec(), ["a", "b"], now=NOW, held={"a": "uuid-h2"})
-    assert [each.selected.host for each in decision.placements] == ["h2", "h1"]
+    assert [each.selected.host for each in decision.destinations] == ["h2", "h1"]
     full = a_table(a_host("h2", used={"MEMORY_MB": 8192}))
-    assert a_scheduler().select(full, a_spec(), ["a"], now=NOW, held={"a": "uuid-h2"}).placements[0].alternates == ()
+    assert a_scheduler().select(full, a_spec(), ["a"], now=NOW, held={"a": "uuid-h2"}).destinations[0].alternates == ()
 
 
 class Odd(HostWeigher):
@@ -211,7 +221,7 @@ def test_a_faulty_weigher_has_no_say(answer: Any, count: int, caplog: pytest.Log
     scheduler = FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(1))
     table = a_table(a_host("h1", used={"MEMORY_MB": 5000}), a_host("h2"))
     uuids = ["a", "b"][:count]
-    assert scheduler.select(table, a_spec(), uuids, now=NOW).placements[0].selected.host == "h2"
+    assert scheduler.select(table, a_spec(), uuids, now=NOW).destinations[0].selected.host == "h2"
     assert "Odd" in caplog.text
 
 

@@ -206,7 +206,7 @@ def test_a_plugin_is_asked_for_every_instance() -> None:
     scheduler = with_filters("OnlyH2")
     table = a_table(a_host("h1"), a_host("h2"), a_host("h3"))
     decision = scheduler.select(table, a_spec(), ["a", "b"], now=NOW)
-    assert [each.selected.host for each in decision.placements] == ["h2", "h2"]
+    assert [each.selected.host for each in decision.destinations] == ["h2", "h2"]
     with pytest.raises(NoValidHost) as caught:
         scheduler.select(table, a_spec(), ["c"], now=NOW)
     assert caught.value.details["reasons"][-1] == {"name": "OnlyH2", "removed": 3, "remaining": 0, "error": ""}

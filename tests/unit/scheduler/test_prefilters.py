@@ -30,7 +30,7 @@ def _table() -> HostTable:
 def _passing(prefilters: Prefilters, spec: RequestSpec) -> str:
     hosts = _table().view()
     left = set(range(3))
-    for _, mask in prefilters.verdicts(hosts, spec):
+    for _, _, mask in prefilters.masks(hosts, spec):
         left &= {position for position in range(3) if mask[position]}
     return "".join(each.host for position, each in enumerate(hosts.selections()) if position in left)
 

@@ -27,6 +27,7 @@ from micronova.http.service import Route
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
+from micronova.objects.scheduling import SERVER_HINTS
 from micronova.servers.create import ServerCreator
 from micronova.servers.create_rules import Created, CreateRequest
 
@@ -286,7 +287,6 @@ def _device(item: Device) -> BlockDevice:
     )
 
 
-_HINT_LISTS = ("same_host", "different_host")
 MOST_HINT_BYTES: Final = 8192
 """Of the scheduler hints of a request, as JSON: about 200 ids. Each of its servers keeps them, twice."""
 
@@ -302,7 +302,7 @@ def _hints(body: Body) -> dict[str, list[str]]:
         )
         if name == "group" and (len(values) != 1 or not re.match(UUID, values[0])):
             raise Invalid("Invalid input for field/attribute os:scheduler_hints.group: it must be one uuid.")
-        if name in _HINT_LISTS and not all(re.match(UUID, each) for each in values):
+        if name in SERVER_HINTS and not all(re.match(UUID, each) for each in values):
             raise Invalid(f"Invalid input for field/attribute os:scheduler_hints.{name}: it must be uuids of servers.")
         if name == "build_near_host_ip":
             if len(values) != 1:

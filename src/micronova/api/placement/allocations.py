@@ -11,7 +11,7 @@ from micronova.api.placement.schema import is_uuid
 from micronova.api.placement.service import Answers
 from micronova.db import provider_allocations, providers
 from micronova.db.engine import Database
-from micronova.db.provider_allocations import UNKNOWN_TYPE, Wanted
+from micronova.db.provider_allocations import UNKNOWN_TYPE, AllocationRequest
 from micronova.db.provider_inventories import UnknownClass
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
@@ -29,21 +29,21 @@ _ANSWER = {
 _OF_PROVIDER = {"allocations": {}, "resource_provider_generation": int}
 
 
-def wanted(request: Request, consumer: str, body: Mapping[str, Any]) -> Wanted:
-    """Return what the body for a consumer asks for."""
+def allocation_request(request: Request, consumer: str, body: Mapping[str, Any]) -> AllocationRequest:
+    """Return the allocations that the body has for a consumer."""
     given = body["allocations"]
     if isinstance(given, list):
-        held = {each["resource_provider"]["uuid"]: dict(each["resources"]) for each in given}
+        allocations = {each["resource_provider"]["uuid"]: dict(each["resources"]) for each in given}
     else:
-        held = {provider: dict(each["resources"]) for provider, each in given.items()}
-    return Wanted(
+        allocations = {provider: dict(each["resources"]) for provider, each in given.items()}
+    return AllocationRequest(
         consumer=consumer,
-        held=held,
+        allocations=allocations,
         project_id=body.get("project_id"),
         user_id=body.get("user_id"),
         type=body.get("consumer_type"),
         generation=body.get("consumer_generation"),
-        checked=request.minor >= 28,
+        checks_generation=request.minor >= 28,
     )
 
 
@@ -56,19 +56,19 @@ class Allocations:
         self._answers = answers
 
     async def show(self, request: Request, consumer_uuid: str) -> Response:
-        """Show what a consumer holds."""
+        """Show the allocations of a consumer."""
 
         def read(conn: sa.Connection) -> tuple[dict[str, Any], int | None]:
-            all_held = provider_allocations.held_by(conn, [consumer_uuid])
-            held = all_held.get(consumer_uuid, {})
-            rows = providers.get_many(conn, held)
+            found = provider_allocations.allocations_of_consumers(conn, [consumer_uuid])
+            allocations = found.get(consumer_uuid, {})
+            rows = providers.get_many(conn, allocations)
             shown = {
                 provider: {"resources": resources, "generation": rows[provider].generation if provider in rows else 0}
-                for provider, resources in held.items()
+                for provider, resources in allocations.items()
             }
             body: dict[str, Any] = {"allocations": shown}
-            consumer = provider_allocations.consumers_of(conn, all_held).get(consumer_uuid)
-            if held and consumer is not None and request.minor >= 12:
+            consumer = provider_allocations.consumers_of(conn, found).get(consumer_uuid)
+            if allocations and consumer is not None and request.minor >= 12:
                 body |= {"project_id": consumer.project_id, "user_id": consumer.user_id}
                 if request.minor >= 28:
                     body["consumer_generation"] = consumer.generation
@@ -80,14 +80,15 @@ class Allocations:
         return self._answers.make(request, body, changed_at)
 
     async def of_provider(self, request: Request, uuid: str) -> Response:
-        """Show what is held of a provider."""
+        """Show the allocations of a provider."""
 
         def read(conn: sa.Connection) -> dict[str, Any]:
             provider = providers.get(conn, uuid)
-            held = provider_allocations.held_of(conn, uuid)
-            shown: dict[str, dict[str, Any]] = {consumer: {"resources": each} for consumer, each in held.items()}
-            if request.minor >= 28 and held:
-                known = provider_allocations.consumers_of(conn, provider_allocations.held_by(conn, held))
+            allocations = provider_allocations.allocations_of_provider(conn, uuid)
+            shown: dict[str, dict[str, Any]] = {consumer: {"resources": each} for consumer, each in allocations.items()}
+            if request.minor >= 28 and allocations:
+                of_consumers = provider_allocations.allocations_of_consumers(conn, allocations)
+                known = provider_allocations.consumers_of(conn, of_consumers)
                 for consumer, each in shown.items():
                     if consumer in known:
                         each["consumer_generation"] = known[consumer].generation
@@ -96,27 +97,27 @@ class Allocations:
         return self._answers.make(request, await self._database.read(read))
 
     async def replace(self, request: Request, consumer_uuid: str) -> None:
-        """Let a consumer hold exactly this."""
+        """Replace the allocations of a consumer."""
         if not is_uuid(consumer_uuid):
             raise Invalid(f"Malformed consumer_uuid: {consumer_uuid[:64]}")
         consumer = str(uuids.UUID(consumer_uuid))
         try:
-            await self._write([wanted(request, consumer, request.body)])
+            await self._write([allocation_request(request, consumer, request.body)])
         except UnknownClass as error:
             raise Invalid(f"Unable to allocate inventory for consumer {consumer}: {error.message}") from None
 
     async def replace_many(self, request: Request) -> None:
-        """Let consumers hold exactly this, all of them or none."""
+        """Replace the allocations of consumers, of all or of none."""
         try:
-            await self._write([wanted(request, consumer, body) for consumer, body in request.body.items()])
+            await self._write([allocation_request(request, consumer, body) for consumer, body in request.body.items()])
         except UnknownClass as error:
             raise Invalid(f"Unable to allocate inventory: {error.message}") from None
 
-    async def _write(self, changes: list[Wanted]) -> None:
+    async def _write(self, changes: list[AllocationRequest]) -> None:
         await self._database.write(provider_allocations.replace, changes, micros(self._clock.now()))
 
     async def delete(self, request: Request, consumer_uuid: str) -> None:
-        """Give back all that a consumer holds."""
+        """Remove the allocations of a consumer."""
         await self._database.write(provider_allocations.release, consumer_uuid, micros(self._clock.now()))
 
 

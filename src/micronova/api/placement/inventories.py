@@ -17,8 +17,9 @@ from micronova.http.service import Route
 from micronova.http.versions import since, until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Invalid, MethodNotAllowed, NotFound
+from micronova.placement.model import MOST_UNITS
 
-DEFAULTS = {"reserved": 0, "min_unit": 1, "max_unit": schemas.MOST, "step_size": 1, "allocation_ratio": 1.0}
+DEFAULTS = {"reserved": 0, "min_unit": 1, "max_unit": MOST_UNITS, "step_size": 1, "allocation_ratio": 1.0}
 _FIELDS = {name: float if name == "allocation_ratio" else int for name in FIELDS}
 _ONE = {**_FIELDS, "resource_provider_generation": int}
 _ALL = {"inventories": {}, "resource_provider_generation": int}

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.api.placement import schemas
-from micronova.api.placement.allocations import wanted
+from micronova.api.placement.allocations import allocation_request
 from micronova.api.placement.inventories import complete
 from micronova.db import provider_allocations, provider_inventories, providers
 from micronova.db.engine import Database
@@ -36,7 +36,9 @@ class Reshaper:
             uuid: {name: complete(request, uuid, name, values) for name, values in given["inventories"].items()}
             for uuid, given in inventories.items()
         }
-        changes = [wanted(request, consumer, body) for consumer, body in request.body["allocations"].items()]
+        changes = [
+            allocation_request(request, consumer, body) for consumer, body in request.body["allocations"].items()
+        ]
         try:
             # First everything that is new, so that the allocations fit; then what is no longer there.
             for uuid, new in sorted(stock.items()):

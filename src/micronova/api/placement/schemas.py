@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
+from micronova.placement.model import MOST_UNITS
+
 Schema = dict[str, Any]
-MOST: Final = 2_147_483_647
 LARGEST_RATIO: Final = 3.40282e38
 UUID_KEY: Final = "^[0-9a-fA-F-]{36}$"
 CLASS: Final = "^[A-Z0-9_]+$"
@@ -14,7 +15,7 @@ NAMED: Final = "[a-zA-Z0-9_-]{1,64}"  # and since
 _UUID: Schema = {"type": "string", "format": "uuid"}
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
-_GENERATION: Schema = {"type": "integer", "minimum": -MOST, "maximum": MOST}  # as large as columns are
+_GENERATION: Schema = {"type": "integer", "minimum": -MOST_UNITS, "maximum": MOST_UNITS}  # the columns are alike
 
 
 def _object(properties: Schema, required: tuple[str, ...] = ()) -> Schema:
@@ -51,7 +52,7 @@ def changed_provider(minor: int) -> Schema:
 
 
 def _integer(least: int) -> Schema:
-    return {"type": "integer", "maximum": MOST, "minimum": least}
+    return {"type": "integer", "maximum": MOST_UNITS, "minimum": least}
 
 
 _INVENTORY: Schema = {

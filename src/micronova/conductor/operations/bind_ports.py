@@ -17,7 +17,7 @@ from micronova.objects.network import VIF
 class BindPorts(FollowUpKind):
     """The operation that follows `os-resetState` or a soft delete of a server that moves, and an offload that failed.
 
-    If a later request moves or offloads the server, this waits until the server is in its new place, or in none: till
+    If a later request moves or offloads the server, this waits until the server is on its new host, or on none: till
     then that request decides where the ports are.
     """
 

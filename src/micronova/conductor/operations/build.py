@@ -20,7 +20,7 @@ from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.placing import Placer, ServerToBuild, load_builds, place_of
+from micronova.conductor.operations.placing import Placer, ServerToBuild, host_changes, load_builds
 from micronova.conductor.operations.transitions import server_of
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
@@ -220,7 +220,7 @@ class Build(HostKind):
                 ],
             )
             changes: InstanceChanges = {
-                **place_of(chosen),
+                **host_changes(chosen),
                 "task_state": states.SPAWNING,
                 "epoch": server.operation.epoch + 1,
                 "network_info": msgspec.to_builtins(server.vifs),

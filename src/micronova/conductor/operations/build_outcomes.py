@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
-from micronova.conductor.operations.placing import NO_PLACE
+from micronova.conductor.operations.placing import NO_HOST
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import allocations, departures, instances, nodes
 from micronova.db import operations as operation_rows
@@ -83,7 +83,7 @@ class BuildOutcomes:
         self._transitions.end_event(conn, operation, host=row["host"], error=reason)
         if left_behind and row["host"] is not None:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
-        changes: InstanceChanges = {**NO_PLACE, "task_state": states.SCHEDULING}
+        changes: InstanceChanges = {**NO_HOST, "task_state": states.SCHEDULING}
         taken = self._transitions.advance(
             conn, operation, "schedule", payload=payload.encode(), changes=changes, seconds=pause
         )
@@ -133,7 +133,7 @@ class BuildOutcomes:
             "vm_state": states.ERROR,
             "task_state": None,
             "fault": fault,
-            **NO_PLACE,
+            **NO_HOST,
             "network_info": [],
         }
         if row["host"] is not None:

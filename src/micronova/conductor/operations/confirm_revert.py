@@ -9,10 +9,10 @@ Before one guest is removed, the host of the other one must be up: that guest is
 it when it sends the order, when it goes on without a host, and when the host asks right before it begins. Until then
 the operation waits; if that lasts until its deadline, and no host has begun, the server is RESIZED again as before.
 
-A place that is left and cannot remove its guest, because it is down, fails, hangs or
-lacks something, does it later, when it reads the record of the departure. Only a revert waits until its deadline for a
-destination that lacks something: the guest there may run. If source and destination are the same host, that host has
-both guests' disks, and its order says which of them to keep.
+A host that is left and cannot remove its guest, because it is down, fails, hangs or lacks something, does it later,
+when it reads the record of the departure. Only a revert waits until its deadline for a destination that lacks
+something: the guest there may run. If source and destination are the same host, that host has both guests' disks, and
+its order says which of them to keep.
 """
 
 import logging
@@ -50,12 +50,12 @@ class ResizedKind(MoveKind):
     notification: str
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Set the server to ERROR; it keeps the place that it belongs to."""
+        """Set the server to ERROR; it keeps the host that it belongs to."""
         if not await self.recorded_failure(operation, error, self.failed):
             await self.overtaken(operation)
 
     def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
-        """End the operation: the server is in ERROR in the place that it belongs to."""
+        """End the operation: the server is in ERROR on the host that it belongs to."""
         migration, now = self.migration_of(conn, operation), self._engine.now()
         fault = fault_of(error, now)
         after = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=True)
@@ -74,7 +74,7 @@ class ResizedKind(MoveKind):
 
     def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
         """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
-        if server_migrations.other_place(row, migration) is not None:
+        if server_migrations.other_host(row, migration) is not None:
             self.transitions.require_up(conn, row["host"] or "")
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
@@ -85,7 +85,7 @@ class ResizedKind(MoveKind):
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Note that the host begins to remove its guest, if the other one can stay."""
         migration = self.migration_of(conn, operation)
-        if operation.step == "dispatched" and server_migrations.other_place(row, migration) is not None:
+        if operation.step == "dispatched" and server_migrations.other_host(row, migration) is not None:
             self.may_leave(conn, row, migration)
             payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
             encoded = msgspec.msgpack.encode(payload)
@@ -115,21 +115,21 @@ class ResizedKind(MoveKind):
     def record_departure(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> None:
-        """Record that the guest in the other place has to be removed."""
-        other = server_migrations.other_place(row, migration)
+        """Record that the guest on the other host has to be removed."""
+        other = server_migrations.other_host(row, migration)
         if other is not None:
             departures.record(conn, other, row["uuid"], operation.epoch, self._engine.now())
 
-    async def continue_without_other_place(self, operation: Operation) -> None:
+    async def continue_without_other_host(self, operation: Operation) -> None:
         """Continue without the host that is left: it removes its guest when it reads the record of the departure."""
-        result = await self._engine.database.write(self._without_other_place, operation)
+        result = await self._engine.database.write(self._without_other_host, operation)
         self._engine.committed(self.name, "without host")
         if result is None:
             await self.overtaken(operation)
         else:
             await self.continue_with(operation, result)
 
-    def _without_other_place(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
+    def _without_other_host(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return None
@@ -141,13 +141,13 @@ class ResizedKind(MoveKind):
         """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last."""
         self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
-        return self.other_place_left(conn, operation, row, migration)
+        return self.other_host_left(conn, operation, row, migration)
 
     @abstractmethod
-    def other_place_left(
+    def other_host_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> StepResult:
-        """End or continue the operation: the server has only the place that it belongs to."""
+        """End or continue the operation: the server has only the host that it belongs to."""
 
 
 class ConfirmResize(ResizedKind):
@@ -168,7 +168,7 @@ class ConfirmResize(ResizedKind):
         if await self.transitions.host_is_down(source):
             if source == row["host"]:
                 raise Unavailable(f"Host {source} does not answer.")
-            await self.continue_without_other_place(operation)
+            await self.continue_without_other_host(operation)
             return
         order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, source)
         if order is None:
@@ -219,12 +219,12 @@ class ConfirmResize(ResizedKind):
         """Confirm; a source that could not remove the guest does it later, unless it is the server's own host."""
         migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            return self.other_place_left(conn, operation, row, migration)
+            return self.other_host_left(conn, operation, row, migration)
         if migration["source_compute"] == row["host"]:
             return self.failed(conn, operation, row, reported_error(report))
         return self.postponed(conn, operation, row, report)
 
-    def other_place_left(
+    def other_host_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> NoMoreWork:
         """End the operation: the resize is confirmed."""
@@ -273,9 +273,9 @@ class RevertResize(ResizedKind):
 
     async def _remove(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
         """Let the destination remove its guest; continue without one that is down, or if it is the source, too."""
-        other = server_migrations.other_place(row, migration)
+        other = server_migrations.other_host(row, migration)
         if other is None or await self.transitions.host_is_down(other):
-            await self.continue_without_other_place(operation)
+            await self.continue_without_other_host(operation)
             return
         order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, other)
         if order is None:
@@ -317,11 +317,11 @@ class RevertResize(ResizedKind):
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, row["uuid"], new)
         instances.replace_devices(conn, row["uuid"], resized(devices_of(conn, row["uuid"]), row["uuid"], old, new))
-        place = cast(InstanceChanges, operation.payload_as(ResizedPayload).destination)
-        changes: InstanceChanges = {**place, "flavor_id": new.id, "flavor": migration["new_flavor"]}
+        destination = cast(InstanceChanges, operation.payload_as(ResizedPayload).destination)
+        changes: InstanceChanges = {**destination, "flavor_id": new.id, "flavor": migration["new_flavor"]}
         return self.resized_again(conn, operation, row, migration, error, changes)
 
-    def other_place_left(
+    def other_host_left(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
     ) -> Continue:
         """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
@@ -388,7 +388,7 @@ class RevertResize(ResizedKind):
         migration = self.migration_of(conn, operation)
         if report.outcome == "done":
             self.transitions.end_event(conn, operation, host=report.host)
-            return self.other_place_left(conn, operation, row, migration)
+            return self.other_host_left(conn, operation, row, migration)
         try:
             result = self.left_behind(conn, operation, row, migration)
         except HostUnavailable:

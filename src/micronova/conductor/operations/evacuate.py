@@ -23,7 +23,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.move_kind import MoveKind
 from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.placing import ServerToPlace, place_of
+from micronova.conductor.operations.placing import ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, server_migrations, services
 from micronova.notifications.notifier import CONDUCTOR
@@ -161,11 +161,11 @@ class Evacuate(MoveKind):
         now = self._engine.now()
         if operation.step == "finish":
             return work_order(conn, operation, row, kind="stop", now=now)
-        place: InstanceChanges = {"node": chosen.node, "availability_zone": chosen.zone}
+        host_of_guest: InstanceChanges = {"node": chosen.node, "availability_zone": chosen.zone}
         return work_order(
             conn,
             operation,
-            changed(row, place),
+            changed(row, host_of_guest),
             kind="build",
             now=now,
             host=chosen.host,
@@ -202,7 +202,7 @@ class Evacuate(MoveKind):
         if not self.transitions.host_is_lost(conn, source):
             return self._attempts.give_up(conn, operation, row, _not_lost(), left_behind=True)
         changes: InstanceChanges = {
-            **place_of(payload.chosen),
+            **host_changes(payload.chosen),
             "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": states.POWERING_OFF if payload.stops else None,
             "power_state": power_state.RUNNING if report.power_state is None else report.power_state,

@@ -22,7 +22,7 @@ P = TypeVar("P", bound=MigrationPayload)
 
 
 class MoveKind(SteppedKind):
-    """A kind of operation on a server that has two places."""
+    """A kind of operation on a server that has two hosts."""
 
     moves_servers = True
 

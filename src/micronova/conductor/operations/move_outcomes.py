@@ -14,7 +14,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.move_names import MoveNames
 from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork
 from micronova.conductor.operations.orders import devices_of
-from micronova.conductor.operations.placing import place_of
+from micronova.conductor.operations.placing import host_changes
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, power_state, states
@@ -52,7 +52,7 @@ class MoveOutcomes:
         old = msgspec.convert(migration["old_flavor"], Flavor)
         new = msgspec.convert(migration["new_flavor"], Flavor)
         changes: InstanceChanges = {
-            **place_of(payload.chosen),
+            **host_changes(payload.chosen),
             "vm_state": states.state_after(states.ACTIONS[operation.kind], row["vm_state"]),
             "task_state": None,
             "power_state": row["power_state"] if report.power_state is None else report.power_state,

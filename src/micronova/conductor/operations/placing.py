@@ -103,11 +103,11 @@ class Placer:
                 epochs={server.row["uuid"]: server.operation.epoch for server in servers},
                 moving={server.row["uuid"]: server.moving for server in servers if server.moving is not None},
             )
-        placements = {placement.instance_uuid: placement for placement in answer.placements}
+        destinations = {destination.instance_uuid: destination for destination in answer.destinations}
         for server in servers:
-            placement = placements[server.row["uuid"]]
-            server.chosen = placement.selected
-            server.payload.alternates = list(placement.alternates)
+            destination = destinations[server.row["uuid"]]
+            server.chosen = destination.selected
+            server.payload.alternates = list(destination.alternates)
             server.explanation = answer.explanation
 
     async def _take_alternate(self, server: ServerToPlace[Any]) -> bool:
@@ -136,11 +136,11 @@ class Placer:
         return allocations.claim(conn, [claim], now=now).claimed
 
 
-NO_PLACE: Final[InstanceChanges] = {"host": None, "node": None, "node_uuid": None}
+NO_HOST: Final[InstanceChanges] = {"host": None, "node": None, "node_uuid": None}
 """The changes that let a server belong to no host."""
 
 
-def place_of(chosen: Selection) -> InstanceChanges:
+def host_changes(chosen: Selection) -> InstanceChanges:
     """Return the changes that let a server belong to the chosen host."""
     return {
         "host": chosen.host,

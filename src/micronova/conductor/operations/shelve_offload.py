@@ -17,7 +17,7 @@ from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
-from micronova.conductor.operations.placing import NO_PLACE
+from micronova.conductor.operations.placing import NO_HOST
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
@@ -105,7 +105,7 @@ class Offloading:
         changes: InstanceChanges = {
             "vm_state": states.state_after(ACTION, row["vm_state"]),
             "task_state": None,
-            **NO_PLACE,
+            **NO_HOST,
         }
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._kind.transitions.end(conn, operation, "success", host=row["host"], event=EVENT)

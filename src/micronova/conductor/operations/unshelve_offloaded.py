@@ -21,7 +21,7 @@ from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, work_order
-from micronova.conductor.operations.placing import NO_PLACE, ServerToPlace, place_of
+from micronova.conductor.operations.placing import NO_HOST, ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
@@ -111,7 +111,7 @@ class UnshelveOffloaded(SteppedKind):
             server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen, wait_for_plugs=waits
         )
         changes: InstanceChanges = {
-            **place_of(chosen),
+            **host_changes(chosen),
             "task_state": states.SPAWNING,
             "epoch": operation.epoch + 1,
         }
@@ -232,7 +232,7 @@ class UnshelveOffloaded(SteppedKind):
             operation,
             step,
             payload=msgspec.msgpack.encode(payload),
-            changes={**NO_PLACE, "task_state": states.UNSHELVING},
+            changes={**NO_HOST, "task_state": states.UNSHELVING},
             endless=step == "unbind",
             seconds=seconds,
         )

@@ -35,16 +35,16 @@ class ComputeCapabilitiesFilter(HostFilter):
             if path is None:
                 continue
             if path in NUMBERS:
-                verdict = Requirement(text).match_column(NUMBERS[path](hosts))
+                mask = Requirement(text).match_column(NUMBERS[path](hosts))
             elif path in TEXTS:
-                verdict = np.fromiter(map(Requirement(text).match, TEXTS[path](hosts)), np.bool_, len(hosts))
+                mask = np.fromiter(map(Requirement(text).match, TEXTS[path](hosts)), np.bool_, len(hosts))
             else:
                 facts.append((path, text, ":" in key))
                 continue
-            passes = verdict if passes is None else passes & verdict
+            passes = mask if passes is None else passes & mask
         if facts:
-            verdict = hosts.by_facts((self.name, *facts), lambda host: _has_all(host, facts))
-            passes = verdict if passes is None else passes & verdict
+            mask = hosts.by_facts((self.name, *facts), lambda host: _has_all(host, facts))
+            passes = mask if passes is None else passes & mask
         return passes
 
 

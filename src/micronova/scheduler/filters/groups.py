@@ -1,7 +1,7 @@
 """Filters that keep the members of a server group on different hosts, or on one host.
 
 They use the members that the scheduler read. The claim counts them again in its transaction, so that two schedulers
-cannot both use the last place.
+cannot both add the last member.
 """
 
 from micronova.objects.scheduling import RequestSpec
@@ -32,7 +32,7 @@ class ServerGroupAffinityFilter(HostFilter):
 
     name = "ServerGroupAffinityFilter"
     predicate = "has the other members of the affinity group"
-    scope = Scope.ALL  # the first member changes the verdict on all other hosts
+    scope = Scope.ALL  # the first member changes the mask of all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         group = spec.group

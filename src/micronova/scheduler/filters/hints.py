@@ -1,6 +1,7 @@
 """Filters for hints that name other servers: be on one of their hosts, or on none of them.
 
-Only servers of the same project count. Of others a request learns nothing: they are as if they did not exist.
+`SERVER_HINTS` lists these hints. Only servers of the same project count. Of others a request learns nothing: they are
+as if they did not exist.
 """
 
 from micronova.objects.scheduling import RequestSpec
@@ -34,6 +35,3 @@ class DifferentHostFilter(HostFilter):
         if not spec.hints.get("different_host"):
             return None
         return ~hosts.on_hosts(spec.hinted_hosts.get("different_host", ()))
-
-
-NAMING_SERVERS = SameHostFilter.hints | DifferentHostFilter.hints

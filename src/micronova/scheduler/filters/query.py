@@ -125,12 +125,12 @@ def _evaluate(hosts: HostView, query: list[Any]) -> Bools:
     name, *operands = query
     if name in _COMPARE:
         first, *others = (_operand(hosts, each) for each in operands)
-        verdicts: Iterable[Bools] = [_compared(len(hosts), _COMPARE[name], first, other) for other in others]
-        return reduce(np.logical_or if name == "in" else np.logical_and, verdicts)
-    verdicts = [_evaluate(hosts, each) for each in operands]
+        masks: Iterable[Bools] = [_compared(len(hosts), _COMPARE[name], first, other) for other in others]
+        return reduce(np.logical_or if name == "in" else np.logical_and, masks)
+    masks = [_evaluate(hosts, each) for each in operands]
     if name == "or":
-        return reduce(np.logical_or, verdicts)
-    together = reduce(np.logical_and, verdicts)
+        return reduce(np.logical_or, masks)
+    together = reduce(np.logical_and, masks)
     return ~together if name == "not" else together
 
 

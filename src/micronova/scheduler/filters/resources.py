@@ -37,7 +37,7 @@ class _Resource(HostFilter):
 
     def amount(self, spec: RequestSpec) -> int:
         """Return how much the request needs."""
-        return extra_specs.claimed(spec.flavor, spec.image).get(self.resource_class, 0)
+        return extra_specs.node_resources(spec.flavor, spec.image).get(self.resource_class, 0)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return has_free(hosts, self.resource_class, self.amount(spec))

@@ -1,7 +1,7 @@
 """Filters on NUMA cells, dedicated CPUs, memory pages and PCI devices.
 
-The claim finds the place of an instance anew by what is held then, so that two schedulers cannot both use the last one.
-These filters are always in effect, also for a host that an admin named: without room a claim cannot succeed.
+The claim finds the assignment of an instance anew by what is held then, so two schedulers cannot both use the last one.
+These filters are always in effect, also for a host that an admin named: a claim on a host without these cannot succeed.
 """
 
 import msgspec
@@ -49,11 +49,11 @@ class NUMATopologyFilter(_TopologyFilter):
         if request is None or not request.cells:
             return None
         wanted = request
-        # Hosts that have the amounts at all: only for these a place is looked for.
+        # Hosts that have the amounts at all: only for these an assignment is looked for.
         among: Bools | None = None
         if wanted.devices:
             among = hosts.free_devices() >= sum(each.count for each in wanted.devices)
-        for name, amount in extra_specs.claimed(spec.flavor, spec.image).items():
+        for name, amount in extra_specs.node_resources(spec.flavor, spec.image).items():
             free = has_free(hosts, name, amount)
             if free is not None:
                 among = free if among is None else among & free

@@ -34,11 +34,11 @@ class HostWeigher(ABC):
     scope: ClassVar[Scope] = Scope.ALL
     from_zero: ClassVar[bool] = False
     setting: ClassVar[str] = ""  # the multiplier in the settings and in the metadata of aggregates
-    against: ClassVar[bool] = False  # a positive multiplier prefers the hosts with the smallest weight
+    lower_is_better: ClassVar[bool] = False  # the multiplier is negated
 
     def __init__(self, multiplier: float = 1.0) -> None:
-        self.multiplier = multiplier  # negative prefers the hosts with the smallest weight
-        self._key = ("multiplier", self.setting, multiplier, self.against)
+        self.multiplier = multiplier  # negative prefers the hosts that a positive one prefers least
+        self._key = ("multiplier", self.setting, multiplier, self.lower_is_better)
 
     @classmethod
     def made(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
@@ -51,8 +51,11 @@ class HostWeigher(ABC):
 
     def _multiplier(self, aggregates: Aggregates) -> float:
         found = lowest_of(aggregates, self.setting, self.multiplier)
-        return -found if self.against else found
+        return -found if self.lower_is_better else found
 
     @abstractmethod
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
-        """Return a number per host (more is better), or None if the request does not concern this weigher."""
+        """Return a number per host, or None if the request does not concern this weigher.
+
+        A positive multiplier prefers high numbers, or low ones with `lower_is_better`.
+        """

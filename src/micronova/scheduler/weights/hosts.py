@@ -17,7 +17,7 @@ class BuildFailureWeigher(HostWeigher):
     name = "BuildFailureWeigher"
     setting = "build_failure_weight_multiplier"
     scope = Scope.REQUEST
-    against = True
+    lower_is_better = True
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
         return None if hosts.uniform("failed_builds") else hosts.column("failed_builds")
