@@ -281,14 +281,17 @@ def _changed(use: TopologyUse, assignment: Assignment, topology: NodeTopology, s
     smallest = {cell.id: _smallest(cell) for cell in topology.cells}
     for position, each in enumerate(assignment.cells):
         held = cells.get(each.host, _UNUSED)
+        # An instance never gives to a cell: a record of less than nothing counts as nothing, so that a claim and its
+        # release are inverses.
+        memory_mb = max(0, each.memory_mb)
         pinned = {*each.pins.values(), *(assignment.emulator if position == 0 else ())}
         size = smallest.get(each.host) if each.page_kib is None else each.page_kib
         pages = dict(held.pages)
         if size is not None:
-            pages[size] = pages.get(size, 0) + sign * (each.memory_mb * 1024 // size)
+            pages[size] = pages.get(size, 0) + sign * (memory_mb * 1024 // size)
         cells[each.host] = CellUse(
             cpus=max(0, held.cpus + sign * len(each.shared)),
-            memory_mb=max(0, held.memory_mb + sign * each.memory_mb),
+            memory_mb=max(0, held.memory_mb + sign * memory_mb),
             pinned=tuple(sorted({*held.pinned} | pinned if sign > 0 else {*held.pinned} - pinned)),
             pages={size: count for size, count in sorted(pages.items()) if count > 0},
         )

@@ -10,6 +10,7 @@ from micronova.objects.fitting import fit, given_back, lacking, taken, total_use
 from micronova.objects.topology import (
     NOTHING_USED,
     Assignment,
+    CellAssignment,
     CellRequest,
     CellUse,
     DeviceRequest,
@@ -213,3 +214,16 @@ def test_stored_texts_are_read_as_they_were(seed: int) -> None:
     found = fit(case["topology"], NOTHING_USED, case["asked"])
     if found is not None:
         assert total_use(case["topology"], {"one": found}) == taken(NOTHING_USED, found, case["topology"])
+
+
+def test_a_record_of_less_than_nothing_takes_nothing_from_others() -> None:
+    """A claim may have been recorded before such requests were refused; the audit then counts it as nothing."""
+    other = place(TWO, pinned(2))
+    use = taken(NOTHING_USED, other, TWO)
+    less = CellAssignment(id=0, host=other.cells[0].host, memory_mb=-2048)
+    more = CellAssignment(id=1, host=1 - less.host, memory_mb=2560)
+    odd = Assignment(cells=(less, more))
+    after = taken(use, odd, TWO)
+    assert after.cells[less.host] == use.cells[less.host]
+    assert given_back(after, odd, TWO) == use
+    assert total_use(TWO, {"odd": odd, "other": other}) == after
