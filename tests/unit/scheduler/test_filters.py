@@ -1,5 +1,6 @@
 """Single filters: requirements on capabilities and images, and how filters are found."""
 
+import json
 import logging
 import random
 from importlib import metadata
@@ -14,6 +15,7 @@ from micronova.objects.errors import Invalid, NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.attributes import TEXTS
 from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, capability_path
 from micronova.scheduler.filters.image import ImagePropertiesFilter, version_fulfils
@@ -274,3 +276,20 @@ def test_a_filter_that_fails_between_two_servers_of_a_request_lets_no_host_pass(
 def test_a_misspelt_filter_is_an_error() -> None:
     with pytest.raises(Invalid, match="RamFitler"):
         load_filters(OPTIONS, ["RamFitler"])
+
+
+def test_a_query_has_bounded_parts_and_looks_each_variable_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def hosts_of(hosts: HostView) -> list[str]:
+        asked.append(len(hosts))
+        return [each.host for each in hosts.selections()]
+
+    monkeypatch.setitem(TEXTS, "host", hosts_of)
+    json_filter, table = BUILT_IN["JsonFilter"](OPTIONS), a_table(a_host("h1"), a_host("h2"))
+    longest = json.dumps(["in", "$host", *["$host"] * 61, "h2"])
+    mask = json_filter.mask(table.view(), a_spec(hints={"query": [longest]}))
+    assert mask is not None and mask.all() and asked == [2]
+    for longer in (["in", "$host", *["$host_ip"] * 542], ["in", "$host", *["$host"] * 63]):
+        with pytest.raises(Invalid, match="more than 64 operators and operands"):
+            json_filter.check({"query": [json.dumps(longer)]}, {})
