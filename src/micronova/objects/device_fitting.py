@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from micronova.objects.step_budget import StepBudget, TooManySteps
+from micronova.objects.bounded_search import StepBudget, TooManySteps
 from micronova.objects.topology import AssignedDevice, DeviceRequest, NodeTopology, PciDevice, TopologyUse
 
 log = logging.getLogger(__name__)

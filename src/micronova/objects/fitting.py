@@ -9,13 +9,13 @@ The rules are those of Nova's `numa_fit_instance_to_host`; `make nova-numa` comp
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
+from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps, bits
 from micronova.objects.device_fitting import choose_devices, device_needs, free_devices
-from micronova.objects.step_budget import StepBudget, TooManySteps
 from micronova.objects.topology import (
     NOTHING_USED,
     AssignedDevice,
@@ -158,7 +158,7 @@ class _Search:
         position = len(chosen)
         if position == len(self._request.cells):
             return self._assignment(chosen)
-        for number in _bits(self._options[position] & ~taken_cells):
+        for number in bits(self._options[position] & ~taken_cells):
             now = taken_cells | 1 << number
             if now in self._failed or not self._is_possible(position + 1, now):
                 continue
@@ -170,7 +170,7 @@ class _Search:
 
     def _is_possible(self, position: int, taken_cells: int) -> bool:
         """Return whether there are cells for the rest of the guest, and cells with enough devices for each request."""
-        rest = _Matching(self._budget)
+        rest = Matching(self._budget)
         if not all(rest.add(options & ~taken_cells) for options in self._options[position:]):
             return False
         return all(self._can_meet(need, position, taken_cells) for need in self._needs)
@@ -180,7 +180,7 @@ class _Search:
 
         A way for all of the rest of the guest can be changed so that it includes any cells that the rest can take.
         """
-        needed, reached = need.needed, _Matching(self._budget)
+        needed, reached = need.needed, Matching(self._budget)
         for amount, cells in need.groups:
             if needed <= 0:
                 break
@@ -192,7 +192,7 @@ class _Search:
             if cells & taken_cells:
                 continue
             takers = 0
-            for number in _bits(cells):
+            for number in bits(cells):
                 self._budget.spend()
                 takers |= self._takers[number]
             if reached.add(takers >> position):
@@ -240,46 +240,6 @@ class _Need(NamedTuple):
 
     needed: int
     groups: list[tuple[int, int]]  # how many there are if one of these cells is taken; most first
-
-
-class _Matching:
-    """Gives each of several one of its options, which are the bits of an integer, and none to two of them."""
-
-    def __init__(self, budget: StepBudget) -> None:
-        self._budget = budget
-        self._used = 0
-        self._holders: dict[int, int] = {}  # bit -> the options of who has it
-        self._seen = 0
-
-    def add(self, options: int) -> bool:
-        """Give one more an option, for which others may get another one of theirs; return whether that is possible."""
-        self._seen = 0
-        return self._place(options)
-
-    def _place(self, options: int) -> bool:
-        self._budget.spend()
-        free = options & ~self._used
-        if free:
-            bit = free & -free
-            self._used |= bit
-            self._holders[bit] = options
-            return True
-        for number in _bits(options):
-            bit = 1 << number
-            if self._seen & bit:
-                continue
-            self._seen |= bit
-            if self._place(self._holders[bit]):
-                self._holders[bit] = options
-                return True
-        return False
-
-
-def _bits(numbers: int) -> Iterator[int]:
-    while numbers:
-        lowest = numbers & -numbers
-        yield lowest.bit_length() - 1
-        numbers ^= lowest
 
 
 def _fit_cell(
