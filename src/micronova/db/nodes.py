@@ -13,7 +13,7 @@ from micronova.db.locking import numbered
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.host_limits import MOST_NODES
+from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
@@ -94,6 +94,25 @@ def _upsert_inventory(insert: Any) -> sa.Executable:
     return kept
 
 
+def _length(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.length(sa.cast(column, sa.Text)), 0)
+
+
+_LARGE = LONGEST_DESCRIPTIONS // MOST_NODES  # characters of the description of a node
+_DESCRIPTIONS = (
+    sa.select(
+        _n.host,
+        sa.func.sum(
+            _length(_n.cpu_info)
+            + _length(_n.capabilities)
+            + _length(_n.supported)
+            + _length(node_topologies.c.topology)
+        ),
+    )
+    .select_from(compute_nodes.outerjoin(node_topologies, node_topologies.c.node_uuid == _n.uuid))
+    .where(one_of(_n.host, "hosts"))
+    .group_by(_n.host)
+)
 _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
 
@@ -140,6 +159,7 @@ def upsert_all(
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
     reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
     topologies.report(conn, reported, now)
+    _check_descriptions(conn, [(host, node) for host, node in pairs if _size(node) > _LARGE])
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
@@ -154,6 +174,23 @@ def upsert_all(
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+
+
+def _size(node: NodeResources) -> int:
+    return len(msgspec.json.encode((node.topology, node.cpu_info, node.capabilities, node.supported)))
+
+
+def _check_descriptions(conn: sa.Connection, large: Sequence[tuple[str, NodeResources]]) -> None:
+    """Raise Conflict if the nodes of a host, of which some are large, have too long descriptions together.
+
+    Every scheduler has them in memory. As many small ones as a host may have are below the limit.
+    """
+    if not large:
+        return
+    for host, size in conn.execute(_DESCRIPTIONS, {"hosts": sorted({host for host, _ in large})}):
+        if size > LONGEST_DESCRIPTIONS:
+            most = f"a host may have {LONGEST_DESCRIPTIONS}"
+            raise Conflict(f"The descriptions of the nodes of host {host} have {size} characters: {most}.")
 
 
 def _report_traits(

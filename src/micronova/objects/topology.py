@@ -6,12 +6,12 @@ an instance holds. `fitting.py` finds an assignment; claims record it (`db/topol
 host.
 """
 
-import functools
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from micronova.objects.host_limits import MOST_PROPERTIES, Name
+from micronova.objects.sized_cache import SizedCache
 
 AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
 DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
@@ -158,13 +158,21 @@ def encode(what: NodeTopology | TopologyUse | Assignment) -> str:
     return msgspec.json.encode(what).decode()
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_topology(text: str) -> NodeTopology:
-    """Return a stored topology; many hosts have the same."""
+# Decoded, a text takes about fifteen times as much memory.
+_MOST_KEPT: Final = 4 << 20
+_LONGEST_KEPT: Final = 1 << 16
+
+
+def _decode_topology(text: str) -> NodeTopology:
     return msgspec.json.decode(text, type=NodeTopology)
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_use(text: str) -> TopologyUse:
-    """Return a stored use; an empty text is that of a host without a topology."""
+def _decode_use(text: str) -> TopologyUse:
     return msgspec.json.decode(text, type=TopologyUse) if text else NOTHING_USED
+
+
+decode_topology: Final = SizedCache(_decode_topology, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored topology; many hosts have the same."""
+
+decode_use: Final = SizedCache(_decode_use, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored use; an empty text is that of a host without a topology."""

@@ -14,7 +14,9 @@ from micronova.db.engine import Database
 from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
+from micronova.objects.host_limits import LONGEST_DESCRIPTIONS
 from micronova.objects.orders import NodeResources
+from micronova.objects.topology import HostCell, NodeTopology
 from micronova.placement.model import MOST_UNITS
 from tests.unit.db.databases import KINDS, compute_database
 
@@ -134,6 +136,22 @@ async def test_a_capacity_is_never_larger_than_a_column_holds(database: Database
     rows = await database.read(lambda conn: conn.execute(query).all())
     found = {row.resource_class: row.capacity for row in rows}
     assert found == {"VCPU": 32, "MEMORY_MB": MOST_UNITS, "DISK_GB": MOST_UNITS}
+
+
+async def test_the_nodes_of_a_host_have_bounded_descriptions_together(database: Database) -> None:
+    """A host may report other nodes each time; schedulers have all of them in memory."""
+    cells = tuple(HostCell(id=id, memory_mb=1, dedicated=tuple(range(1000, 2500))) for id in range(64))
+    large = _node("n0", topology=NodeTopology(cells=cells))
+    size = len(msgspec.json.encode(large.topology))
+    fitting = LONGEST_DESCRIPTIONS // (size + 1000)
+    for number in range(fitting):
+        one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
+        await database.write(nodes.upsert, "h1", [one], 10)
+    for number in range(fitting, fitting + 2):
+        one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
+        with pytest.raises(Conflict, match="descriptions of the nodes of host h1"):
+            await database.write(nodes.upsert_all, {"h1": [one], "h2": [_node("other")]}, 10)
+    await database.write(nodes.upsert, "h1", [_node("small")], 10)
 
 
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:

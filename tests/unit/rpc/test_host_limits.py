@@ -112,3 +112,16 @@ def test_an_error_that_a_host_answers_is_cut() -> None:
 def _as_old_agents_do(message: msgspec.Struct, /, **values: Any) -> bytes:
     """Return a message with values that today's agents cut."""
     return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **values})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"capabilities": {f"{number:0250}": "x" * 250 for number in range(200)}},
+        {"supported": [["x" * 250] * 3] * 200},
+    ],
+)
+def test_descriptions_of_nodes_have_a_limit_in_bytes(more: dict[str, Any]) -> None:
+    message = msgspec.msgpack.encode({**msgspec.structs.asdict(NODE), **more})
+    with pytest.raises(msgspec.ValidationError, match="has more than 65536 bytes"):
+        msgspec.msgpack.decode(message, type=NodeResources)
