@@ -18,7 +18,7 @@ from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity
-from micronova.placement.standard import CUSTOM_NAME, standard_traits
+from micronova.placement.standard import HOST_TRAIT, reported_traits, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 _DEDICATED = "PCPU"  # shown together with the CPUs that instances share
@@ -148,6 +148,7 @@ def upsert_all(
     rows = [_node_row(host, node, now) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
+        _check_providers(conn, new)
         _insert(conn, new)
     # Without what is fixed: a parameter that is named like a column would be set, whatever the statement says.
     old = [
@@ -206,11 +207,19 @@ def _report_traits(
     for name in sorted({name for _, name in added} - standard_traits()):
         placement_names.create_trait(conn, name, now)
     providers.change_traits(conn, added=added, removed=removed)
+    placement_names.delete_unused_traits(conn, {name for _, name in removed if name.startswith(HOST_TRAIT)})
 
 
 def _traits(node: NodeResources) -> list[str]:
-    """Return the traits of a report that this version knows, and custom ones."""
-    return sorted(each for each in set(node.traits) if each in standard_traits() or CUSTOM_NAME.fullmatch(each))
+    """Return the traits of a report that this version knows and hosts may report."""
+    return reported_traits(node.traits)
+
+
+def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise Conflict if a new node has the uuid of a provider, which somebody else has made."""
+    hosts = {row["uuid"]: row["host"] for row in rows}
+    for uuid in sorted(providers.get_many(conn, list(hosts))):
+        raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")
 
 
 def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, nodes, services
+from micronova.db import flavors, nodes, placement_names, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.db.tables import inventories
@@ -154,6 +154,38 @@ async def test_the_nodes_of_a_host_have_bounded_descriptions_together(database: 
     await database.write(nodes.upsert, "h1", [_node("small")], 10)
 
 
+async def test_a_host_cannot_take_the_provider_of_another_service(database: Database) -> None:
+    await database.write(providers.create, "uuid-storage", "STORAGE", None, 5)
+    with pytest.raises(Conflict, match="uuid-storage, which is a resource provider of another service"):
+        await database.write(nodes.upsert, "h1", [_node("storage")], 10)
+    assert await database.read(nodes.list_) == []
+    await database.write(nodes.upsert, "h1", [_node("n1")], 10)
+    with pytest.raises(Conflict, match="already exists"):
+        await database.write(providers.create, "uuid-n1", "other", None, 20)
+
+
+async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -> None:
+    await database.write(placement_names.create_trait, "CUSTOM_TRUSTED", 5)
+
+    async def reported(*names: str) -> set[str]:
+        await database.write(nodes.upsert, "h1", [_node("n1", traits=names)], 10)
+        found: dict[str, set[str]] = await database.read(providers.traits_of, ["uuid-n1"])
+        return found.get("uuid-n1", set())
+
+    async def custom() -> set[str]:
+        found = await database.read(placement_names.list_traits, names=None, prefix="CUSTOM_", associated=None)
+        return set(found)
+
+    allowed = {"HW_CPU_X86_AVX", "COMPUTE_NODE", "CUSTOM_HOST_RACK_7"}
+    refused = {"CUSTOM_TRUSTED", "CUSTOM_NEW", "MISC_SHARES_VIA_AGGREGATE", "OWNER_CYBORG", "CUSTOM_HOST_\n", "HW_NONE"}
+    assert await reported(*allowed, *refused) == allowed
+    assert await custom() == {"CUSTOM_TRUSTED", "CUSTOM_HOST_RACK_7"}
+    for turn in range(3):
+        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 64
+        assert len(await custom()) == 65
+    assert await reported() == set() and await custom() == {"CUSTOM_TRUSTED"}
+
+
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:
     reports = {f"h{number}": [_node(f"n{number}")] for number in range(50)}
     counted = []
@@ -170,5 +202,5 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
             return len(statements)
 
         counted.append(await database.write(upsert))
-    assert counted == [9, 3]
+    assert counted == [10, 3]
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))
