@@ -6,9 +6,15 @@ bound the rows that PostgreSQL reads (`rows_read`), besides refusing sequential 
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import pytest
 import sqlalchemy as sa
+
+from micronova.db.engine import Database
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Rows = tuple[tuple[str, int, dict[str, str]], ...]
 """A table, the number of rows, and what differs between them as SQL by column; n counts the rows."""
@@ -33,6 +39,25 @@ def _nothing(column: Any) -> str:
     if isinstance(column.type, sa.Boolean):
         return "false"
     return "0" if isinstance(column.type, sa.Integer | sa.Float) else "''"
+
+
+class _RolledBack(Exception):
+    """Ends a transaction whose changes are not to be kept."""
+
+
+async def rolled_back(
+    database: Database, work: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Return the result of a function, in a transaction that is rolled back: other tests see no change."""
+    results: list[R] = []
+
+    def run(conn: sa.Connection) -> None:
+        results.append(work(conn, *args, **kwargs))
+        raise _RolledBack
+
+    with pytest.raises(_RolledBack):
+        await database.write(run)
+    return results[-1]
 
 
 @contextlib.contextmanager

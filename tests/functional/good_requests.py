@@ -252,8 +252,8 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
 PARAMETERS: dict[str, dict[str, str]] = {
     "identity": {
         "domain_id": "domain", "project_id": "project", "user_id": "user", "group_id": "group", "role_id": "role",
-        "implied_id": "implied", "credential_id": "credential", "region_id": "region", "service_id": "service",
-        "endpoint_id": "endpoint", "stored_id": "stored", "access_key": "access key",
+        "implied_id": "implied", "application_credential_id": "credential", "region_id": "region",
+        "service_id": "service", "endpoint_id": "endpoint", "stored_id": "stored", "access_key": "access key",
         "trust_id": "trust", "rule_id": "access rule", "registered_limit_id": "registered limit",
         "limit_id": "unified limit",
     },

@@ -239,7 +239,7 @@ async def test_services_are_found_in_its_catalog(world: World, token: ServiceTok
 
 
 async def test_invalid_and_revoked_tokens_are_refused(world: World, identity: IdentityClient) -> None:
-    tokens = KeystoneTokens(identity, NOW, remember=0)
+    tokens = KeystoneTokens(identity, NOW, cache_seconds=0)
     for forged in ("forged", "gAAAAAB" + "x" * 180, "mn1.AAAA", "é"):
         with pytest.raises(Unauthorized):
             await tokens.authenticate(forged, CONTEXT)

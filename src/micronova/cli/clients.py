@@ -88,7 +88,7 @@ class Clients:
         if identity is not None:
             return SignedTokens(identity.verifier, process.clock.now)
         asking = KeystoneTokens(
-            self._identity(), process.clock.now, remember=process.settings.identity.token_cache_time
+            self._identity(), process.clock.now, cache_seconds=process.settings.identity.token_cache_time
         )
         keys = process.settings.identity.public_key.split()
         if not keys:

@@ -234,6 +234,66 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
     run(server, directory, config)
 
 
+@main.command("fleet-simulate", short_help="Try scheduler settings on a synthetic fleet.")
+@click.option("--hosts", type=click.IntRange(1, 200_000), default=1_000, show_default=True, help="Hosts of the fleet.")
+@click.option(
+    "--fleet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kinds of hosts (TOML) [default: hosts of 16, 32 and 64 CPUs in three zones].",
+)
+@click.option("--requests", default="synthetic", show_default=True, metavar="FILE|synthetic", help="Trace of requests.")
+@click.option("--count", type=click.IntRange(1, 10_000_000), help="Requests of a synthetic trace [default: 20 a host].")
+@click.option(
+    "--load",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="Largest demand of a synthetic trace at one time, as a multiple of the fleet [default: 1].",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 3650, min_open=True),
+    help="Length of a synthetic trace [default: what --load needs].",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the trace and of random choices.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME[=SETTINGS]",
+    help="Settings to try: spread, pack, NAME=OPTION=VALUE,... or NAME=FILE.toml; may be repeated [default: spread].",
+)
+@click.option(
+    "--build-time",
+    type=click.FloatRange(0, 86_400),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a host works on a new server.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("fleet-simulation"),
+    show_default=True,
+    help="Directory for the plots (SVG) and report.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--write-trace",
+    "trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Only write a synthetic trace to this file.",
+)
+def fleet_simulate(**options: Any) -> None:
+    """Let the scheduler place the servers of a trace on a synthetic fleet, in virtual time.
+
+    It reports utilisation, fragmentation, refusals and the time of decisions, for several policies side by side.
+    No cloud is needed, and none is touched.
+    """
+    from micronova.cli.fleet_simulate import SimulationOptions
+    from micronova.cli.fleet_simulate import fleet_simulate as run
+
+    run(SimulationOptions(**options))
+
+
 @main.command(short_help="Connect to a floating IP, for ssh -o ProxyCommand.")
 @click.argument("address")
 @click.argument("port", type=click.IntRange(1, 65535))

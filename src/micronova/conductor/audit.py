@@ -8,7 +8,6 @@ has a running operation is left alone: there the two sides may differ for a mome
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -37,8 +36,6 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.fitting import lacking
 from micronova.objects.operations import IMAGE_KINDS
 from micronova.objects.orders import Guest
-
-log = logging.getLogger(__name__)
 
 CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""

@@ -79,12 +79,12 @@ class TokenValidation(Protocol):
 
 
 class KeystoneTokens:
-    """Tokens of any Keystone, validated by a request and cached for `remember` seconds."""
+    """Tokens of any Keystone, validated by a request and cached for `cache_seconds`."""
 
-    def __init__(self, identity: TokenValidation, now: Callable[[], float], *, remember: float = 300.0) -> None:
+    def __init__(self, identity: TokenValidation, now: Callable[[], float], *, cache_seconds: float = 300.0) -> None:
         self._identity = identity
         self._now = now
-        self._remember = remember
+        self._cache_seconds = cache_seconds
         self._known: dict[str, tuple[float, RequestContext]] = {}
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
@@ -97,7 +97,7 @@ class KeystoneTokens:
             caller = _from_keystone(await self._identity.validate(token), token)
             if len(self._known) > 4096:
                 self._known.clear()
-            until = min(now + self._remember, caller.expires_at or now + self._remember)
+            until = min(now + self._cache_seconds, caller.expires_at or now + self._cache_seconds)
             known = self._known[token] = (until, caller)
         return msgspec.structs.replace(
             known[1],

@@ -29,6 +29,11 @@ def iso_micros(time: int | None) -> str | None:
     return None if time is None else f"{_second(time // 1_000_000)}.{time % 1_000_000:06d}"
 
 
+def iso_from_seconds(time: float) -> str:
+    """Return a time in seconds as Keystone writes it: 2026-11-15T12:00:00.000000Z."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def parse_iso(text: str) -> int:
     """Return an ISO 8601 time in microseconds; a time without a zone is UTC. Raise ValueError."""
     moment = datetime.fromisoformat(text)

@@ -21,12 +21,16 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from micronova.http import revocation_subjects
 from micronova.http.access_rules import AccessRules
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Unauthorized
 
 PREFIX = "mn1."
 PREFIX_WITH_RULES = "mn2."  # of tokens with access rules
 LONGEST = 8192  # characters of a token
+REVOCATION_OVERLAP = 60.0
+"""Seconds that each read of revocations reaches back: clocks differ, and transactions commit out of order."""
 _SIGNATURE = 64
 
 
@@ -50,7 +54,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     restricted: bool = False  # by an application credential that may not create others
     key_id: str = ""  # of the key that signed the token; "" in tokens of 0.2 and older
     trust_id: str | None = None
-    trust_user_id: str | None = None  # the other party of the trust: the trustee if the token is the trustor's
+    trust_user_id: str | None = None  # the trustor; with `impersonation` the trustee
     trust_user_domain_id: str | None = None
     impersonation: bool = False  # the token is the trustor's, and the trustee uses it
     access_rules: AccessRules | None = None  # of the application credential; None: it has none, and may do everything
@@ -99,8 +103,8 @@ class Revocations:
 
     def __init__(self) -> None:
         self._audit_ids: dict[str, float] = {}  # audit id -> when the token would have expired anyway
-        # "user:ID", "project:ID", … -> everything issued up to the first time is void, and has expired at the second
-        self._marks: dict[str, tuple[float, float]] = {}
+        # subject -> everything issued up to the first time is void, and has expired at the second
+        self._marks: dict[Subject, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._audit_ids) + len(self._marks)
@@ -109,20 +113,16 @@ class Revocations:
         """Revoke one token, and those made from it."""
         self._audit_ids[audit_id] = expires_at
 
-    def revoke_all(self, subject: str, until: float, expires_at: float) -> None:
-        """Revoke every token of a subject that was issued up to a time; `expires_at` is when the last of them expires.
-
-        Subjects: `user:ID`, `project:ID`, `credential:ID`, `trust:ID`, `domain:ID` (of its users and for its projects),
-        `grant:USER:SCOPE` (a user's tokens for one project, one domain or `system`).
-        """
+    def revoke_all(self, subject: Subject, until: float, expires_at: float) -> None:
+        """Revoke the tokens of a subject that were issued up to a time; `expires_at` is when the last one expires."""
         known = self._marks.get(subject, (0.0, 0.0))
         self._marks[subject] = (max(until, known[0]), max(expires_at, known[1]))
 
-    def record(self, subject: str, at: float, expires_at: float) -> None:
-        """Record a revocation as the identity service lists it; the subject `audit:ID` is one token."""
-        kind, _, key = subject.partition(":")
+    def record(self, subject: Subject, at: float, expires_at: float) -> None:
+        """Record a revocation as the identity service lists it."""
+        kind, *ids = revocation_subjects.parts(subject)
         if kind == "audit":
-            self.revoke(key, expires_at)
+            self.revoke(ids[0], expires_at)
         else:
             self.revoke_all(subject, at, expires_at)
 
@@ -132,25 +132,7 @@ class Revocations:
             return True
         if not self._marks:
             return False
-        scope = claims.project_id or claims.domain_id or ("system" if claims.system else "")
-        subjects: tuple[str, ...] = (
-            f"user:{claims.user_id}",
-            f"project:{claims.project_id}",
-            f"credential:{claims.application_credential_id}",
-            f"grant:{claims.user_id}:{scope}",
-            f"domain:{claims.user_domain_id}",
-            f"domain:{claims.project_domain_id or claims.domain_id}",
-        )
-        if claims.trust_id is not None:  # void if either party loses what the trust is made of
-            subjects += (
-                f"trust:{claims.trust_id}",
-                f"user:{claims.trust_user_id}",
-                f"grant:{claims.trust_user_id}:{scope}",
-                f"domain:{claims.trust_user_domain_id}",
-            )
-            for user_id, domain_id in claims.trust_agents:
-                subjects += (f"user:{user_id}", f"grant:{user_id}:{scope}", f"domain:{domain_id}")
-        return any(claims.issued_at <= self._marks.get(subject, (0.0, 0.0))[0] for subject in subjects)
+        return any(claims.issued_at <= self._marks.get(subject, (0.0, 0.0))[0] for subject in _subjects(claims))
 
     def forget_expired(self, now: float) -> None:
         """Drop entries about tokens that have expired."""
@@ -158,12 +140,37 @@ class Revocations:
         self._marks = {key: times for key, times in self._marks.items() if times[1] > now}
 
 
+def _subjects(claims: Claims) -> list[Subject]:
+    """Return the subjects of the revocations that concern a token, besides its audit ids."""
+    target = claims.project_id or claims.domain_id or ("system" if claims.system else "")
+    users = [(claims.user_id, claims.user_domain_id), *claims.trust_agents]
+    if claims.trust_user_id is not None and claims.trust_user_domain_id is not None:
+        users.append((claims.trust_user_id, claims.trust_user_domain_id))
+    subjects: list[Subject] = []
+    for user_id, domain_id in users:  # a token for a trust is void if any party loses what the trust is made of
+        subjects += (
+            revocation_subjects.user(user_id),
+            revocation_subjects.grant(user_id, target),
+            revocation_subjects.domain(domain_id),
+        )
+    if claims.project_id is not None:
+        subjects.append(revocation_subjects.project(claims.project_id))
+    scope_domain_id = claims.project_domain_id or claims.domain_id
+    if scope_domain_id is not None:
+        subjects.append(revocation_subjects.domain(scope_domain_id))
+    if claims.application_credential_id is not None:
+        subjects.append(revocation_subjects.application_credential(claims.application_credential_id))
+    if claims.trust_id is not None:
+        subjects.append(revocation_subjects.trust(claims.trust_id))
+    return subjects
+
+
 class TokenVerifier:
     """Verifies tokens with the public keys alone, and caches the verified ones."""
 
-    def __init__(self, public_keys: Iterable[bytes], revocations: Revocations, remember: int = 4096) -> None:
+    def __init__(self, public_keys: Iterable[bytes], revocations: Revocations, max_entries: int = 4096) -> None:
         self.revocations = revocations
-        self._remember = remember
+        self._max_entries = max_entries
         self._known: dict[str, Claims] = {}
         self.use(public_keys)
 
@@ -177,7 +184,7 @@ class TokenVerifier:
         claims = self._known.get(token)
         if claims is None:
             claims = self._decode(token)
-            if len(self._known) >= self._remember:
+            if len(self._known) >= self._max_entries:
                 self._known.clear()
             self._known[token] = claims
         if (claims.expires_at <= now and not allow_expired) or self.revocations.covers(claims):

@@ -29,7 +29,6 @@ from micronova.objects.host_limits import (
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
-from micronova.objects.topology_request import resources_of
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +54,6 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     root_device_name: str = ROOT_DEVICE
     security_groups: tuple[str, ...] = ()  # their names
     assignment: Assignment | None = None  # the NUMA cells, CPUs and devices of the host that are claimed for it
-
-    def resources(self) -> dict[str, int]:
-        """Return the amounts that it uses of its host, by resource class."""
-        return resources_of(self.flavor, self.image)
 
 
 class InjectedFile(msgspec.Struct, frozen=True):
@@ -236,6 +231,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     pcpus: int = 0  # dedicated CPUs
     memory_mb: int = 0
     local_gb: int = 0
+    # Of its node, by resource class; None: what the guest uses, because its driver does not know.
+    claimed: Annotated[dict[Name, int], _PROPERTIES] | None = None
 
 
 class RunningOrder(msgspec.Struct, frozen=True):

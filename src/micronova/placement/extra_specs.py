@@ -13,6 +13,7 @@ from typing import Final
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
 from micronova.placement.model import RequestGroup, ResourceRequest
 
@@ -23,10 +24,17 @@ GROUP_POLICY: Final = "group_policy"
 
 def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     """Return what one server of the flavor and the image holds of its compute node, by resource class."""
+    return dict(_node_resources(flavor, image))
+
+
+def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
     return {name: amount for name, amount in (amounts | _own(flavor)).items() if amount}
+
+
+_node_resources = RememberLast(_find_node_resources)
 
 
 def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
@@ -81,7 +89,13 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     if both := required & forbidden:
         raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
     _own(flavor)
-    for kind, suffix, name, _ in _parts(flavor.extra_specs):
+    policy = flavor.extra_specs.get("hw:cpu_policy") or (image and image.properties.get("hw_cpu_policy"))
+    for kind, suffix, name, value in _parts(flavor.extra_specs):
+        if kind == "resources" and name in ("VCPU", "PCPU") and policy and _amount(name, value):
+            raise Invalid(
+                f"The extra spec resources{suffix}:{name} of flavor {flavor.name} contradicts the CPU policy {policy} "
+                "of the flavor or the image, from which the CPUs follow. Use one of them."
+            )
         if kind == "resources" and name == "PCPU":
             raise Invalid(
                 f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: hw:cpu_policy "
@@ -93,10 +107,10 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     if without_resources := named - asked:
         group = min(without_resources)
         raise Invalid(f"Flavor {flavor.name} has traits of the request group {group}, and no resources{group}:CLASS.")
-    policy = flavor.extra_specs.get(GROUP_POLICY)
-    if policy not in (None, "none", "isolate"):
+    group_policy = flavor.extra_specs.get(GROUP_POLICY)
+    if group_policy not in (None, "none", "isolate"):
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
-    if len(asked) > 1 and policy is None:
+    if len(asked) > 1 and group_policy is None:
         raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
 
 

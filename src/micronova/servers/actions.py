@@ -4,29 +4,24 @@ A request is accepted when its transaction is committed. Only then a message tel
 lost.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
-from micronova.db.engine import Database
 from micronova.db.secrets import Secrets
 from micronova.notifications.notifier import API
 from micronova.objects import migration_states, states
-from micronova.objects.clock import Clock, micros
+from micronova.objects.clock import micros
 from micronova.objects.context import Context, RequestContext
-from micronova.objects.errors import Conflict, NotSupported, Unavailable
+from micronova.objects.errors import Conflict, NotSupported
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import OperationRow, PowerPayload
-from micronova.servers.accept import AcceptedActions
+from micronova.objects.operations import PowerPayload
+from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.dependencies import RequestDependencies
-
-FIRST_POLL = 0.02
-LONGEST_POLL = 0.5  # seconds between looks at an operation; the pause grows from FIRST_POLL to this
-GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
 
 
 class ServerActions:
@@ -39,7 +34,7 @@ class ServerActions:
         self._random = dependencies.random
         self._conductor = dependencies.conductor
         self._notifier = dependencies.notifier
-        self._accepted = AcceptedActions(dependencies)
+        self._recorder = ActionRecorder(dependencies)
         self._quota_defaults = dependencies.quota_defaults
         self._service_down_time = dependencies.service_down_time
         self._reclaim_interval = reclaim_interval
@@ -90,13 +85,14 @@ class ServerActions:
         """Accept an action if the server's state and its lock allow it; return the id of its operation.
 
         `check` is called with the server, whose row is locked, and raises if the action must be refused for another
-        reason. Without `respects_lock` a server that a user has locked accepts the action as well. `record` explains
-        the others.
+        reason. Without `respects_lock` a server that a user has locked accepts the action as well. `secrets` are stored
+        encrypted until the operation ends. The operation fails if it has not ended after `timeout` seconds
+        (`RequestDependencies.operation_timeout`).
         """
         if respects_lock:
             check_lock(context, row)
         operations = await self._database.write(
-            self.record,
+            self.check_and_record,
             context,
             row["uuid"],
             kind,
@@ -109,13 +105,6 @@ class ServerActions:
         await self._conductor.run_operations(context.for_bus(), operations)
         return operations[0]
 
-    async def ended(self, operation: str, late: str) -> OperationRow | None:
-        """Wait until an operation has ended; return it, or None if it was purged.
-
-        Raise Unavailable with the text `late` if it has not ended long after its deadline.
-        """
-        return await passed(self._database, self._clock, operation, late)
-
     def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, force: bool) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
@@ -126,7 +115,7 @@ class ServerActions:
             if _can_be_kept(row):
                 return self._begin_soft_delete(conn, context, row)
         changes: InstanceChanges = {"task_state": states.DELETING}
-        operations = self._accepted.record(conn, context, row, "delete", changes, None, endless=True)
+        operations = self._recorder.record(conn, context, row, "delete", changes, None, endless=True)
         # Of two hosts, the order to delete goes to the server's own.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
@@ -138,7 +127,7 @@ class ServerActions:
             "deleted_at": micros(self._clock.now()),
             "progress": 0,
         }
-        operations = self._accepted.record(conn, context, row, "soft_delete", changes, None, endless=True)
+        operations = self._recorder.record(conn, context, row, "soft_delete", changes, None, endless=True)
         operations += self._end_move(conn, context.for_bus(), row, migration_states.FAILED)
         if row["deleted_at"] is None:
             quotas.release_server(conn, row)
@@ -149,13 +138,13 @@ class ServerActions:
         action = states.ACTIONS["restore"]
         check_state(action, row)
         changes: InstanceChanges = {"task_state": action.task_state, "deleted_at": None}
-        operations = self._accepted.record(conn, context, row, "restore", changes, PowerPayload(action="restore"))
+        operations = self._recorder.record(conn, context, row, "restore", changes, PowerPayload(action="restore"))
         if row["deleted_at"] is not None:  # else it is charged
             limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
             quotas.charge_server(conn, row, limits)
         return operations
 
-    def record(
+    def check_and_record(
         self,
         conn: sa.Connection,
         context: RequestContext,
@@ -172,14 +161,15 @@ class ServerActions:
     ) -> tuple[str, ...]:
         """Record an action in the caller's transaction, if the server's state and its host's driver allow it.
 
-        `check` is as in `begin`, and `AcceptedActions.record` explains the others and what is returned.
+        `check`, `secrets` and `timeout` are as in `begin`. `ActionRecorder.record` explains `operation_id`,
+        `deferred_for` and what is returned.
         """
         row = instances.lock_existing(conn, id)
         check_state(action, row)
         check_capability(conn, action, row)
         if check is not None:
             check(row)
-        return self._accepted.record(
+        return self._recorder.record(
             conn,
             context,
             row,
@@ -279,24 +269,6 @@ class ServerActions:
         id = new_uuid(self._random)
         operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=epoch, now=now, context=context)
         return id
-
-
-async def passed(
-    database: Database, clock: Clock, operation: str, late: str, steps: Collection[str] | None = None
-) -> OperationRow | None:
-    """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
-
-    Raise Unavailable with the text `late` if that is not so long after its deadline.
-    """
-    pause = FIRST_POLL
-    while True:
-        found = await database.read(operation_rows.get, operation)
-        if found is None or found["finished_at"] is not None or (steps is not None and found["step"] not in steps):
-            return found
-        if clock.now() > found["deadline"] / 1e6 + GRACE:
-            raise Unavailable(late)
-        await clock.sleep(pause)
-        pause = min(LONGEST_POLL, pause * 1.5)
 
 
 def check_lock(context: RequestContext, row: InstanceRow) -> None:

@@ -4,13 +4,16 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from micronova.db.engine import Database
 from micronova.db.secrets import Secrets
 from micronova.objects import states
+from micronova.objects.clock import Clock
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, NotSupported, OperationFailed
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import PasswordPayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
+from micronova.servers.waiting import wait_for_operation
 
 KIND = "change_password"
 TIMEOUT = 120.0
@@ -20,8 +23,17 @@ TIMEOUT = 120.0
 class AdminPasswords:
     """Changes passwords in guests."""
 
-    def __init__(self, *, actions: ServerActions, check_host: Callable[[InstanceRow], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        actions: ServerActions,
+        check_host: Callable[[InstanceRow], Awaitable[None]],
+    ) -> None:
         """`check_host` raises Unavailable if the host of a server does not answer."""
+        self._database = database
+        self._clock = clock
         self._actions = actions
         self._check_host = check_host
 
@@ -36,7 +48,7 @@ class AdminPasswords:
         payload = PasswordPayload(action=KIND)
         operation = await self._actions.begin(context, row, KIND, action, payload, secrets=secrets, timeout=TIMEOUT)
         late = f"The password of instance {uuid} is still being changed: look at its actions later."
-        found = await self._actions.ended(operation, late)
+        found = await wait_for_operation(self._database, self._clock, operation, late)
         if found is None:
             raise OperationFailed(f"What became of the new password of instance {uuid} is not known any more.")
         if found["result"] == "cancelled":

@@ -112,7 +112,7 @@ class ServerImages:
             raise NotSupported(CANNOT_UPLOAD)
         id = new_uuid(self._random)
         operations = await self._database.write(
-            self._actions.record,
+            self._actions.check_and_record,
             context,
             row["uuid"],
             kind,

@@ -32,7 +32,8 @@ from micronova.objects.errors import (
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF, NetworkRequest, PlannedPort
 from micronova.objects.operations import InterfacePayload
-from micronova.servers.actions import FIRST_POLL, LONGEST_POLL, ServerActions, check_lock, check_state
+from micronova.servers.actions import ServerActions, check_lock, check_state
+from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class Interfaces:
     async def _attached(self, uuid: str, operation: str) -> str:
         """Wait until an attachment ends; return its port, or raise its error."""
         late = f"The interface is still being attached to instance {uuid}: look at it later."
-        found = await self._actions.ended(operation, late)
+        found = await wait_for_operation(self._database, self._clock, operation, late)
         if found is None:
             raise OperationFailed(f"What became of the interface of instance {uuid} is not known any more.")
         payload = msgspec.msgpack.decode(found["payload"], type=InterfacePayload)

@@ -23,11 +23,12 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
 from micronova.objects.operations import EvacuatePayload, MovePayload, ResizedPayload
-from micronova.servers.accept import AcceptedActions
-from micronova.servers.actions import check_lock, check_state, passed
+from micronova.servers.action_recorder import ActionRecorder
+from micronova.servers.actions import check_lock, check_state
 from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.lookups import check_host, flavor_for, host_exists
+from micronova.servers.waiting import wait_for_operation
 
 TYPES = {
     "resize": migration_states.RESIZE,
@@ -53,7 +54,7 @@ class ServerMoves:
         self._notifier = dependencies.notifier
         self._unsupported = dependencies.unsupported
         self._quota_defaults = dependencies.quota_defaults
-        self._accepted = AcceptedActions(dependencies)
+        self._recorder = ActionRecorder(dependencies)
         self._service_down_time = dependencies.service_down_time
         self._same_host = allow_resize_to_same_host
 
@@ -106,7 +107,7 @@ class ServerMoves:
 
     async def _wait_for_checks(self, id: str, operation: str) -> None:
         late = f"The hosts of instance {id} do not answer: look at its migrations later."
-        found = await passed(self._database, self._clock, operation, late, CHECKS)
+        found = await wait_for_operation(self._database, self._clock, operation, late, CHECKS)
         if found is not None and found["result"] == "cancelled":
             raise Conflict(f"Instance {id} was not migrated: a later request took its place.")
         if found is None or found["result"] != "error":
@@ -174,7 +175,7 @@ class ServerMoves:
         )
         migration = self._migration(context, row, "evacuate", flavor, host, payload.migration, now)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
-        operations = self._accepted.record(
+        operations = self._recorder.record(
             conn, context, row, "evacuate", changes, payload, step="schedule", secrets=secrets
         )
         # A move that waits for the lost host ends.
@@ -229,7 +230,7 @@ class ServerMoves:
         migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
         self._choose_hosts(conn, row, kind, payload)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
-        operations = self._accepted.record(conn, context, row, kind, changes, payload, step="schedule")
+        operations = self._recorder.record(conn, context, row, kind, changes, payload, step="schedule")
         server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
         allocations.hand_over(conn, id, holder=migration["uuid"])
         if kind == "resize":
@@ -317,7 +318,7 @@ class ServerMoves:
                     "revert the resize, or confirm it when the host is back."
                 )
             confirming: InstanceChanges = {"task_state": states.ACTIONS[kind].task_state}
-            operations = self._accepted.record(conn, context, row, kind, confirming, payload)
+            operations = self._recorder.record(conn, context, row, kind, confirming, payload)
             server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.CONFIRMING})
             return operations
         if not services.host_is_up(conn, migration["source_compute"], now, self._service_down_time):
@@ -335,7 +336,7 @@ class ServerMoves:
             "flavor": migration["old_flavor"],
         }
         payload.destination = {name: row[name] for name in ("host", "node", "node_uuid", "availability_zone")}
-        operations = self._accepted.record(conn, context, row, kind, changes, payload)
+        operations = self._recorder.record(conn, context, row, kind, changes, payload)
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, id, old)
         devices = instances.devices(conn, [id]).get(id, ())

@@ -21,7 +21,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.instance import ImageData, InstanceChanges, InstanceRow
 from micronova.objects.operations import RebuildPayload
 from micronova.objects.orders import InjectedFile
-from micronova.servers.accept import AcceptedActions
+from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import check_capability, check_lock, check_state
 from micronova.servers.create_rules import (
     check_disk_config,
@@ -72,7 +72,7 @@ class ServerRebuilder:
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
         self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
-        self._accepted = AcceptedActions(dependencies)
+        self._recorder = ActionRecorder(dependencies)
 
     async def rebuild(
         self, context: RequestContext, row: InstanceRow, request: RebuildRequest
@@ -133,7 +133,7 @@ class ServerRebuilder:
         if request.files or image_needs_config_drive(image):
             changes["config_drive"] = True
         secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.files))
-        operations = self._accepted.record(conn, context, row, KIND, changes, _payload(row), secrets=secrets)
+        operations = self._recorder.record(conn, context, row, KIND, changes, _payload(row), secrets=secrets)
         instances.change_image(conn, id, image)
         return operations, instances.lock_existing(conn, id)
 

@@ -10,7 +10,7 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, NotSupported
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import Payload, PowerPayload, UnshelvePayload
-from micronova.servers.accept import AcceptedActions
+from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.images import ServerImages
@@ -28,7 +28,7 @@ class ServerShelving:
         self._actions = actions
         self._images = images
         self._conductor = dependencies.conductor
-        self._accepted = AcceptedActions(dependencies)
+        self._recorder = ActionRecorder(dependencies)
         self._default_zone = dependencies.default_zone
 
     async def shelve(self, context: RequestContext, row: InstanceRow) -> None:
@@ -82,7 +82,7 @@ class ServerShelving:
             instances.pin_to_zone(conn, id, micros(self._clock.now()), {}, zone=zone)
         changes: InstanceChanges = {"task_state": action.task_state}
         payload = UnshelvePayload(requested_host=host)
-        return self._accepted.record(conn, context, row, "unshelve_offloaded", changes, payload, step="schedule")
+        return self._recorder.record(conn, context, row, "unshelve_offloaded", changes, payload, step="schedule")
 
     def _check_place(
         self, conn: sa.Connection, pinned: str | None, asked: str | None | UnsetType, host: str | None

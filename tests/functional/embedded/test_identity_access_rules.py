@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from micronova.clients.identity.client import IdentityClient, ServiceToken
-from micronova.embedded.identity.store.access_rules import MAX_OF_CREDENTIAL, MAX_RULES
+from micronova.embedded.identity.store.access_rules import MAX_RULES, MAX_RULES_BYTES
 from micronova.http.auth import KeystoneTokens
 from micronova.http.client import ASGITransport
 from micronova.http.tokens import PREFIX, PREFIX_WITH_RULES, TokenKey
@@ -116,7 +116,7 @@ async def test_bad_rules(cloud: Cloud) -> None:
     ):
         body = {"application_credential": {"name": "x", "access_rules": [bad]}}
         assert (await alice.request("POST", path, body)).status == status, bad
-    many = [rule(f"/{number:0200}") for number in range(MAX_OF_CREDENTIAL // 200)]
+    many = [rule(f"/{number:0200}") for number in range(MAX_RULES_BYTES // 200)]
     body = {"application_credential": {"name": "x", "access_rules": many}}
     assert (await alice.request("POST", path, body)).status == 400, "they do not fit into a token"
     body = {"application_credential": {"name": "x", "access_rules": [rule(f"/{n}") for n in range(MAX_RULES + 1)]}}

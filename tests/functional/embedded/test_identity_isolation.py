@@ -105,7 +105,7 @@ async def victim(cloud: Cloud, admin: Caller) -> dict[str, str]:
         "group_id": group["id"],
         "role_id": role["id"],
         "implied_id": implied["id"],
-        "credential_id": credential["id"],
+        "application_credential_id": credential["id"],
         "rule_id": credential["access_rules"][0]["id"],
         "stored_id": stored["id"],
         "trust_id": trust["id"],

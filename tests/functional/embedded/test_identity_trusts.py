@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from micronova.embedded.identity.tokens import iso_time
 from micronova.http.client import Answer
+from micronova.http.paging import iso_from_seconds
 from tests.clocks import HeldClock
 from tests.unit.embedded.identity.harness import (
     Caller,
@@ -91,7 +91,7 @@ async def test_a_trust_is_made_shown_and_deleted(cloud: Cloud, clock: HeldClock)
     for caller in (alice, admin):
         assert (await caller.request("GET", path)).status == 404
         assert (await caller.request("DELETE", path)).status == 404
-    short = await given(alice, bob, expires_at=iso_time(clock.now() + 60))
+    short = await given(alice, bob, expires_at=iso_from_seconds(clock.now() + 60))
     clock.time += 60
     assert (await admin.request("GET", f"{PATH}/{short['id']}")).status == 404
     assert (await admin.get(PATH))["trusts"] == []
@@ -199,7 +199,7 @@ async def test_a_token_ends_with_what_it_rests_on(
     cloud: Cloud, clock: HeldClock, loss: str, impersonation: bool
 ) -> None:
     admin, alice, bob = await parties(cloud)
-    expires = iso_time(clock.now() + 60) if loss == "expiry" else None
+    expires = iso_from_seconds(clock.now() + 60) if loss == "expiry" else None
     trust = await given(alice, bob, impersonation=impersonation, expires_at=expires)
     token = cloud.caller(await use(cloud, "bob", trust))
     await token.get("/auth/catalog")
@@ -281,7 +281,7 @@ async def test_a_trust_is_redelegated(cloud: Cloud, impersonation: bool) -> None
 async def test_what_is_redelegated_is_not_more_than_was_given(cloud: Cloud, clock: HeldClock) -> None:
     admin, alice, bob = await parties(cloud)
     carol = await cloud.member(admin, "carol")
-    until = iso_time(clock.now() + 600)
+    until = iso_from_seconds(clock.now() + 600)
     plain = await given(alice, bob)
     first = await given(
         alice, bob, allow_redelegation=True, redelegation_count=2, expires_at=until, roles=[{"name": "reader"}]
@@ -297,7 +297,7 @@ async def test_what_is_redelegated_is_not_more_than_was_given(cloud: Cloud, cloc
     for changed in (
         {"roles": [{"name": "member"}]},
         {"impersonation": True},
-        {"expires_at": iso_time(clock.now() + 700)},
+        {"expires_at": iso_from_seconds(clock.now() + 700)},
         {"remaining_uses": 1},
         {"allow_redelegation": True, "redelegation_count": 2},
         {"project_id": bob.project_id},
@@ -309,8 +309,8 @@ async def test_what_is_redelegated_is_not_more_than_was_given(cloud: Cloud, cloc
     assert answer.status == 403, "it may not be redelegated"
     made = await trustee.make(PATH, **good)
     assert made["expires_at"] == until, "it does not last longer"
-    shorter = await trustee.make(PATH, **good, expires_at=iso_time(clock.now() + 60))
-    assert shorter["expires_at"] == iso_time(clock.now() + 60)
+    shorter = await trustee.make(PATH, **good, expires_at=iso_from_seconds(clock.now() + 60))
+    assert shorter["expires_at"] == iso_from_seconds(clock.now() + 60)
     clock.time += 600
     assert (await use(cloud, "carol", made)).status == 401
 

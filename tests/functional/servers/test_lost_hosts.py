@@ -4,6 +4,7 @@ import pytest
 
 from micronova.conductor import heartbeats
 from micronova.conductor.manager import ConductorManager
+from micronova.conductor.operations import transitions
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
@@ -22,6 +23,7 @@ SLOW = {"operation": "spawn", "kind": "hang"}
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(transitions, "LONGEST_WAIT_FOR_HOSTS", 1.0)
 
 
 async def _healthy(cloud: OneProcess) -> None:

@@ -151,14 +151,14 @@ async def test_a_deadline_deletes_the_image(
     cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     server = await boot(user, name=user.project)
-    record = ServerActions.record
+    record = ServerActions.check_and_record
 
     def soon(self: ServerActions, *args: Any, **named: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self._accepted, "_timeout", 1.0)
+            patch.setattr(self._recorder, "_timeout", 1.0)
             return record(self, *args, **named)
 
-    monkeypatch.setattr(ServerActions, "record", soon)
+    monkeypatch.setattr(ServerActions, "check_and_record", soon)
     async with cloud.faults({"operation": step, "kind": "hang", "name": user.project}):
         made = await snapshot(user, server)
         await image_gone(user, made)

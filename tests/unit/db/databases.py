@@ -1,4 +1,4 @@
-"""A compute database for a test: on SQLite, or a schema of its own in the run's PostgreSQL."""
+"""A database for a test: on SQLite, or a schema of its own in the run's PostgreSQL."""
 
 import contextlib
 import uuid
@@ -24,6 +24,13 @@ async def compute_database(kind: str, request: pytest.FixtureRequest) -> AsyncIt
         finally:
             await database.close()
         return
+    async with own_schema(request, metadata) as database:
+        yield database
+
+
+@contextlib.asynccontextmanager
+async def own_schema(request: pytest.FixtureRequest, metadata: sa.MetaData) -> AsyncIterator[Database]:
+    """Open a schema of its own in the run's PostgreSQL, with these tables."""
     schema = f"t{uuid.uuid4().hex}"  # made in a blink, unlike a database
     database = open_database(request.getfixturevalue("postgres").url, schema=schema)
     await database.write(lambda conn: conn.execute(sa.schema.CreateSchema(schema)))

@@ -32,7 +32,7 @@ from micronova.db.server_lists import Filters
 from micronova.db.tables import metadata
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
-from tests.plans import Rows, fill, recorded, rows_read, sequential_scans, too_many
+from tests.plans import Rows, fill, recorded, rolled_back, rows_read, sequential_scans, too_many
 from tests.unit.db.databases import compute_database
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
@@ -183,10 +183,6 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         yield opened
 
 
-class RolledBack(Exception):
-    """Ends a transaction whose statements were only to be planned."""
-
-
 LIVING = [_uuid("living", number) for number in range(20)]
 OPERATIONS = [_uuid("operation", number) for number in range(20)]
 NAMES = [f"host{number}" for number in range(500)]
@@ -301,21 +297,13 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
 
 @pytest.mark.parametrize("name", HOT)
 async def test_an_index_serves(database: Database, name: str) -> None:
-    scans: list[str] = []
-
-    def run(conn: sa.Connection) -> None:
-        scans.extend(sequential_scans(conn, HOT[name], SMALL))
-        raise RolledBack
-
-    with pytest.raises(RolledBack):
-        await database.write(run)
-    assert scans == []
+    assert await rolled_back(database, sequential_scans, HOT[name], SMALL) == []
 
 
 @pytest.mark.parametrize("name", HOT)
 async def test_few_rows_are_read(database: Database, name: str) -> None:
     """A walk through a whole index, whose rows a filter drops, is no sequential scan."""
-    read = await _read(database, HOT[name])
+    read = await rolled_back(database, rows_read, HOT[name])
     assert too_many(read, MORE_READ.get(name, MOST_READ), SMALL) == {}
 
 
@@ -349,7 +337,9 @@ async def test_a_statement_with_a_list_is_planned_once(database: Database, name:
 
 async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: Database) -> None:
     """PostgreSQL begins at the marker: it reads as many rows as the page has, and the marker."""
-    read = await _read(database, lambda conn: server_lists.list_(conn, Filters(limit=50, marker=MIDDLE)))
+    read = await rolled_back(
+        database, rows_read, lambda conn: server_lists.list_(conn, Filters(limit=50, marker=MIDDLE))
+    )
     assert read["instances"] == 51
 
 
@@ -368,7 +358,7 @@ async def test_a_plan_that_is_kept_reads_no_more_than_a_page(database: Database,
         conn.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
         server_lists.list_(conn, PAGES[name], with_services=True)
 
-    read = await _read(database, run)
+    read = await rolled_back(database, rows_read, run)
     assert read["instances"] <= 2 * 51
     assert read["services"] <= 60
 
@@ -391,7 +381,7 @@ async def test_a_list_reads_only_the_columns_that_it_is_asked_for(database: Data
 
 async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(database: Database) -> None:
     """PostgreSQL walked through all servers that were deleted before, in the order of their creation."""
-    read = await _read(database, lambda conn: usages.used(conn, RECENTLY, NOW, limit=50))
+    read = await rolled_back(database, rows_read, lambda conn: usages.used(conn, RECENTLY, NOW, limit=50))
     # Once to count those of the span, once to sort them, and those of the page.
     assert read["deleted_instances"] <= 2 * 1_000 + 50
 
@@ -426,18 +416,5 @@ MIGRATIONS: dict[str, tuple[Callable[[sa.Connection], Any], int]] = {
 async def test_old_migrations_are_not_walked_through(database: Database, name: str) -> None:
     """They are kept for as long as the records of their servers."""
     work, most = MIGRATIONS[name]
-    read = await _read(database, work)
+    read = await rolled_back(database, rows_read, work)
     assert read.get("migrations", 0) <= most
-
-
-async def _read(database: Database, work: Callable[[sa.Connection], Any]) -> dict[str, int]:
-    """Return the rows of each table that PostgreSQL reads; what the work changes is undone."""
-    read: dict[str, int] = {}
-
-    def run(conn: sa.Connection) -> None:
-        read.update(rows_read(conn, work))
-        raise RolledBack
-
-    with pytest.raises(RolledBack):
-        await database.write(run)
-    return read

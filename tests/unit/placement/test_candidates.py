@@ -172,6 +172,18 @@ def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
             extra_specs.check(_flavor(**specs))
 
 
+def test_amounts_of_cpus_contradict_a_policy_of_flavor_or_image() -> None:
+    image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
+    for name in ("VCPU", "PCPU"):
+        for policy in ("dedicated", "mixed", "shared"):
+            with pytest.raises(Invalid, match=f"resources1:{name} .* contradicts the CPU policy {policy}"):
+                extra_specs.check(_flavor(**{f"resources1__{name}": "2"}, hw__cpu_policy=policy))
+        with pytest.raises(Invalid, match=f"resources:{name} .* contradicts the CPU policy dedicated"):
+            extra_specs.check(_flavor(**{f"resources__{name}": "2"}), image)
+    extra_specs.check(_flavor(resources__VCPU="0"), image)  # as in Nova, no amount is no contradiction
+    extra_specs.check(_flavor(resources__VCPU="2"))
+
+
 def test_flavor_and_image_must_not_contradict_each_other() -> None:
     image = ImageMeta(id="i", properties={"trait:CUSTOM_A": "required"})
     extra_specs.check(_flavor(trait__CUSTOM_A="required"), image)

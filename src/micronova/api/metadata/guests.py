@@ -23,12 +23,12 @@ MOST_VENDOR_DATA = 128
 class Guests:
     """Reads and caches facts about guests."""
 
-    def __init__(self, database: Database, vendor_data: VendorDataSource, remember: float) -> None:
-        """`remember` is the seconds for which facts are cached; 0 reads them each time."""
+    def __init__(self, database: Database, vendor_data: VendorDataSource, cache_seconds: float) -> None:
+        """`cache_seconds` is how long facts and vendor data are cached; 0 reads them each time."""
         self._database = database
         self._source = vendor_data
-        self._facts = ExpiringCache(remember, max_entries=MOST_FACTS)
-        self._vendor_data = ExpiringCache(remember, max_entries=MOST_VENDOR_DATA)
+        self._facts = ExpiringCache(cache_seconds, max_entries=MOST_FACTS)
+        self._vendor_data = ExpiringCache(cache_seconds, max_entries=MOST_VENDOR_DATA)
 
     @property
     def static_vendor_data(self) -> bool:

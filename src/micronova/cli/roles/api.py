@@ -142,7 +142,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
         guests=guests,
         consoles=_console_links(process, guests),
         rescue=ServerRescue(shared, actions, rescue_image_id=settings.libvirt.rescue_image_id),
-        admin_passwords=AdminPasswords(actions=actions, check_host=guests.check_host),
+        admin_passwords=AdminPasswords(database=database, clock=clock, actions=actions, check_host=guests.check_host),
         moves=ServerMoves(shared, allow_resize_to_same_host=bool(default.allow_resize_to_same_host)),
         shelving=ServerShelving(shared, actions, images),
         live_migrations=LiveMigrations(database=database, clock=clock, compute=compute, notifier=process.notifier),

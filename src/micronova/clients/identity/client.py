@@ -5,13 +5,14 @@ Paths begin with /v3: the base of a transport is the identity service without a 
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from micronova.http.client import ServiceClient, Transport, raise_for
+from micronova.http.paging import iso_from_seconds
 from micronova.objects.errors import Forbidden, NotFound, Unauthorized, Unavailable
 
 ACCESS_RULES = "openstack-identity-access-rules"  # a header: the version of access rules that we enforce
@@ -123,6 +124,5 @@ class IdentityClient:
 
     async def revocations(self, since: float) -> list[dict[str, Any]]:
         """Return what an embedded identity service has revoked since a time; see `micronova.clients.identity.feed`."""
-        moment = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        body = await self._service.request("GET", f"/v3/OS-REVOKE/events?since={moment}")
+        body = await self._service.request("GET", f"/v3/OS-REVOKE/events?since={iso_from_seconds(since)}")
         return list(body["events"])

@@ -4,10 +4,8 @@ from datetime import datetime
 
 from micronova.clients.identity.client import IdentityClient
 from micronova.clients.identity.follower import Follower
-from micronova.http.tokens import Revocations
+from micronova.http.tokens import REVOCATION_OVERLAP, Revocations
 from micronova.objects.clock import Clock
-
-OVERLAP = 60.0  # seconds that each request reaches back, because clocks differ and transactions commit out of order
 
 
 class RevocationFeed(Follower):
@@ -29,7 +27,7 @@ class RevocationFeed(Follower):
     async def refresh(self) -> None:
         """Read the new revocations."""
         now = self._clock.now()
-        for event in await self._identity.revocations(max(0.0, self._seen - OVERLAP)):
+        for event in await self._identity.revocations(max(0.0, self._seen - REVOCATION_OVERLAP)):
             at, expires_at = (
                 datetime.fromisoformat(event[name]).timestamp() for name in ("issued_before", "expires_at")
             )

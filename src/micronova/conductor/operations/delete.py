@@ -7,7 +7,7 @@ claim waits for an image service that is away.
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.discard_image import DiscardImage, discard, discards
+from micronova.conductor.operations.discard_image import DiscardImage, discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
@@ -68,7 +68,7 @@ class Delete(HostKind):
         """Continue with the ports when the guest is gone; if the host failed, send it the order again after a pause."""
         if report.outcome != "done":
             return self.postponed(conn, operation, row, report)
-        if instances.may_have_ports(conn, row) or self._others(conn, operation):
+        if instances.may_have_ports(conn, row) or self._has_open_operations(conn, operation):
             self.transitions.persist(conn, operation, "cleanup")
             taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
             return Continue(taken, notifications=[Notification("shutdown.end", row)])
@@ -78,24 +78,24 @@ class Delete(HostKind):
     async def _clean_up(self, operation: Operation, row: InstanceRow) -> None:
         database = self._engine.database
         if self._dependencies.network_client is not None and await database.read(instances.may_have_ports, row):
-            if await database.write(self._waits, operation):
+            if await database.write(self._wait_for_others, operation):
                 return
             await self.transitions.delete_ports(operation)
         await self.continue_with(operation, await database.write(self._end, operation))
 
-    def _waits(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Return whether another operation of the server is still open; if so, persist that this one waits.
+    def _wait_for_others(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Persist that this operation waits, if another one of the server is still open; return whether it waits.
 
         The instance is locked, so that the other operation, which wakes this one when it ends, sees it waiting.
         """
         instances.lock(conn, operation.instance_uuid)
-        if not self._others(conn, operation):
+        if not self._has_open_operations(conn, operation):
             return False
         # The lease expires in case the other operation never wakes this one.
         self.transitions.persist(conn, operation, operation.step, seconds=retry_pause(operation))
         return True
 
-    def _others(self, conn: sa.Connection, operation: Operation) -> bool:
+    def _has_open_operations(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another operation is open: a build may still allocate until it sees the new epoch.
 
         Those that only have an image to delete do not count.
@@ -115,13 +115,14 @@ class Delete(HostKind):
         row = instances.lock(conn, operation.instance_uuid)
         if row is None:
             return NoMoreWork(ended="success" if self.transitions.end(conn, operation, "success") else None)
-        if self._waits(conn, operation):
+        if self._wait_for_others(conn, operation):
             return NoMoreWork()
         return self._move_to_deleted(conn, operation, row)
 
     def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> NoMoreWork:
         """Move the server to the deleted ones and release all that it held, in one transaction."""
-        discard(conn, operation, row, self._engine.now())
+        # The row is removed, so its changes are not needed.
+        record_discard(conn, operation, row, self._engine.now())
         instances.move_to_deleted(conn, row, self._engine.now())
         ended = self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])
@@ -130,7 +131,7 @@ class Delete(HostKind):
         return NoMoreWork(
             ended="success" if ended else None,
             notifications=[Notification("delete.end", row)],
-            follow_ups=discards(row),
+            follow_ups=discard_operation_ids(row),
         )
 
     async def fail(self, operation: Operation, error: Exception) -> None:

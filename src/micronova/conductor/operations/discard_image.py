@@ -36,14 +36,14 @@ class DiscardImage(FollowUpKind):
             await self.end(operation)
 
 
-def discards(row: InstanceRow) -> tuple[str, ...]:
-    """Return the id of the operation that `discard` records for a server, if it has an image."""
+def discard_operation_ids(row: InstanceRow) -> tuple[str, ...]:
+    """Return the id of the operation that `record_discard` records for a server, if it has an image."""
     image = shelved.image_of(row)
     return () if image is None else (str(uuid.uuid5(NAMESPACE, image)),)
 
 
-def discard(conn: sa.Connection, operation: Operation, row: InstanceRow, now: int) -> InstanceChanges:
-    """Record that the image of an earlier shelve is deleted, if the server has one; return what changes of the server.
+def record_discard(conn: sa.Connection, operation: Operation, row: InstanceRow, now: int) -> InstanceChanges:
+    """Record the operation that deletes the image of an earlier shelve, if there is one; return the server's changes.
 
     The server, whose row is locked, has a guest of its own or is deleted, so that nothing needs the image any more.
     """
@@ -54,7 +54,7 @@ def discard(conn: sa.Connection, operation: Operation, row: InstanceRow, now: in
         conn,
         row,
         DiscardImage.name,
-        id=discards(row)[0],
+        id=discard_operation_ids(row)[0],
         epoch=operation.epoch,
         now=now,
         context=operation.context,

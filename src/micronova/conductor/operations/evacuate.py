@@ -10,7 +10,6 @@ that can hear hosts asks whether the host is lost: before each attempt, when it 
 the server leave. If the host is not lost any more, the evacuation ends, and the server is on it as before.
 """
 
-import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -32,11 +31,9 @@ from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import EvacuatePayload, Step
+from micronova.objects.operations import EvacuatePayload
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 ACTION = states.ACTIONS["evacuate"]
 CONDUCTOR_EVENT = "rebuild_server"
@@ -104,7 +101,7 @@ class Evacuate(MoveKind):
             return
         if order is None:
             return
-        if not payload.tried:  # of several attempts, the first begins what the last ends
+        if payload.chosen is None:  # of several attempts, the first begins what the last ends
             self.transitions.notify("rebuild.scheduled", operation, row, sender=CONDUCTOR)
             self.transitions.notify_exists(operation, row)
             self.transitions.notify("rebuild.start", operation, row, sender=server.chosen.host)
@@ -129,7 +126,7 @@ class Evacuate(MoveKind):
             return None
         if not self.transitions.host_is_lost(conn, source):
             raise _not_lost()
-        if not server.payload.tried:
+        if server.payload.chosen is None:
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
         return self.order(conn, dispatched, changed(server.row, changes))
@@ -239,17 +236,10 @@ class Evacuate(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give the evacuation up; its ports return to the host that it belongs to."""
-        result = await self._engine.database.write(self._fail, operation, error)
-        if result is None:
+        if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
-            return
-        self._engine.committed(self.name, "failed")
-        await self.continue_with(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
-        row = self.transitions.lock_current(conn, operation)
-        if row is None:
-            return None
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         if operation.step == "finish":  # the server is there, and runs
             changes: InstanceChanges = {"task_state": None}
             instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
@@ -263,29 +253,20 @@ class Evacuate(MoveKind):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: EvacuatePayload,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """End the attempt; the server still belongs to its lost host."""
-        host = payload.chosen.host if payload.chosen else None
-        if left_behind and host is not None:
-            departures.record(conn, host, row["uuid"], operation.epoch, self._engine.now())
-        # A step without a host has failed in the conductor's own part.
-        event = CONDUCTOR_EVENT if operation.step == "schedule" else None
-        self.transitions.end_event(conn, operation, host=host, error=error, event=event)
-        return self.transitions.advance(
-            conn,
-            operation,
-            step,
-            payload=msgspec.msgpack.encode(payload),
-            changes={"task_state": states.REBUILDING},
-            endless=step == "unbind",
-            seconds=seconds,
-        )
+    ) -> InstanceChanges:
+        """End the attempt; the server still belongs to its lost host, and its claim is replaced or released later."""
+        if operation.step == "schedule":  # the conductor's own part has failed
+            self.transitions.end_event(conn, operation, host=None, error=error, event=CONDUCTOR_EVENT)
+        else:
+            assert payload.chosen is not None
+            self.transitions.end_event(conn, operation, host=payload.chosen.host, error=error)
+            if left_behind:
+                departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, self._engine.now())
+        return {"task_state": states.REBUILDING}
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
         """End the evacuation: the server is in ERROR, or as before if its host is not lost."""
@@ -303,7 +284,7 @@ class Evacuate(MoveKind):
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end_without_event(conn, operation)
         failed = changed(row, changes)
-        if payload.chosen is None:  # no host was found
+        if payload.chosen is None:  # no host was ever found
             server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
             spec = instances.request_spec(conn, row["uuid"])
             return NoMoreWork(ended="error", gave_up=GaveUp("rebuild_server", failed, spec, fault))

@@ -9,7 +9,6 @@ again as before: error), which is repeated until it succeeds. Source and destina
 A live migration takes the same steps: in `migrate` the guest runs while its memory is sent, and `finish` ends the move.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,8 +36,6 @@ from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
 SOURCE_STEPS: Final = frozenset({"migrate", "undo"})
@@ -138,7 +135,7 @@ class Move(MoveKind):
     def _end_conductor_events(self, conn: sa.Connection, operation: Operation, error: str | None = None) -> None:
         """End the events of the conductor's own part: the epoch of the operation is that of the step `schedule`."""
         for number, event in enumerate(reversed(self._conductor_events(operation))):
-            self.transitions.end_conductor_event(conn, operation, event, around=number > 0, error=error)
+            self.transitions.end_conductor_event(conn, operation, event, outer=number > 0, error=error)
 
     def _conductor_events(self, operation: Operation) -> tuple[str, ...]:
         """Return their names. Nova answers old requests when the hosts have been checked, by another method."""
@@ -380,6 +377,8 @@ class Move(MoveKind):
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:
+            if not await self._engine.database.read(self._may_return, operation):
+                raise Unavailable(f"The ports cannot be bound, and the source is down: {error.message}") from error
             await self.fail(operation, error)
             return
         await self._dispatch_bound(operation, row, "finish", vifs)
@@ -403,7 +402,7 @@ class Move(MoveKind):
         """Undo the move; if the guest was not touched yet, the server is as before at once."""
         if operation.step in ("bind", "finish") and not await self._engine.database.read(self._may_return, operation):
             # Nothing but the destination has a guest that can be used: the move goes on until the source is back.
-            await self.run_one(operation)
+            await self.run([operation])
             return
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)

@@ -5,7 +5,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.operations.discard_image import discard, discards
+from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import OneOrderKind, reported_error
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
@@ -74,7 +74,7 @@ class Power(OneOrderKind):
             notifications=[]
             if self.notification is None
             else [Notification(f"{self.notification}.end", changed(row, changes))],
-            follow_ups=discards(row),
+            follow_ups=discard_operation_ids(row),
         )
 
     def succeeded(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> InstanceChanges:
@@ -82,7 +82,7 @@ class Power(OneOrderKind):
 
         The guest is there: an image that a shelve has made of its disk is deleted.
         """
-        return discard(conn, operation, row, self._engine.now())
+        return record_discard(conn, operation, row, self._engine.now())
 
     def failed_payload(self, operation: Operation, code: str | None, message: str) -> bytes | None:
         """Return the payload of an operation that has failed, or None if it stays as it is."""

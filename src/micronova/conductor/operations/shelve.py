@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.operations.discard_image import discard, discards
+from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.shelve_offload import Offloading
@@ -79,7 +79,7 @@ class Shelve(CreateImage):
         """Shelve the server, whose image is complete; the guest is off."""
         now = self._engine.now()
         changes: InstanceChanges = {
-            **discard(conn, operation, row, now),  # of an earlier shelve that a reset of the state has ended
+            **record_discard(conn, operation, row, now),  # of an earlier shelve that a reset of the state has ended
             "vm_state": states.state_after(states.ACTIONS[self.name], row["vm_state"]),
             "task_state": states.SHELVING_OFFLOADING if self._offloads else None,
             "power_state": power_state.SHUTDOWN,
@@ -90,10 +90,10 @@ class Shelve(CreateImage):
             if not self.transitions.end(conn, operation, "success", host=row["host"]):
                 return NoMoreWork()
             instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-            return NoMoreWork(ended="success", notifications=notifications, follow_ups=discards(row))
+            return NoMoreWork(ended="success", notifications=notifications, follow_ups=discard_operation_ids(row))
         self.transitions.end_event(conn, operation, host=row["host"])
         advanced = self.transitions.advance(conn, operation, "unbind", changes=changes)
-        return Continue(advanced, notifications, follow_ups=discards(row))
+        return Continue(advanced, notifications, follow_ups=discard_operation_ids(row))
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Delete the image; a server that is SHELVED stays so."""

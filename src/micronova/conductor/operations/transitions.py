@@ -30,11 +30,13 @@ from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 
+LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is tried again; hosts may be back soon
+
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
 
-SLOT: Final = 1 << 20
-"""Distance of the numbers of events that have the same epoch."""
+SEQUENCE_STEP: Final = 1 << 20
+"""Distance of the sequence numbers of events that have the same epoch."""
 
 
 class Notification(NamedTuple):
@@ -166,8 +168,7 @@ class Transitions:
         if not await self._hosts_may_return(error):
             return False
         reason = Unavailable("A host that does not answer for the moment may have room.")
-        # The longest pause is short beside the time in which hosts return.
-        await self._engine.later(list(operations), reason, longest=self._dependencies.service_down_time / 4)
+        await self._engine.later(list(operations), reason, longest=LONGEST_WAIT_FOR_HOSTS)
         return True
 
     async def _hosts_may_return(self, error: NoValidHost) -> bool:
@@ -325,17 +326,18 @@ class Transitions:
         )
 
     def end_conductor_event(
-        self, conn: sa.Connection, operation: Operation, event: str, *, around: bool = False, error: str | None = None
+        self, conn: sa.Connection, operation: Operation, event: str, *, outer: bool = False, error: str | None = None
     ) -> None:
-        """Record the event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
+        """Record an event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
 
-        There may be a second one `around` it.
+        With `outer` it is one that another event of the conductor is a part of. Both begin with the operation. The
+        outer one has the lower sequence number and so counts as the earlier one.
         """
         instance_actions.event_finish(
             conn,
             operation.instance_uuid,
             operation.context.request_id,
-            operation.epoch - (SLOT if around else 0),
+            operation.epoch - (SEQUENCE_STEP if outer else 0),
             event,
             self._engine.now(),
             result="Success" if error is None else "Error",
@@ -349,7 +351,7 @@ class Transitions:
             conn,
             operation.instance_uuid,
             operation.context.request_id,
-            operation.epoch + number * SLOT,
+            operation.epoch + number * SEQUENCE_STEP,
             event,
             self._engine.now(),
             host=host,
@@ -368,6 +370,7 @@ class Transitions:
     ) -> bool:
         """End the operation, its event and its instance action; return False if it has got another owner.
 
+        Without `host` the event keeps the one that it began with.
         When the transaction is committed, the caller counts the end: see `NoMoreWork.ended`.
         """
         now = self._engine.now()

@@ -130,7 +130,7 @@ class Authenticated(Struct):
     user: UserRow
     methods: tuple[str, ...]
     parent: Claims | None = None  # the token that was used
-    credential: ApplicationCredentialRow | None = None  # the application credential that was used
+    application_credential: ApplicationCredentialRow | None = None  # the one that was used
 
 
 def refused() -> MicronovaError:
@@ -158,20 +158,20 @@ def find_user(conn: sa.Connection, ref: UserRef) -> UserWithDomain | None:
     return cast(UserWithDomain | None, conn.execute(_WITH_DOMAIN.where(*chosen)).mappings().first())
 
 
-def _find_credential(
+def _find_application_credential(
     conn: sa.Connection, method: ApplicationCredentialMethod
 ) -> tuple[ApplicationCredentialRow | None, UserWithDomain | None]:
     if method.id is not None:
-        credential = APPLICATION_CREDENTIALS.find(conn, method.id)
-        user = find_user(conn, UserRef(id=credential["user_id"])) if credential else None
+        application_credential = APPLICATION_CREDENTIALS.find(conn, method.id)
+        user = find_user(conn, UserRef(id=application_credential["user_id"])) if application_credential else None
     elif method.name is not None and method.user is not None:
         user = find_user(conn, method.user)
-        credential = application_credentials.by_name(conn, user["id"], method.name) if user else None
+        application_credential = application_credentials.by_name(conn, user["id"], method.name) if user else None
     else:
         raise Invalid(
             "Invalid input for field/attribute auth.identity.application_credential: give its id, or its name and user."
         )
-    return credential, user
+    return application_credential, user
 
 
 def is_active(user: UserWithDomain | None) -> TypeGuard[UserWithDomain]:
@@ -198,14 +198,14 @@ async def authenticate(core: Core, identity: Identity, address: str) -> Authenti
             found.append(await _authenticate_token(core, identity.token))
         else:
             assert identity.application_credential is not None
-            found.append(await _authenticate_credential(core, identity.application_credential, address))
+            found.append(await _authenticate_application_credential(core, identity.application_credential, address))
     first = found[0]
     if any(each.user["id"] != first.user["id"] for each in found):
         raise refused()
     methods = tuple(dict.fromkeys(method for each in found for method in each.methods))
     parent = next((each.parent for each in found if each.parent), None)
-    credential = next((each.credential for each in found if each.credential), None)
-    return Authenticated(first.user, methods, parent, credential)
+    application_credential = next((each.application_credential for each in found if each.application_credential), None)
+    return Authenticated(first.user, methods, parent, application_credential)
 
 
 async def check_password(core: Core, ref: UserRef, password: str | None, address: str) -> UserRow:
@@ -258,16 +258,18 @@ async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
     return Authenticated(user, methods, parent=claims)
 
 
-async def _authenticate_credential(core: Core, method: ApplicationCredentialMethod, address: str) -> Authenticated:
-    credential, user = await core.database.read(_find_credential, method)
-    if credential is None and method.id is not None:
+async def _authenticate_application_credential(
+    core: Core, method: ApplicationCredentialMethod, address: str
+) -> Authenticated:
+    application_credential, user = await core.database.read(_find_application_credential, method)
+    if application_credential is None and method.id is not None:
         raise APPLICATION_CREDENTIALS.not_found(method.id)
     ref = method.user or UserRef()
-    who = credential["id"] if credential else (method.id, method.name, ref.id, ref.name)
-    stored = application_credentials.secret_hash(credential) if credential else None
+    who = application_credential["id"] if application_credential else (method.id, method.name, ref.id, ref.name)
+    stored = application_credentials.secret_hash(application_credential) if application_credential else None
     await _check_secret(core, who, address, stored, method.secret)
-    if credential is None or not is_active(user):
+    if application_credential is None or not is_active(user):
         raise refused()
-    if credential["expires_at"] is not None and credential["expires_at"] <= core.now():
+    if application_credential["expires_at"] is not None and application_credential["expires_at"] <= core.now():
         raise refused()
-    return Authenticated(user, ("application_credential",), credential=credential)
+    return Authenticated(user, ("application_credential",), application_credential=application_credential)

@@ -24,6 +24,8 @@ from micronova.embedded.identity.store.kinds import DOMAINS, ENDPOINTS, REGIONS,
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.tables import endpoints, services
 from micronova.embedded.identity.tables import users as users_table
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 
 SERVICE_USER = "micronova"
 
@@ -82,7 +84,7 @@ def _write(
     wanted: Mapping[str, str],
     region: str,
     ids: list[str],
-) -> tuple[None, list[str]]:
+) -> tuple[None, list[Subject]]:
     new_ids = iter(ids)
     now = time.at
     if DOMAINS.find(conn, DEFAULT_DOMAIN) is None:
@@ -104,7 +106,7 @@ def _write(
             project_attributes = ProjectAttributes(name=name, description=description, domain_id=DEFAULT_DOMAIN)
             project = projects.create(conn, next(new_ids), project_attributes, {}, now)
         target_ids[name] = project["id"]
-    revoked: list[str] = []
+    revoked: list[Subject] = []
     created: set[str] = set()
     for name, password_hash in hashes.items():
         user = users.by_name(conn, DEFAULT_DOMAIN, name)
@@ -116,7 +118,7 @@ def _write(
             created.add(name)
         else:
             conn.execute(users_table.update().where(users_table.c.id == user["id"]).values(password_hash=password_hash))
-            revoked.append(f"user:{user['id']}")
+            revoked.append(revocation_subjects.user(user["id"]))
     for name, target, target_name, role_name in GRANTS:
         user = users.by_name(conn, DEFAULT_DOMAIN, name)
         # Only new users and the service user get roles: a role that an administrator has revoked stays revoked.

@@ -12,6 +12,7 @@ from micronova.embedded.identity.lockout import Lockout
 from micronova.embedded.identity.passwords import Passwords
 from micronova.embedded.identity.store.revocations import RevocationTime
 from micronova.http.request import Request
+from micronova.http.revocation_subjects import Subject
 from micronova.http.tokens import Claims, Revocations, TokenSigner, TokenVerifier
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict
@@ -86,7 +87,7 @@ class Core:
 
     async def write_revoking(
         self,
-        fn: Callable[Concatenate[sa.Connection, RevocationTime, P], tuple[R, list[str]]],
+        fn: Callable[Concatenate[sa.Connection, RevocationTime, P], tuple[R, list[Subject]]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:

@@ -15,12 +15,12 @@ class Lockout:
     """Counts failures per user and address."""
 
     def __init__(
-        self, now: Callable[[], float], *, attempts: int = 5, seconds: float = 60.0, remember: int = 10_000
+        self, now: Callable[[], float], *, attempts: int = 5, seconds: float = 60.0, max_entries: int = 10_000
     ) -> None:
         self._now = now
         self._attempts = attempts
         self._seconds = seconds
-        self._remember = remember
+        self._max_entries = max_entries
         self._failures: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()  # (failures, time of the last)
 
     def locked(self, key: Hashable) -> bool:
@@ -37,7 +37,7 @@ class Lockout:
         """Count a failure; forget the oldest counts if there are too many."""
         failures, _ = self._failures.pop(key, (0, 0.0))
         self._failures[key] = (failures + 1, self._now())
-        while len(self._failures) > self._remember:
+        while len(self._failures) > self._max_entries:
             self._failures.popitem(last=False)
 
     def succeeded(self, key: Hashable) -> None:

@@ -20,9 +20,9 @@ from micronova.embedded.identity.tables import metadata
 from micronova.http.auth import SignedTokens
 from micronova.http.faults import identity_fault
 from micronova.http.service import Observer, Service
-from micronova.http.tokens import Revocations, TokenKey, TokenSigner, TokenVerifier, in_use
+from micronova.http.tokens import REVOCATION_OVERLAP, Revocations, TokenKey, TokenSigner, TokenVerifier, in_use
 from micronova.objects.background import end_tasks, keep_running
-from micronova.objects.clock import Clock, SystemClock
+from micronova.objects.clock import Clock, SystemClock, micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden
 from micronova.policies.enforcer import Enforcer
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 MIGRATIONS = "micronova.embedded.identity.migrations"
 SWEEP = 3600.0  # seconds between deletions of old revocations
 KEYS_POLL = 30.0  # seconds between reads of the keys that sign tokens
-OVERLAP = 60_000_000  # microseconds; a revocation may become visible that long after its time
 
 
 class IdentityTokens(SignedTokens):
@@ -151,7 +150,7 @@ class IdentityService:
     async def load_revocations(self) -> None:
         """Read the revocations of all processes since the last read."""
         now = self.core.now()
-        for each in await self._database.read(revocations_store.since, self._seen - OVERLAP, now):
+        for each in await self._database.read(revocations_store.since, self._seen - micros(REVOCATION_OVERLAP), now):
             self.revocations.record(each.subject, each.at / 1_000_000, each.expires_at / 1_000_000)
             self.core.timestamps.advance_past(each.at)
         self._seen = now

@@ -262,8 +262,8 @@ trusts = sa.Table(
     Index("trusts_by_origin", "redelegated_trust_id"),
 )
 
-# The contents of http.tokens.Revocations, so that they survive a restart. `audit:ID` revokes one token. Any other
-# subject (`user:ID`, `project:ID`, …) revokes the tokens that were issued at or before `at`.
+# The contents of http.tokens.Revocations, so that they survive a restart. http.revocation_subjects lists the subjects.
+# All but `audit:ID` revoke the tokens that were issued at or before `at`.
 revocations = sa.Table(
     "revocations",
     metadata,

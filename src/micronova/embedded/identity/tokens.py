@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +33,7 @@ from micronova.embedded.identity.store.kinds import (
     UserRow,
 )
 from micronova.http.access_rules import AccessRules
+from micronova.http.paging import iso_from_seconds
 from micronova.http.tokens import Claims
 from micronova.objects.clock import micros
 from micronova.objects.errors import Forbidden, Invalid, NotFound, Unauthorized
@@ -59,7 +59,7 @@ class Details(Struct):
 
     domain_names: dict[str, str]
     catalog: list[CatalogEntry]
-    credential_name: str | None = None
+    application_credential_name: str | None = None
     access_rules: list[AccessRuleRow] | None = None
 
 
@@ -71,7 +71,7 @@ async def issue(
     `issued_at` is a time in microseconds before the user was first read, so that a revocation since then concerns the
     token.
     """
-    if authenticated.credential is not None and scope is not None:
+    if authenticated.application_credential is not None and scope is not None:
         raise refused()
     if isinstance(scope, Scope) and scope.trust is not None:
         await _use_trust(core, authenticated, scope)
@@ -102,12 +102,12 @@ def _claims_and_details(
 def read_details(conn: sa.Connection, claims: Claims, with_catalog: bool) -> Details:
     """Return what the body that describes a token contains beyond its claims."""
     domain_ids = [claims.user_domain_id, claims.project_domain_id, claims.domain_id]
-    credential = APPLICATION_CREDENTIALS.find(conn, claims.application_credential_id)
+    application_credential = APPLICATION_CREDENTIALS.find(conn, claims.application_credential_id)
     return Details(
         domains.names(conn, domain_ids),
         catalog_store.entries(conn) if with_catalog and is_scoped(claims) else [],
-        credential["name"] if credential else None,
-        application_credentials.rules(conn, credential) if credential else None,
+        application_credential["name"] if application_credential else None,
+        application_credentials.rules(conn, application_credential) if application_credential else None,
     )
 
 
@@ -120,13 +120,13 @@ def _granted_scope(
     unscoped token if the user has none or has no role there.
     """
     user_id = authenticated.user["id"]
-    if authenticated.credential is not None:
-        granted = _project_scope(conn, user_id, PROJECTS.find(conn, authenticated.credential["project_id"]))
-        wanted = set(authenticated.credential["role_ids"])
+    if authenticated.application_credential is not None:
+        granted = _project_scope(conn, user_id, PROJECTS.find(conn, authenticated.application_credential["project_id"]))
+        wanted = set(authenticated.application_credential["role_ids"])
         granted.roles = [role for role in granted.roles if role["id"] in wanted]
         if len(granted.roles) != len(wanted):  # the user has lost one of them
             raise refused()
-        granted.access_rules = application_credentials.rules(conn, authenticated.credential)
+        granted.access_rules = application_credentials.rules(conn, authenticated.application_credential)
         return granted
     if scope is None:
         default = PROJECTS.find(conn, authenticated.user["default_project_id"])
@@ -226,15 +226,16 @@ def _claims(core: Core, authenticated: Authenticated, granted: GrantedScope, iss
         # Exchanging a token does not prolong it, and revoking the first one revokes all that came from it.
         expires = min(expires, micros(authenticated.parent.expires_at))
         audit_ids.append(authenticated.parent.audit_ids[-1])
-    trust, user, other = granted.trust, authenticated.user, granted.trustor
-    if trust is not None and other is not None:
+    trust, user = granted.trust, authenticated.user
+    other_party: UserRow | None = None  # of the trust
+    if trust is not None and granted.trustor is not None:
+        trustee, trustor = authenticated.user, granted.trustor
+        user, other_party = (trustor, trustee) if trust["impersonation"] else (trustee, trustor)
         if trust["expires_at"] is not None:
             expires = min(expires, trust["expires_at"])
-        if trust["impersonation"]:
-            user, other = other, user
-    credential, rules = authenticated.credential, granted.access_rules
-    if credential is not None and credential["expires_at"] is not None:
-        expires = min(expires, credential["expires_at"])
+    application_credential, rules = authenticated.application_credential, granted.access_rules
+    if application_credential is not None and application_credential["expires_at"] is not None:
+        expires = min(expires, application_credential["expires_at"])
     return Claims(
         user_id=user["id"],
         user_name=user["name"],
@@ -249,11 +250,11 @@ def _claims(core: Core, authenticated: Authenticated, granted: GrantedScope, iss
         domain_id=granted.domain["id"] if granted.domain else None,
         system=granted.system,
         roles=tuple((role["id"], role["name"]) for role in granted.roles),
-        application_credential_id=credential["id"] if credential else None,
-        restricted=credential is not None and not credential["unrestricted"],
+        application_credential_id=application_credential["id"] if application_credential else None,
+        restricted=application_credential is not None and not application_credential["unrestricted"],
         trust_id=trust["id"] if trust else None,
-        trust_user_id=other["id"] if other else None,
-        trust_user_domain_id=other["domain_id"] if other else None,
+        trust_user_id=other_party["id"] if other_party else None,
+        trust_user_domain_id=other_party["domain_id"] if other_party else None,
         impersonation=trust is not None and trust["impersonation"],
         access_rules=None if rules is None else as_claim(rules),
         trust_agents=tuple((agent["id"], agent["domain_id"]) for agent in granted.agents),
@@ -285,8 +286,8 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
             "password_expires_at": None,
         },
         "audit_ids": claims.audit_ids,
-        "expires_at": iso_time(claims.expires_at),
-        "issued_at": iso_time(claims.issued_at),
+        "expires_at": iso_from_seconds(claims.expires_at),
+        "issued_at": iso_from_seconds(claims.issued_at),
     }
     if claims.project_id is not None:
         token["project"] = {
@@ -304,9 +305,8 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
         if with_catalog:
             token["catalog"] = catalog.view(details.catalog, public_url, claims)
     if claims.trust_id is not None:
-        trustee, trustor = claims.user_id, claims.trust_user_id
-        if claims.impersonation:
-            trustee, trustor = trustor or "", trustee
+        user_id, other_party_id = claims.user_id, claims.trust_user_id
+        trustor, trustee = (user_id, other_party_id) if claims.impersonation else (other_party_id, user_id)
         token["OS-TRUST:trust"] = {
             "id": claims.trust_id,
             "impersonation": claims.impersonation,
@@ -316,15 +316,10 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
     if claims.application_credential_id is not None:
         token["application_credential"] = {
             "id": claims.application_credential_id,
-            "name": details.credential_name,
+            "name": details.application_credential_name,
             "restricted": claims.restricted,
         }
         if claims.access_rules is not None:
             rules = [{name: row[name] for name in _RULE} for row in details.access_rules or ()]  # type: ignore[literal-required]
             token["application_credential"]["access_rules"] = rules
     return token
-
-
-def iso_time(seconds: float) -> str:
-    """Return a time as tokens and revocations show it, with microseconds."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

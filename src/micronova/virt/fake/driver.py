@@ -464,4 +464,5 @@ def _view(guest: FakeGuest) -> Guest:
         pcpus=guest.pcpus,
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
+        claimed=guest.claimed,
     )

@@ -42,6 +42,7 @@ class FakeSize(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     vcpus: int
     memory_mb: int
     local_gb: int
+    claimed: dict[str, int] | None = None
     disks: tuple[FakeDisk, ...] = ()
     assignment: Assignment | None = None
 
@@ -59,6 +60,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
+    claimed: dict[str, int] | None = None  # of its node; None of a guest that an earlier version made
     assignment: Assignment | None = None  # its host CPUs, memory pages and PCI devices
     image: str = ""
     kernel: str = ""  # the name of its image; empty: it boots from its disk

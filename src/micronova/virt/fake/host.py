@@ -22,6 +22,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import Assignment
+from micronova.placement import extra_specs
 from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
 from micronova.virt.fake import moves
 from micronova.virt.fake.consoles import FakeConsoles
@@ -94,6 +95,7 @@ class SimulatedHost:
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(flavor, instance.image),
             assignment=instance.assignment,
             image=_image_of(plan),
             kernel=kernel_of(instance.image),

@@ -3,6 +3,7 @@
 import msgspec
 
 from micronova.objects.flavor import Flavor
+from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
 from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeSize
 
@@ -66,6 +67,7 @@ def size_of(guest: FakeGuest) -> FakeSize:
         vcpus=guest.vcpus,
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
+        claimed=guest.claimed,
         disks=guest.disks,
         assignment=guest.assignment,
     )
@@ -76,6 +78,7 @@ def give_size(guest: FakeGuest, plan: GuestPlan) -> None:
     flavor = plan.instance.flavor
     guest.epoch, guest.vcpus, guest.memory_mb = plan.epoch, flavor.vcpus, flavor.ram
     guest.local_gb = flavor.resources().get("DISK_GB", 0)
+    guest.claimed = extra_specs.node_resources(flavor, plan.instance.image)
     guest.assignment = plan.instance.assignment
     known = {disk.name: disk for disk in guest.disks}
     guest.disks = tuple(
@@ -89,7 +92,7 @@ def restore_size(guest: FakeGuest, plan: GuestPlan) -> None:
     if guest.previous is not None:
         before = guest.previous
         guest.vcpus, guest.memory_mb, guest.local_gb = before.vcpus, before.memory_mb, before.local_gb
-        guest.disks, guest.assignment = before.disks, before.assignment
+        guest.claimed, guest.disks, guest.assignment = before.claimed, before.disks, before.assignment
         guest.previous = None
     guest.epoch = plan.epoch
 

@@ -184,7 +184,7 @@ async def test_keystone_tokens_authenticates_with_it(
     cloud: Cloud, client: IdentityClient, transport: Counting, clock: HeldClock
 ) -> None:
     admin = await cloud.admin()
-    tokens = KeystoneTokens(client, clock.now, remember=300)
+    tokens = KeystoneTokens(client, clock.now, cache_seconds=300)
     caller = await tokens.authenticate(admin.token, CONTEXT)
     assert (caller.user_id, caller.project_id, caller.request_id) == (admin.user_id, admin.project_id, "req-1")
     assert "admin" in caller.roles and caller.project_domain_id == "default"

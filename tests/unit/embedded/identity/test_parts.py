@@ -39,7 +39,7 @@ def test_a_success_clears_the_count(clock: HeldClock) -> None:
 
 
 def test_lockout_keeps_a_limited_number_of_counts(clock: HeldClock) -> None:
-    lockout = Lockout(clock.now, attempts=1, remember=100)
+    lockout = Lockout(clock.now, attempts=1, max_entries=100)
     for number in range(1000):
         lockout.failed(number)
     assert len(lockout._failures) == 100

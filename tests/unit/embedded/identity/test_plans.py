@@ -1,6 +1,5 @@
 """PostgreSQL's plans of the identity service's hot paths: none reads the users, projects or roles of all domains."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.db.engine import Database, open_database
+from micronova.db.engine import Database
 from micronova.embedded.identity.store import (
     application_credentials,
     assignments,
@@ -23,7 +22,8 @@ from micronova.embedded.identity.store import (
 from micronova.embedded.identity.store.kinds import PROJECTS, USERS
 from micronova.embedded.identity.store.rows import Page
 from micronova.embedded.identity.tables import metadata
-from tests.plans import Rows, fill, rows_read, sequential_scans, too_many
+from tests.plans import Rows, fill, rolled_back, rows_read, sequential_scans, too_many
+from tests.unit.db.databases import own_schema
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
@@ -110,37 +110,12 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
-    schema = f"t{uuid.uuid4().hex}"
-    opened = open_database(request.getfixturevalue("postgres").url, schema=schema)
-    await opened.write(lambda conn: conn.execute(sa.schema.CreateSchema(schema)))
-    try:
-        await opened.write(metadata.create_all)
+    async with own_schema(request, metadata) as opened:
         await opened.write(fill, metadata, ROWS)
         yield opened
-    finally:
-        await opened.write(lambda conn: conn.execute(sa.schema.DropSchema(schema, cascade=True)))
-        await opened.close()
-
-
-class RolledBack(Exception):
-    """Ends a transaction whose statements were only to be planned."""
 
 
 @pytest.mark.parametrize("name", HOT)
 async def test_an_index_serves(database: Database, name: str) -> None:
-    scans: list[str] = []
-    read: dict[str, int] = {}
-
-    def run(conn: sa.Connection) -> None:
-        read.update(rows_read(conn, HOT[name]))
-        raise RolledBack
-
-    def plan(conn: sa.Connection) -> None:
-        scans.extend(sequential_scans(conn, HOT[name], SMALL))
-        raise RolledBack
-
-    for work in (run, plan):
-        with pytest.raises(RolledBack):
-            await database.write(work)
-    assert scans == []
-    assert too_many(read, MOST_READ, SMALL) == {}
+    assert await rolled_back(database, sequential_scans, HOT[name], SMALL) == []
+    assert too_many(await rolled_back(database, rows_read, HOT[name]), MOST_READ, SMALL) == {}

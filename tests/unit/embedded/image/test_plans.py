@@ -1,6 +1,5 @@
 """PostgreSQL's plans of the image service's lists: none reads the images of all projects."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,11 +7,12 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.db.engine import Database, open_database
+from micronova.db.engine import Database
 from micronova.embedded.image import queries
 from micronova.embedded.image.listing import Listing
 from micronova.embedded.image.tables import metadata
-from tests.plans import Rows, fill, rows_read, sequential_scans, too_many
+from tests.plans import Rows, fill, rolled_back, rows_read, sequential_scans, too_many
+from tests.unit.db.databases import own_schema
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
@@ -79,50 +79,20 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
-    schema = f"t{uuid.uuid4().hex}"
-    opened = open_database(request.getfixturevalue("postgres").url, schema=schema)
-    await opened.write(lambda conn: conn.execute(sa.schema.CreateSchema(schema)))
-    try:
-        await opened.write(metadata.create_all)
+    async with own_schema(request, metadata) as opened:
         await opened.write(fill, metadata, ROWS)
         yield opened
-    finally:
-        await opened.write(lambda conn: conn.execute(sa.schema.DropSchema(schema, cascade=True)))
-        await opened.close()
-
-
-class RolledBack(Exception):
-    """Ends a transaction whose statements were only to be planned."""
 
 
 @pytest.mark.parametrize("name", HOT)
 async def test_an_index_serves(database: Database, name: str) -> None:
-    scans: list[str] = []
-    read: dict[str, int] = {}
-
-    def run(conn: sa.Connection) -> None:
-        read.update(rows_read(conn, HOT[name]))
-        raise RolledBack
-
-    def plan(conn: sa.Connection) -> None:
-        scans.extend(sequential_scans(conn, HOT[name], SMALL))
-        raise RolledBack
-
-    for work in (run, plan):
-        with pytest.raises(RolledBack):
-            await database.write(work)
-    assert scans == []
-    assert too_many(read, MOST_READ) == {}
+    assert await rolled_back(database, sequential_scans, HOT[name], SMALL) == []
+    assert too_many(await rolled_back(database, rows_read, HOT[name]), MOST_READ) == {}
 
 
 async def test_deleting_images_forgets_ids_of_long_ago(database: Database) -> None:
-    left: list[int] = []
-
-    def run(conn: sa.Connection) -> None:
+    def left(conn: sa.Connection) -> int:
         _delete(conn)
-        left.append(conn.exec_driver_sql("SELECT count(*) FROM deleted_images").scalar_one())
-        raise RolledBack
+        return int(conn.exec_driver_sql("SELECT count(*) FROM deleted_images").scalar_one())
 
-    with pytest.raises(RolledBack):
-        await database.write(run)
-    assert left == [IMAGES + 1 - queries.FORGOTTEN_TOGETHER]
+    assert await rolled_back(database, left) == IMAGES + 1 - queries.FORGOTTEN_TOGETHER

@@ -1,6 +1,5 @@
 """PostgreSQL's plans of the network service's hot paths: no statement reads a whole table that grows with the cloud."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.db.engine import Database, open_database
+from micronova.db.engine import Database
 from micronova.embedded.network import notifier, router_placement
 from micronova.embedded.network.agent_heartbeats import Beat, record_beats
 from micronova.embedded.network.agent_liveness import AgentTimes
@@ -32,7 +31,8 @@ from micronova.embedded.network.tables import agents, metadata, networks, ports,
 from micronova.embedded.network.trunk_ports import check_in_no_trunk, refresh_status, trunk_details_of
 from tests.clocks import ManualClock
 from tests.network_rows import host_of, id_of, large_cloud, trunk_rows
-from tests.plans import fill, recorded, rows_read, sequential_scans, too_many
+from tests.plans import fill, recorded, rolled_back, rows_read, sequential_scans, too_many
+from tests.unit.db.databases import own_schema
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
@@ -103,39 +103,20 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
-    schema = f"t{uuid.uuid4().hex}"
-    opened = open_database(request.getfixturevalue("postgres").url, schema=schema)
-    await opened.write(lambda conn: conn.execute(sa.schema.CreateSchema(schema)))
-    try:
-        await opened.write(metadata.create_all)
+    async with own_schema(request, metadata) as opened:
         await opened.write(fill, metadata, (*large_cloud(PORTS, PROJECTS, HOSTS, ROUTERS), *trunk_rows(5_000)))
         yield opened
-    finally:
-        await opened.write(lambda conn: conn.execute(sa.schema.DropSchema(schema, cascade=True)))
-        await opened.close()
-
-
-class RolledBack(Exception):
-    """Ends a transaction whose statements were only to be planned."""
 
 
 @pytest.mark.parametrize("name", HOT)
 async def test_an_index_serves(database: Database, name: str) -> None:
-    scans: list[str] = []
-
-    def run(conn: sa.Connection) -> None:
-        scans.extend(sequential_scans(conn, HOT[name], SMALL))
-        raise RolledBack
-
-    with pytest.raises(RolledBack):
-        await database.write(run)
-    assert scans == []
+    assert await rolled_back(database, sequential_scans, HOT[name], SMALL) == []
 
 
 @pytest.mark.parametrize("name", HOT)
 async def test_few_rows_are_read(database: Database, name: str) -> None:
     """A walk through a whole index, whose rows a filter drops, is no sequential scan."""
-    assert too_many(await _read(database, HOT[name]), MOST_READ, SMALL) == {}
+    assert too_many(await rolled_back(database, rows_read, HOT[name]), MOST_READ, SMALL) == {}
 
 
 async def test_a_network_that_is_shared_with_many_costs_a_port_no_more(database: Database) -> None:
@@ -153,29 +134,11 @@ async def test_a_network_that_is_shared_with_many_costs_a_port_no_more(database:
     def of_a_request(conn: sa.Connection) -> None:
         share(conn)
         facts = reading_for({"other3", None}, read_port_facts)
-        read.append(rows_read(conn, lambda conn: facts(conn, [network])).get("rbac_policies", 0))
+        assert rows_read(conn, lambda conn: facts(conn, [network])).get("rbac_policies", 0) <= 4
         checked = [Use(NETWORK, network, "other3")] * 100
         with recorded(conn) as statements:
-            read.append(rows_read(conn, lambda conn: check_still_shared(conn, checked)).get("rbac_policies", 0))
-        asked.append(sum("rbac_policies" in statement for statement, _ in statements))
-        raise RolledBack
+            read = rows_read(conn, lambda conn: check_still_shared(conn, checked))
+        assert read.get("rbac_policies", 0) <= 4
+        assert sum("rbac_policies" in statement for statement, _ in statements) == 1
 
-    read: list[int] = []
-    asked: list[int] = []
-    with pytest.raises(RolledBack):
-        await database.write(of_a_request)
-    assert max(read) <= 4
-    assert asked == [1]
-
-
-async def _read(database: Database, work: Callable[[sa.Connection], Any]) -> dict[str, int]:
-    """Return the rows of each table that PostgreSQL reads; what the work changes is undone."""
-    read: dict[str, int] = {}
-
-    def run(conn: sa.Connection) -> None:
-        read.update(rows_read(conn, work))
-        raise RolledBack
-
-    with pytest.raises(RolledBack):
-        await database.write(run)
-    return read
+    await rolled_back(database, of_a_request)

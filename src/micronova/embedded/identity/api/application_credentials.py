@@ -72,10 +72,10 @@ class ApplicationCredentialsAPI:
             checked_route(
                 "POST", path, self.create, "create_application_credential", status=201, body=ApplicationCredentialBody
             ),
-            checked_route("GET", f"{path}/{{credential_id}}", self.show, "get_application_credential"),
+            checked_route("GET", f"{path}/{{application_credential_id}}", self.show, "get_application_credential"),
             checked_route(
                 "DELETE",
-                f"{path}/{{credential_id}}",
+                f"{path}/{{application_credential_id}}",
                 self.delete,
                 "delete_application_credential",
                 status=204,
@@ -90,11 +90,11 @@ class ApplicationCredentialsAPI:
         items = [views.application_credential(request, row, *held[row["id"]]) for row in listed.rows]
         return collection(request, "application_credentials", items, listed)
 
-    async def show(self, request: Request, user_id: str, credential_id: str) -> dict[str, Any]:
+    async def show(self, request: Request, user_id: str, application_credential_id: str) -> dict[str, Any]:
         """Show an application credential."""
         request.authorize({"user_id": user_id})
         refuse_trust(self._core.claims(request))
-        row, held, rules = await self._core.database.read(_get, user_id, credential_id)
+        row, held, rules = await self._core.database.read(_get, user_id, application_credential_id)
         return {"application_credential": views.application_credential(request, row, held, rules)}
 
     async def create(self, request: Request, user_id: str) -> dict[str, Any]:
@@ -147,11 +147,11 @@ class ApplicationCredentialsAPI:
             raise Invalid(f"{where} each has an id, or a service, a path and a method.")
         return WantedRule(self._core.new_id(), None, rule.service, rule.path, rule.method)
 
-    async def delete(self, request: Request, user_id: str, credential_id: str) -> None:
+    async def delete(self, request: Request, user_id: str, application_credential_id: str) -> None:
         """Delete an application credential."""
         request.authorize({"user_id": user_id})
         refuse_restricted(self._core.claims(request))
-        await self._core.write_revoking(application_credentials.delete, user_id, credential_id)
+        await self._core.write_revoking(application_credentials.delete, user_id, application_credential_id)
 
 
 def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: list[RoleRef]) -> list[RoleRow]:
@@ -178,7 +178,7 @@ def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: li
     return [row for row in held if row["id"] in ids]
 
 
-Held = tuple[list[RoleRow], list[AccessRuleRow] | None]  # what a credential has
+Held = tuple[list[RoleRow], list[AccessRuleRow] | None]  # what an application credential has
 
 
 def _held(conn: sa.Connection, row: ApplicationCredentialRow) -> Held:
@@ -186,9 +186,9 @@ def _held(conn: sa.Connection, row: ApplicationCredentialRow) -> Held:
 
 
 def _get(
-    conn: sa.Connection, user_id: str, credential_id: str
+    conn: sa.Connection, user_id: str, application_credential_id: str
 ) -> tuple[ApplicationCredentialRow, list[RoleRow], list[AccessRuleRow] | None]:
-    row = application_credentials.get(conn, user_id, credential_id)
+    row = application_credentials.get(conn, user_id, application_credential_id)
     return row, *_held(conn, row)
 
 

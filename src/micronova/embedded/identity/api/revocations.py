@@ -8,11 +8,18 @@ from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import revocations
 from micronova.embedded.identity.store.revocations import Revocation
 from micronova.embedded.identity.store.rows import QUERY
-from micronova.embedded.identity.tokens import iso_time
+from micronova.http import revocation_subjects
+from micronova.http.paging import iso_from_seconds
 from micronova.http.request import Request
 from micronova.http.service import Route
 
-_KEYS = {"user": "user_id", "project": "project_id", "domain": "domain_id", "audit": "audit_chain_id"}
+_ATTRIBUTES = {
+    "user": ["user_id"],
+    "project": ["project_id"],
+    "domain": ["domain_id"],
+    "grant": ["user_id", "project_id"],
+    "audit": ["audit_chain_id"],
+}
 
 
 class RevocationsAPI:
@@ -37,15 +44,12 @@ class RevocationsAPI:
 
 def _view(each: Revocation) -> dict[str, Any]:
     """Return an event. Our own services read `subject`; the other attributes are Keystone's."""
-    kind, _, key = each.subject.partition(":")
-    at = iso_time(each.at / 1_000_000)
-    view = {
+    kind, *ids = revocation_subjects.parts(each.subject)
+    at = iso_from_seconds(each.at / 1_000_000)
+    return {
         "subject": each.subject,
         "issued_before": at,
         "revoked_at": at,
-        "expires_at": iso_time(each.expires_at / 1_000_000),
+        "expires_at": iso_from_seconds(each.expires_at / 1_000_000),
+        **dict(zip(_ATTRIBUTES.get(kind, ()), ids, strict=False)),
     }
-    if kind == "grant":
-        user_id, _, scope = key.partition(":")
-        return {**view, "user_id": user_id, "project_id": scope}
-    return {**view, _KEYS[kind]: key} if kind in _KEYS else view

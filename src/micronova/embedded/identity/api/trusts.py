@@ -18,7 +18,7 @@ from micronova.embedded.identity.attributes import ID
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import assignments, roles, trusts
 from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, TRUSTS, USERS, RoleRow, TrustRow
-from micronova.embedded.identity.tokens import iso_time
+from micronova.http.paging import iso_from_seconds
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Forbidden, Invalid, NotFound
@@ -234,7 +234,7 @@ def _view(request: Request, row: TrustRow) -> dict[str, Any]:
         "trustee_user_id": row["trustee_user_id"],
         "project_id": row["project_id"],
         "impersonation": row["impersonation"],
-        "expires_at": iso_time(expires_at / 1_000_000) if expires_at is not None else None,
+        "expires_at": iso_from_seconds(expires_at / 1_000_000) if expires_at is not None else None,
         "remaining_uses": row["remaining_uses"],
         "redelegation_count": row["redelegation_count"],
         "redelegated_trust_id": row["redelegated_trust_id"],

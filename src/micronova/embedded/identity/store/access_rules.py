@@ -11,13 +11,13 @@ from micronova.embedded.identity.tables import access_rules, application_credent
 from micronova.objects.errors import Forbidden, Invalid
 
 MAX_OF_USER = 1000
-MAX_RULES = 50  # of a credential; `http.access_rules` compares every request with them
-MAX_OF_CREDENTIAL = 4000  # bytes of all rules of a credential, which its tokens carry in a header
+MAX_RULES = 50  # of an application credential; `http.access_rules` compares every request with them
+MAX_RULES_BYTES = 4000  # of all rules of an application credential; its tokens carry them in a header
 FILTERS = ("service", "path", "method")
 
 
 class WantedRule(Struct, frozen=True):
-    """A rule that a new credential is to have: one that exists, by id, or one with these values."""
+    """A rule that a new application credential is to have: one that exists, by id, or one with these values."""
 
     new_id: str
     id: str | None = None
@@ -40,10 +40,10 @@ def listing(conn: sa.Connection, user_id: str, query: Mapping[str, list[str]], p
     return ACCESS_RULES.page(conn, conditions, page)
 
 
-def of_credential(conn: sa.Connection, credential_id: str) -> list[AccessRuleRow]:
-    """Return the rules of a credential, oldest first."""
+def of_application_credential(conn: sa.Connection, application_credential_id: str) -> list[AccessRuleRow]:
+    """Return the rules of an application credential, oldest first."""
     links = application_credential_rules
-    ids = sa.select(links.c.rule_id).where(links.c.credential_id == credential_id)
+    ids = sa.select(links.c.rule_id).where(links.c.credential_id == application_credential_id)
     return ACCESS_RULES.all(conn, access_rules.c.id.in_(ids))
 
 
@@ -76,16 +76,16 @@ def chosen(conn: sa.Connection, user_id: str, wanted: Sequence[WantedRule], now:
     if conn.execute(held).scalar_one() > MAX_OF_USER:
         raise Forbidden(f"A user may have {MAX_OF_USER} access rules: delete some.")
     sizes = [len("".join((row["service"], row["method"], row["path"])).encode()) + 6 for row in found.values()]
-    if sum(sizes) > MAX_OF_CREDENTIAL:
+    if sum(sizes) > MAX_RULES_BYTES:
         raise Invalid(
             "Invalid input for field/attribute application_credential.access_rules: all together are too long for a "
-            f"token ({MAX_OF_CREDENTIAL} bytes): use patterns (*, **)."
+            f"token ({MAX_RULES_BYTES} bytes): use patterns (*, **)."
         )
     return list(found.values())
 
 
 def delete(conn: sa.Connection, user_id: str, rule_id: str) -> None:
-    """Delete a rule; raise Forbidden if a credential has it."""
+    """Delete a rule; raise Forbidden if an application credential has it."""
     get(conn, user_id, rule_id)
     links = application_credential_rules
     if conn.execute(sa.select(links.c.rule_id).where(links.c.rule_id == rule_id).limit(1)).first():

@@ -34,6 +34,8 @@ from micronova.embedded.identity.tables import (
     memberships,
     projects,
 )
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import NotFound
 
 SYSTEM = "system"
@@ -71,7 +73,7 @@ def exists(conn: sa.Connection, grant: Grant) -> bool:
     return conn.execute(sa.select(assignments.c.role_id).where(*_is(grant))).first() is not None
 
 
-def remove(conn: sa.Connection, time: RevocationTime, grant: Grant) -> tuple[None, list[str]]:
+def remove(conn: sa.Connection, time: RevocationTime, grant: Grant) -> tuple[None, list[Subject]]:
     """Take a role away and revoke the actor's tokens for the target; raise NotFound."""
     ROLES.get(conn, grant.role_id)
     if conn.execute(assignments.delete().where(*_is(grant))).rowcount == 0:
@@ -91,9 +93,11 @@ def remove(conn: sa.Connection, time: RevocationTime, grant: Grant) -> tuple[Non
                     application_credentials.c.user_id.in_(part),
                 )
             )
-    where = "" if grant.inherited else f":{grant.target_id}"
-    kind = "user" if grant.inherited else "grant"
-    return None, revoke(conn, time, [f"{kind}:{user_id}{where}" for user_id in holders])
+    subjects = [
+        revocation_subjects.user(user_id) if grant.inherited else revocation_subjects.grant(user_id, grant.target_id)
+        for user_id in holders
+    ]
+    return None, revoke(conn, time, subjects)
 
 
 def granted_roles(conn: sa.Connection, grant: Grant) -> list[RoleRow]:

@@ -32,6 +32,8 @@ from micronova.embedded.identity.tables import (
     trusts,
     users,
 )
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Forbidden
 
 FILTERS = ("name", "enabled")
@@ -65,7 +67,7 @@ def create(
 
 def change(
     conn: sa.Connection, time: RevocationTime, domain_id: str, wanted: DomainChanges, extra: Mapping[str, Any]
-) -> tuple[DomainRow, list[str]]:
+) -> tuple[DomainRow, list[Subject]]:
     """Change a domain; disabling it revokes the tokens of its users and for its projects."""
     row = DOMAINS.get(conn, domain_id)
     refuse_immutable("domain", row, wanted.options)
@@ -75,11 +77,11 @@ def change(
     changed = DOMAINS.update(conn, row, values, f"There is a domain named {wanted.name} already.")
     if isinstance(wanted.tags, list):
         set_tags(conn, domain_id, wanted.tags)
-    subjects = [f"domain:{domain_id}"] if row["enabled"] and not changed["enabled"] else []
+    subjects = [revocation_subjects.domain(domain_id)] if row["enabled"] and not changed["enabled"] else []
     return changed, revoke(conn, time, subjects)
 
 
-def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[None, list[Subject]]:
     """Delete a disabled domain with everything in it."""
     row = DOMAINS.get(conn, domain_id)
     refuse_immutable("domain", row)
@@ -120,7 +122,7 @@ def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[N
     )
     conn.execute(roles.delete().where(roles.c.domain_id == domain_id))
     conn.execute(domains.delete().where(domains.c.id == domain_id))
-    return None, revoke(conn, time, [f"domain:{domain_id}"])
+    return None, revoke(conn, time, [revocation_subjects.domain(domain_id)])
 
 
 def names(conn: sa.Connection, ids: Iterable[str | None]) -> dict[str, str]:

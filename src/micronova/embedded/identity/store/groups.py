@@ -11,6 +11,8 @@ from micronova.embedded.identity.store.kinds import DOMAINS, GROUPS, USERS, Grou
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import assignments, groups, memberships
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Invalid, NotFound
 
 FILTERS = ("name", "domain_id")
@@ -59,11 +61,11 @@ def change(conn: sa.Connection, group_id: str, wanted: GroupChanges, extra: Mapp
     return GROUPS.update(conn, row, values, f"There is a group named {wanted.name} in the domain already.")
 
 
-def delete(conn: sa.Connection, time: RevocationTime, group_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, group_id: str) -> tuple[None, list[Subject]]:
     """Delete a group; if it had roles, revoke the tokens of its members."""
     GROUPS.get(conn, group_id)
     held = conn.execute(sa.select(assignments.c.role_id).where(assignments.c.actor_id == group_id).limit(1)).first()
-    subjects = [f"user:{user_id}" for user_id in members(conn, group_id)] if held else []
+    subjects = [revocation_subjects.user(user_id) for user_id in members(conn, group_id)] if held else []
     conn.execute(assignments.delete().where(assignments.c.actor_id == group_id))
     conn.execute(memberships.delete().where(memberships.c.group_id == group_id))
     conn.execute(groups.delete().where(groups.c.id == group_id))
@@ -90,9 +92,9 @@ def add_member(conn: sa.Connection, group_id: str, user_id: str) -> None:
     insert_if_absent(conn, memberships, {"group_id": group_id, "user_id": user_id})
 
 
-def remove_member(conn: sa.Connection, time: RevocationTime, group_id: str, user_id: str) -> tuple[None, list[str]]:
+def remove_member(conn: sa.Connection, time: RevocationTime, group_id: str, user_id: str) -> tuple[None, list[Subject]]:
     """Remove a user from a group and revoke the user's tokens."""
     if not is_member(conn, group_id, user_id):
         raise NotFound(f"User {user_id} is not in group {group_id}.")
     conn.execute(memberships.delete().where(memberships.c.group_id == group_id, memberships.c.user_id == user_id))
-    return None, revoke(conn, time, [f"user:{user_id}"])
+    return None, revoke(conn, time, [revocation_subjects.user(user_id)])

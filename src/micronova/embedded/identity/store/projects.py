@@ -22,6 +22,8 @@ from micronova.embedded.identity.tables import (
     tags,
     trusts,
 )
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Forbidden, Invalid
 
 FILTERS = ("name", "domain_id", "enabled", "parent_id")
@@ -90,7 +92,7 @@ def create(
 
 def change(
     conn: sa.Connection, time: RevocationTime, project_id: str, wanted: ProjectChanges, extra: Mapping[str, Any]
-) -> tuple[tuple[ProjectRow, list[str]], list[str]]:
+) -> tuple[tuple[ProjectRow, list[str]], list[Subject]]:
     """Change a project; return it with its tags. Disabling it revokes the tokens for it."""
     row = PROJECTS.get(conn, project_id)
     refuse_immutable("project", row, wanted.options)
@@ -108,11 +110,11 @@ def change(
     changed = PROJECTS.update(conn, row, values, f"There is a project named {wanted.name} in the domain already.")
     if isinstance(wanted.tags, list):
         set_tags(conn, project_id, wanted.tags)
-    subjects = [f"project:{project_id}"] if row["enabled"] and not changed["enabled"] else []
+    subjects = [revocation_subjects.project(project_id)] if row["enabled"] and not changed["enabled"] else []
     return (changed, tags_of(conn, [project_id])[project_id]), revoke(conn, time, subjects)
 
 
-def delete(conn: sa.Connection, time: RevocationTime, project_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, project_id: str) -> tuple[None, list[Subject]]:
     """Delete a project; raise Forbidden if there are projects below it."""
     row = PROJECTS.get(conn, project_id)
     refuse_immutable("project", row)
@@ -125,7 +127,7 @@ def delete(conn: sa.Connection, time: RevocationTime, project_id: str) -> tuple[
     conn.execute(limits.delete().where(limits.c.project_id == project_id))
     conn.execute(tags.delete().where(tags.c.owner_id == project_id))
     conn.execute(projects.delete().where(projects.c.id == project_id))
-    return None, revoke(conn, time, [f"project:{project_id}"])
+    return None, revoke(conn, time, [revocation_subjects.project(project_id)])
 
 
 def ancestors(conn: sa.Connection, project: ProjectRow) -> list[ProjectRow]:

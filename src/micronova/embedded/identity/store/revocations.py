@@ -1,8 +1,6 @@
 """Revocations in the database: written in the transaction that causes them.
 
 They are read when the service starts and, on PostgreSQL, every few seconds: another process may have made some.
-
-A subject is `user:ID`, `project:ID`, `domain:ID`, `credential:ID`, `trust:ID`, `grant:USER_ID:TARGET_ID` or `audit:ID`.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,6 +11,8 @@ from msgspec import Struct
 
 from micronova.db.upsert import PerDialect
 from micronova.embedded.identity.tables import revocations
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 
 
 class RevocationTime(Struct, frozen=True):
@@ -25,12 +25,12 @@ class RevocationTime(Struct, frozen=True):
 class Revocation(Struct, frozen=True):
     """A subject whose tokens are revoked if they were issued at or before `at`."""
 
-    subject: str
+    subject: Subject
     at: int
     expires_at: int
 
 
-def revoke(conn: sa.Connection, time: RevocationTime, subjects: Iterable[str]) -> list[str]:
+def revoke(conn: sa.Connection, time: RevocationTime, subjects: Iterable[Subject]) -> list[Subject]:
     """Revoke all tokens of the subjects that were issued until now; return the subjects, for the set in memory."""
     found = sorted(set(subjects))
     for subject in found:
@@ -40,7 +40,7 @@ def revoke(conn: sa.Connection, time: RevocationTime, subjects: Iterable[str]) -
 
 def revoke_token(conn: sa.Connection, time: RevocationTime, audit_id: str, expires_at: int) -> None:
     """Revoke one token and those made from it."""
-    _put(conn, f"audit:{audit_id}", time.at, expires_at)
+    _put(conn, revocation_subjects.audit(audit_id), time.at, expires_at)
 
 
 def since(conn: sa.Connection, at: int, now: int) -> list[Revocation]:
@@ -56,7 +56,7 @@ def forget(conn: sa.Connection, now: int) -> None:
     conn.execute(revocations.delete().where(revocations.c.expires_at <= now))
 
 
-def _put(conn: sa.Connection, subject: str, at: int, expires_at: int) -> None:
+def _put(conn: sa.Connection, subject: Subject, at: int, expires_at: int) -> None:
     conn.execute(_PUT.on(conn), {"subject": subject, "at": at, "expires_at": expires_at})
 
 

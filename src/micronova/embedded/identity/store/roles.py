@@ -13,6 +13,8 @@ from micronova.embedded.identity.store.kinds import DOMAINS, ROLES, RoleRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import assignments, implied_roles, memberships, roles
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Forbidden, Invalid, NotFound
 
 ADMIN = "admin"  # no role may imply this one
@@ -53,7 +55,7 @@ def create(conn: sa.Connection, role_id: str, wanted: RoleAttributes, extra: Map
 
 def change(
     conn: sa.Connection, time: RevocationTime, role_id: str, wanted: RoleChanges, extra: Mapping[str, Any]
-) -> tuple[RoleRow, list[str]]:
+) -> tuple[RoleRow, list[Subject]]:
     """Change a role; tokens contain role names, so a new name revokes the tokens of the users who have the role."""
     row = ROLES.get(conn, role_id)
     refuse_immutable("role", row, wanted.options)
@@ -67,7 +69,7 @@ def change(
     return changed, revoke(conn, time, subjects)
 
 
-def delete(conn: sa.Connection, time: RevocationTime, role_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, role_id: str) -> tuple[None, list[Subject]]:
     """Delete a role with its assignments."""
     row = ROLES.get(conn, role_id)
     refuse_immutable("role", row)
@@ -121,7 +123,7 @@ def implication(conn: sa.Connection, prior_id: str, implied_id: str) -> tuple[Ro
     return prior, implied
 
 
-def unimply(conn: sa.Connection, time: RevocationTime, prior_id: str, implied_id: str) -> tuple[None, list[str]]:
+def unimply(conn: sa.Connection, time: RevocationTime, prior_id: str, implied_id: str) -> tuple[None, list[Subject]]:
     """Remove an implication and revoke the tokens of the users who have the role."""
     implication(conn, prior_id, implied_id)
     subjects = _holders(conn, prior_id)
@@ -131,7 +133,7 @@ def unimply(conn: sa.Connection, time: RevocationTime, prior_id: str, implied_id
     return None, revoke(conn, time, subjects)
 
 
-def _holders(conn: sa.Connection, role_id: str) -> list[str]:
+def _holders(conn: sa.Connection, role_id: str) -> list[Subject]:
     """Return the users, as subjects, who have a role directly, through a group or through another role."""
     implied = implications(conn)
     priors = [prior for prior in {*implied, role_id} if role_id in closure(implied, [prior])]
@@ -145,4 +147,4 @@ def _holders(conn: sa.Connection, role_id: str) -> list[str]:
         holders |= set(
             conn.execute(sa.select(memberships.c.user_id).where(memberships.c.group_id.in_(groups))).scalars()
         )
-    return [f"user:{user_id}" for user_id in holders]
+    return [revocation_subjects.user(user_id) for user_id in holders]

@@ -9,6 +9,8 @@ from micronova.embedded.identity.store.kinds import TRUSTS, USERS, TrustRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import trusts
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Forbidden
 
 MAX_OF_USER = 1000
@@ -56,12 +58,12 @@ def use(conn: sa.Connection, trust_id: str) -> bool:
     return bool(conn.execute(one.values(remaining_uses=trusts.c.remaining_uses - 1)).rowcount)
 
 
-def delete(conn: sa.Connection, time: RevocationTime, trust_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, trust_id: str) -> tuple[None, list[Subject]]:
     """Delete a trust and those redelegated from it, and revoke the tokens that were issued for them; raise NotFound."""
     deleted = delete_where(conn, trusts.c.id == trust_id)
     if not deleted:
         raise TRUSTS.not_found(trust_id)
-    return None, revoke(conn, time, [f"trust:{each}" for each in deleted])
+    return None, revoke(conn, time, [revocation_subjects.trust(each) for each in deleted])
 
 
 def delete_where(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:

@@ -18,6 +18,8 @@ from micronova.embedded.identity.tables import (
     trusts,
     users,
 )
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 from micronova.objects.errors import Invalid
 
 FILTERS = ("name", "domain_id", "enabled")
@@ -93,7 +95,7 @@ def change(
     wanted: UserChanges,
     password_hash: str | None,
     extra: Mapping[str, Any],
-) -> tuple[UserRow, list[str]]:
+) -> tuple[UserRow, list[Subject]]:
     """Change a user; a new password, or disabling the user, revokes the user's tokens."""
     row = USERS.get(conn, user_id)
     if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
@@ -106,21 +108,21 @@ def change(
         values["password_hash"] = password_hash
     changed = USERS.update(conn, row, values, f"There is a user named {wanted.name} in the domain already.")
     disabled = row["enabled"] and not changed["enabled"]
-    return changed, revoke(conn, time, [f"user:{user_id}"] if new_password or disabled else [])
+    return changed, revoke(conn, time, [revocation_subjects.user(user_id)] if new_password or disabled else [])
 
 
 def set_password(
     conn: sa.Connection, time: RevocationTime, user_id: str, old_hash: str | None, new_hash: str
-) -> tuple[bool, list[str]]:
+) -> tuple[bool, list[Subject]]:
     """Replace a password and revoke the user's tokens; return False if the hash is no longer `old_hash`."""
     done = conn.execute(
         users.update().where(users.c.id == user_id, users.c.password_hash == old_hash).values(password_hash=new_hash)
     )
     changed = done.rowcount > 0
-    return changed, revoke(conn, time, [f"user:{user_id}"] if changed else [])
+    return changed, revoke(conn, time, [revocation_subjects.user(user_id)] if changed else [])
 
 
-def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[None, list[str]]:
+def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[None, list[Subject]]:
     """Delete a user with its assignments, memberships, credentials and trusts."""
     USERS.get(conn, user_id)
     conn.execute(assignments.delete().where(assignments.c.actor_id == user_id))
@@ -129,4 +131,4 @@ def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[Non
     conn.execute(credentials.delete().where(credentials.c.user_id == user_id))
     delete_trusts(conn, sa.or_(trusts.c.trustor_user_id == user_id, trusts.c.trustee_user_id == user_id))
     conn.execute(users.delete().where(users.c.id == user_id))
-    return None, revoke(conn, time, [f"user:{user_id}"])
+    return None, revoke(conn, time, [revocation_subjects.user(user_id)])

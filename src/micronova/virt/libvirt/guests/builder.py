@@ -14,6 +14,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.errors import Conflict
+from micronova.placement import extra_specs
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.definition.compose import domain_name
@@ -127,6 +128,7 @@ class GuestBuilder:
             vcpus=instance.flavor.vcpus,
             memory_mb=instance.flavor.ram,
             local_gb=instance.flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(instance.flavor, instance.image),
             disks=plan_disks(plan, self._settings),
             boot=plan_boot(instance.image),
         )

@@ -11,6 +11,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects import power_state
 from micronova.objects.errors import Conflict
+from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.guests import domains
@@ -60,6 +61,7 @@ class Resizer:
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(flavor, plan.instance.image),
             disks=disks,
             kept_pins=record.pins,
         )

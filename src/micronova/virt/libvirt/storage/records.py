@@ -71,6 +71,7 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
+    claimed: dict[str, int] | None = None  # of its node, by resource class; None: an earlier version made it
     complete: bool = False  # it has run, so its owner may have data on its disks
     disks: tuple[DiskRecord, ...] = ()
     pins: PinRecord | None = None  # None until it is placed

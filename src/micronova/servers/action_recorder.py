@@ -13,8 +13,8 @@ from micronova.objects.operations import Step
 from micronova.servers.dependencies import RequestDependencies
 
 
-class AcceptedActions:
-    """Records actions."""
+class ActionRecorder:
+    """Records an action that is accepted: the operation, the instance action and the change of the server."""
 
     def __init__(self, dependencies: RequestDependencies) -> None:
         self._clock = dependencies.clock
@@ -40,9 +40,11 @@ class AcceptedActions:
     ) -> tuple[str, ...]:
         """Record an action on a server, whose row is locked, and change the server.
 
-        The operation fails if it has not ended after `timeout` seconds (`RequestDependencies.operation_timeout`),
-        unless it is `endless`. With `deferred_for`, no conductor takes it for so many seconds, or until
-        `start_deferred`. Return the id of the operation, and the ids of earlier ones that a conductor has to end.
+        The operation begins at `step`. It fails if it has not ended after `timeout` seconds
+        (`RequestDependencies.operation_timeout`), unless it is `endless`. `secrets` are stored encrypted until it ends.
+        `operation_id` is its id, if the caller has made one. With `deferred_for`, no conductor takes it for so many
+        seconds, or until `start_deferred`. Return the id of the operation, and the ids of earlier ones that a conductor
+        has to end.
         """
         now = self._clock.now()
         id = operation_id or new_uuid(self._random)
