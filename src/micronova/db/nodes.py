@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import placement_names, providers, topologies
+from micronova.db import mediated_devices, placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
@@ -69,6 +69,7 @@ _UPDATE = (
 )
 
 
+_child = resource_providers.alias().c
 _KNOWN = (
     sa.select(
         _n.uuid,
@@ -76,6 +77,7 @@ _KNOWN = (
         _n.traits,
         resource_providers.c.uuid.label("provider"),
         sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == _DEDICATED).label("has_dedicated"),
+        sa.exists().where(_child.parent_uuid == _n.uuid).label("has_children"),
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
@@ -159,13 +161,22 @@ def upsert_all(
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
     reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
+    above = {row.uuid for row in found if row.has_children}
+    with_mdevs = {
+        node.node_uuid: (node.node, has.mdevs)
+        for _, node in pairs
+        if (has := node.topology) is not None and (has.mdevs or node.node_uuid in above)
+    }
+    types_before = mediated_devices.types_before(conn, sorted(with_mdevs)) if with_mdevs else {}
     topologies.report(conn, reported, now)
     _check_descriptions(conn, [(host, node) for host, node in pairs if _size(node) > _LARGE])
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
-    providers.ensure_nodes(conn, lacking, now)
-    _report_traits(conn, {row.uuid: set(row.traits) for row in found}, [node for _, node in pairs], now)
+    providers.ensure_nodes(conn, lacking, now, below=mediated_devices.missing(conn, with_mdevs) if with_mdevs else {})
+    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, [node for _, node in pairs])
+    added_below, removed_below = mediated_devices.changed_traits(with_mdevs, types_before)
+    _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
     had_dedicated = {row.uuid for row in found if row.has_dedicated}
     stock = [
         each
@@ -174,7 +185,11 @@ def upsert_all(
         # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
+    of_mdevs = mediated_devices.inventory_rows(conn, with_mdevs, now) if with_mdevs else []
+    stock += of_mdevs
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+    if with_mdevs:
+        mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
 
 
 def _size(node: NodeResources) -> int:
@@ -194,16 +209,23 @@ def _check_descriptions(conn: sa.Connection, large: Sequence[tuple[str, NodeReso
             raise Conflict(f"The descriptions of the nodes of host {host} have {size} characters: {most}.")
 
 
-def _report_traits(
-    conn: sa.Connection, before: Mapping[str, set[str]], nodes: Sequence[NodeResources], now: int
-) -> None:
-    """Give nodes the traits that their hosts report, and take those that they reported before; others keep theirs."""
+def _changed_traits(
+    before: Mapping[str, set[str]], nodes: Sequence[NodeResources]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the traits (node and name) that hosts report now, and those that they have reported before and no more."""
     added: list[tuple[str, str]] = []
     removed: list[tuple[str, str]] = []
     for node in nodes:
         reported, known = before.get(node.node_uuid, set()), set(_traits(node))
         added += [(node.node_uuid, name) for name in known - reported]
         removed += [(node.node_uuid, name) for name in reported - known]
+    return added, removed
+
+
+def _report_traits(
+    conn: sa.Connection, added: Sequence[tuple[str, str]], removed: Sequence[tuple[str, str]], now: int
+) -> None:
+    """Give providers traits that are reported, and take those that are no more; others keep theirs."""
     for name in sorted({name for _, name in added} - standard_traits()):
         placement_names.create_trait(conn, name, now)
     providers.change_traits(conn, added=added, removed=removed)

@@ -178,10 +178,10 @@ class PolicyScheduler:
         self._unsupported.check_flavor(spec.flavor)
         if spec.image is not None:
             self._unsupported.check_image(spec.image, spec.flavor)
-        if extra_specs.resource_request(spec.flavor) is not None:
+        if extra_specs.resource_request(spec.flavor, spec.image) is not None:
             raise Invalid(
-                f"Flavor {spec.flavor.name} asks for groups of resources (resources_NAME:CLASS), which are not "
-                "simulated: leave them out."
+                f"Flavor {spec.flavor.name} asks for groups of resources (resources_NAME:CLASS), or for other classes "
+                "than VCPU, MEMORY_MB and DISK_GB, which are not simulated: leave them out."
             )
         topology_request(spec.flavor, spec.image, self.aliases)
 

@@ -9,6 +9,7 @@ The rules are those of Nova's `numa_fit_instance_to_host`; `make nova-numa` comp
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -79,7 +80,15 @@ def lacking(topology: NodeTopology, use: TopologyUse) -> list[str]:
             if size != _smallest(cell) and count > pages.get(size, 0):
                 found.append(f"NUMA node {id} has {pages.get(size, 0)} pages of {size} KiB; instances hold {count}.")
     gone_devices = set(use.devices) - {device.address for device in topology.devices}
-    return found + [f"The PCI device {address} is gone." for address in sorted(gone_devices)]
+    found += [f"The PCI device {address} is gone." for address in sorted(gone_devices)]
+    totals = {(each.name, each.mdev_type): each.total for each in topology.mdevs}
+    for parent, types in sorted(use.mdevs.items()):
+        for mdev_type, count in sorted(types.items()):
+            if count > (total := totals.get((parent, mdev_type), 0)):
+                found.append(
+                    f"The device {parent} has {total} mediated devices of the type {mdev_type}; instances hold {count}."
+                )
+    return found
 
 
 # --- cells ---
@@ -386,7 +395,20 @@ def _changed(use: TopologyUse, assignment: Assignment, topology: NodeTopology, s
     addresses = {device.address for device in assignment.devices}
     devices = {*use.devices} | addresses if sign > 0 else {*use.devices} - addresses
     left = {id: held for id, held in sorted(cells.items()) if held != _UNUSED}
-    return TopologyUse(cells=left, devices=tuple(sorted(devices)))
+    return TopologyUse(cells=left, devices=tuple(sorted(devices)), mdevs=_changed_mdevs(use, assignment, sign))
+
+
+def _changed_mdevs(use: TopologyUse, assignment: Assignment, sign: int) -> dict[str, dict[str, int]]:
+    if not assignment.mdevs:
+        return use.mdevs
+    counts = Counter({(parent, name): count for parent, types in use.mdevs.items() for name, count in types.items()})
+    for each in assignment.mdevs:
+        counts[each.parent, each.mdev_type] += sign
+    found: dict[str, dict[str, int]] = {}
+    for (parent, name), count in sorted(counts.items()):
+        if count > 0:
+            found.setdefault(parent, {})[name] = count
+    return found
 
 
 def total_use(topology: NodeTopology, assignments: Mapping[str, Assignment]) -> TopologyUse:

@@ -72,6 +72,7 @@ class MoveOrder(msgspec.Struct, frozen=True, kw_only=True):
     power_on: bool = True  # whether the guest runs afterwards
     arrived: bool = True  # of an order to the source: the destination may have made the guest
     migrate_data: bytes = b""  # of the source, for the destination; only drivers read it
+    mdev_types: tuple[str, ...] = ()  # of the mediated devices that the guest has on the source
 
     @property
     def stays(self) -> bool:

@@ -110,7 +110,7 @@ def _of_tree(
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
-        offered = _spread(group, able) if not group.suffix else _single(group, able, root)
+        offered = _spread(group, able, traits) if not group.suffix else _single(group, able, root)
         listed = list(itertools.islice(offered, _MOST_CHOICES))
         if not listed:
             return
@@ -150,14 +150,15 @@ def _has_all(provider: Provider, resources: Mapping[str, int]) -> bool:
     return all((own := stock.get(name)) is not None and own.has(amount) for name, amount in resources.items())
 
 
-def _spread(group: RequestGroup, able: Sequence[Provider]) -> Iterator[_Choice]:
+def _spread(group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str]) -> Iterator[_Choice]:
     """Yield the choices of one provider for each resource class that together have the required traits."""
+    always = of_root if group.with_root else frozenset[str]()
     by_class = [
         [each for each in able if (own := each.inventories.get(name)) is not None and own.has(amount)]
         for name, amount in group.resources.items()
     ]
     for chosen in itertools.islice(itertools.product(*by_class), _MOST_STEPS):
-        together = frozenset[str]().union(*(each.traits for each in chosen))
+        together = always.union(*(each.traits for each in chosen))
         if all(together & wanted for wanted in group.required):
             yield dict(zip(group.resources, chosen, strict=True))
 

@@ -307,7 +307,7 @@ def _refusal(filtered: _Filtered, progress: _Progress) -> str:
 
 
 def _serves_request_groups() -> str:
-    return "has what the request groups of the flavor ask for"
+    return "has the further resources, with their traits, that the flavor asks for"
 
 
 def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -> None:

@@ -210,7 +210,7 @@ class SchedulerManager:
 
     async def _servable(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
         """Return, by node, how many of the instances its providers can serve; None if they have no request groups."""
-        resource_request = extra_specs.resource_request(spec.flavor)
+        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
         if resource_request is None:
             return None
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
@@ -245,7 +245,7 @@ class SchedulerManager:
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
         own = extra_specs.node_resources(spec.flavor, spec.image)
-        resource_request = extra_specs.resource_request(spec.flavor)
+        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
         for uuid, all_held in found.items():
             allocation = allocations.node_allocation(all_held, own, resource_request)
             row = None if allocation is None else self._feed.table.index(allocation.node_uuid)

@@ -36,7 +36,7 @@ class Prefilters:
 
     def masks(self, hosts: HostView, spec: RequestSpec) -> Iterator[PrefilterMask]:
         """Yield the masks of those that concern a request."""
-        required, forbidden = extra_specs.traits(spec.flavor, spec.image)
+        required, forbidden = extra_specs.node_traits(spec.flavor, spec.image)
         if self.image_types and spec.image is not None and spec.image.disk_format:
             required |= {f"COMPUTE_IMAGE_TYPE_{spec.image.disk_format.upper()}"}
         if required or forbidden:

@@ -154,19 +154,45 @@ def test_extra_specs_replace_and_add_amounts() -> None:
     flavor = _flavor(
         resources__VCPU="0", resources__VGPU="1", resources_NET__BANDWIDTH="5", trait_NET__CUSTOM_A="required"
     )
-    assert extra_specs.node_resources(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1, "VGPU": 1}
-    groups = extra_specs.resource_request(flavor)
+    assert extra_specs.node_resources(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1}
+    groups = extra_specs.resource_request(flavor, None)
     assert groups is not None
-    [one] = groups.groups
+    anywhere, one = groups.groups
+    assert (anywhere.suffix, anywhere.resources, anywhere.required) == ("", {"VGPU": 1}, ())
     assert (one.suffix, one.resources, one.required) == ("_NET", {"BANDWIDTH": 5}, (frozenset({"CUSTOM_A"}),))
-    assert extra_specs.resource_request(_flavor()) is None
+    assert extra_specs.resource_request(_flavor(), None) is None
+
+
+def test_traits_without_a_suffix_may_be_those_of_any_provider_that_serves_the_server() -> None:
+    """A node with the trait of its host, and two GPUs below it of which one has the wanted type."""
+    image = ImageMeta(id="i", properties={"trait:CUSTOM_HOST": "required"})
+    specs = {"resources__VGPU": "1", "trait__CUSTOM_NVIDIA_35": "required", "trait__CUSTOM_OLD": "forbidden"}
+    flavor = _flavor(**specs)
+    assert extra_specs.node_traits(flavor, image) == (frozenset(), frozenset({"CUSTOM_OLD"}))
+    only_node = _flavor(trait__CUSTOM_NVIDIA_35="required")
+    assert extra_specs.node_traits(only_node, image)[0] == {"CUSTOM_NVIDIA_35", "CUSTOM_HOST"}
+    request = extra_specs.resource_request(flavor, image)
+    assert request is not None
+
+    def served(of_node: set[str], *of_gpus: set[str]) -> list[str]:
+        stock = {"VGPU": Inventory(1, 0, 1, 8, 1, 1.0, 1, 0)}
+        node = Provider("n", "n", None, "n", traits=frozenset(of_node))
+        gpus = [
+            Provider(f"g{number}", f"g{number}", "n", "n", traits=frozenset(traits), inventories=stock)
+            for number, traits in enumerate(of_gpus)
+        ]
+        return [provider for each in candidates.find(request, [node, *gpus]) for provider in each.allocations]
+
+    assert served({"CUSTOM_HOST"}, {"CUSTOM_NVIDIA_36"}, {"CUSTOM_NVIDIA_35"}) == ["g1"]
+    assert served({"CUSTOM_HOST", "CUSTOM_NVIDIA_35"}, set(), {"CUSTOM_OLD"}) == ["g0"]
+    assert served(set(), {"CUSTOM_NVIDIA_35"}) == []
 
 
 def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
     dedicated = {"PCPU": 2, "MEMORY_MB": 64, "DISK_GB": 1}
     assert extra_specs.node_resources(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
     image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
-    assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated | {"VGPU": 1}
+    assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated
     for specs in ({"resources__PCPU": "2"}, {"resources1__PCPU": "2"}):
         with pytest.raises(Invalid, match="hw:cpu_policy"):
             extra_specs.check(_flavor(**specs))

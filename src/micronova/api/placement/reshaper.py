@@ -32,7 +32,6 @@ class Reshaper:
 
     def _reshape(self, conn: sa.Connection, request: Request) -> None:
         inventories, now = with_normal_uuids(request.body["inventories"]), micros(self._clock.now())
-        _check_generations(conn, inventories)
         stock = {
             uuid: {name: complete(request, uuid, name, values) for name, values in given["inventories"].items()}
             for uuid, given in inventories.items()
@@ -41,6 +40,8 @@ class Reshaper:
             allocation_request(request, consumer, body)
             for consumer, body in with_normal_uuids(request.body["allocations"]).items()
         ]
+        provider_allocations.lock_reshape(conn, stock, changes, now)
+        _check_generations(conn, inventories)
         try:
             # First everything that is new, so that the allocations fit; then what is no longer there.
             for uuid, new in sorted(stock.items()):
@@ -53,8 +54,8 @@ class Reshaper:
 
 
 def _check_generations(conn: sa.Connection, inventories: Mapping[str, Any]) -> None:
-    """Lock the providers; raise Conflict if the generation of one is not the given one."""
-    known = providers.get_many(conn, inventories, lock=True)
+    """Raise Conflict if the generation of a provider is not the given one; Invalid if there is no such provider."""
+    known = providers.get_many(conn, inventories)
     for uuid, given in sorted(inventories.items()):
         if uuid not in known:
             raise Invalid(

@@ -26,7 +26,7 @@ from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, 
 from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import instances, server_migrations
+from micronova.db import instances, server_migrations, topologies
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
@@ -35,6 +35,7 @@ from micronova.objects.migration import MigrationChanges, MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
 from micronova.objects.orders import Report, WorkOrder
+from micronova.placement import extra_specs
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
@@ -210,9 +211,20 @@ class Move(MoveKind):
             block_devices=devices,
             holder=migration["uuid"] if step in SOURCE_STEPS else None,
             move=move_order(
-                migration, arrived=payload.arrived, migrate_data=payload.migrate_data if step == "finish" else b""
+                migration,
+                arrived=payload.arrived,
+                migrate_data=payload.migrate_data if step == "finish" else b"",
+                mdev_types=self._mdev_types(conn, migration) if step not in SOURCE_STEPS else (),
             ),
         )
+
+    def _mdev_types(self, conn: sa.Connection, migration: MigrationRow) -> tuple[str, ...]:
+        """Return the types of the mediated devices on the source of a live migration."""
+        flavor = msgspec.convert(migration["old_flavor"], Flavor)
+        if not self._names.live or extra_specs.resource_request(flavor, None) is None:
+            return ()
+        held = topologies.assignments_of(conn, [migration["uuid"]]).values()
+        return tuple(sorted(device.mdev_type for _, assignment in held for device in assignment.mdevs))
 
     def progressed(self, conn: sa.Connection, operation: Operation) -> None:
         """Record that the source sends the guest: before, it may have waited until it had sent others."""

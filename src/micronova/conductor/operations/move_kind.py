@@ -57,7 +57,9 @@ class MoveKind(SteppedKind):
         server_migrations.update(conn, server.payload.migration, self._engine.now(), changes)
 
 
-def move_order(migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"") -> MoveOrder:
+def move_order(
+    migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
+) -> MoveOrder:
     """Return what an order says of the move; the destination is chosen."""
     assert migration["dest_compute"] is not None
     return MoveOrder(
@@ -67,4 +69,5 @@ def move_order(migration: MigrationRow, *, arrived: bool = True, migrate_data: b
         power_on=migration["old_vm_state"] == states.ACTIVE,
         arrived=arrived,
         migrate_data=migrate_data,
+        mdev_types=mdev_types,
     )

@@ -16,6 +16,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.orders import InstanceSpec, MoveOrder, WorkOrder
 from micronova.objects.topology_request import is_concerned
+from micronova.placement import extra_specs
 
 LARGEST_ORDER: Final = 4 << 20
 """Bytes. What one request or image can bring is far less; the interfaces of a server can bring more."""
@@ -84,7 +85,8 @@ def work_order(
 
 def _with_assignment(conn: sa.Connection, instance: InstanceSpec, holder: str | None) -> InstanceSpec:
     """Return the instance with the CPUs and devices that are claimed for it."""
-    if not is_concerned(instance.flavor, instance.image):
+    of_tree = extra_specs.resource_request(instance.flavor, instance.image) is not None
+    if not of_tree and not is_concerned(instance.flavor, instance.image):
         return instance
     consumer = holder or instance.uuid
     found = topologies.assignments_of(conn, [consumer]).get(consumer)

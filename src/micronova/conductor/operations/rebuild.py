@@ -15,14 +15,16 @@ from micronova.conductor.operations.operation_kind import GaveUp, NoMoreWork, St
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
 from micronova.conductor.operations.transitions import Notification, server_of
-from micronova.db import instances
+from micronova.db import allocations, instances, providers
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import states
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import RebuildPayload
 from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.scheduling import RequestSpec
+from micronova.placement import extra_specs
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 ACTION = states.ACTIONS["rebuild"]
@@ -73,6 +75,10 @@ class Rebuild(HostKind):
         spec = await self._engine.database.read(instances.request_spec, row["uuid"])
         if spec is None:
             return
+        if await self._engine.database.read(_lacks_traits, row["uuid"], spec):
+            raise NoValidHost(
+                "No valid host was found. The server's host and devices lack traits that the image requires."
+            )
         with asking_scheduler(self._engine):
             await self._scheduler.check_image(operation.context, spec, row["node_uuid"])
 
@@ -179,3 +185,16 @@ class Rebuild(HostKind):
             return NoMoreWork(ended="error", gave_up=gave_up)
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
         return NoMoreWork(ended="error", notifications=[Notification("rebuild.error", changed(row, changes), fault)])
+
+
+def _lacks_traits(conn: sa.Connection, uuid: str, spec: RequestSpec) -> bool:
+    """Return whether a server has an image whose traits the providers do not have that it holds resources of.
+
+    The scheduler compares the traits that the node itself must have, or must not have.
+    """
+    required, forbidden = extra_specs.traits(spec.flavor, spec.image)
+    if required == extra_specs.node_traits(spec.flavor, spec.image)[0]:
+        return False
+    held = {each.node_uuid for each in allocations.get_many(conn, [uuid]).get(uuid, ())}
+    traits = set[str]().union(*providers.traits_of(conn, held).values())
+    return not required <= traits or bool(forbidden & traits)

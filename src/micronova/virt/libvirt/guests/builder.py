@@ -110,6 +110,8 @@ class GuestBuilder:
             log.warning("guest %s is not removed: its record names another cloud or host", uuid)
             return
         await self._undefine(uuid)
+        if record is not None:
+            await self._launcher.mdevs.remove(uuid, record.pins, record.kept_pins)
         # The record is removed last: if this agent dies, the next one finds the guest by it.
         await self._files.run(self._remove_logs, uuid)
         if record is not None:

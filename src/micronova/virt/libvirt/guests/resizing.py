@@ -71,6 +71,7 @@ class Resizer:
         """Remove what a guest was before it was resized."""
         record, _ = await self._guests.require(uuid)
         if record.kept_pins is not None:
+            await self._launcher.mdevs.remove(uuid, record.kept_pins)
             record = msgspec.structs.replace(record, kept_pins=None)
             await self._files.run(self._records.save, record)
         await self._previous.forget(record)
@@ -84,6 +85,8 @@ class Resizer:
             return
         if power != power_state.SHUTDOWN:
             await self._guests.change(uuid, domains.power_off, "stop the guest", timeout=START_TIMEOUT)
+        if record.kept_pins is not None:  # else it was not resized
+            await self._launcher.mdevs.remove(uuid, record.pins)
         await self._previous.restore(record, plan.epoch)
 
     def _new_disks(self, plan: GuestPlan, record: GuestRecord) -> tuple[DiskRecord, ...]:
