@@ -62,10 +62,10 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
 class MdevParent(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a host that offers mediated devices of one type. It is a resource provider below its node."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]  # as libvirt names it
-    mdev_type: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.+-]{1,128}$")]
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]  # as libvirt names it
+    mdev_type: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
     total: Annotated[int, msgspec.Meta(ge=0, le=MOST_MDEVS)]  # those that exist, and those that can be made
-    resource_class: Annotated[str, msgspec.Meta(pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]{1,240})$")] = "VGPU"
+    resource_class: Annotated[str, msgspec.Meta(max_length=247, pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]+)\Z")] = "VGPU"
 
 
 class NodeTopology(msgspec.Struct, frozen=True, kw_only=True):

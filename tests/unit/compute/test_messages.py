@@ -16,6 +16,7 @@ FOR_ADMINS = {
     "compute/work.py",
     # They end the start of an agent.
     "virt/fake/setup.py",
+    "virt/fake/topology.py",
     "virt/libvirt/daemon/existing.py",
     "virt/loader.py",
 }
