@@ -63,7 +63,10 @@ class ResourceTracker:
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
         missing = shortage(more, used, self._limits)
         if missing is not None:
-            raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
+            # The owner of the server reads the message; which node it is and what others use are for admins.
+            raise InsufficientResources(
+                "The host has not enough resources left for the server.", details=f"{self.node}: {missing}"
+            )
         self.keep(order)
 
     def keep(self, order: WorkOrder) -> None:

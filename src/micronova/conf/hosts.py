@@ -62,7 +62,10 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     traits: Annotated[
         tuple[str, ...],
-        Meta(description="Traits of each simulated host: names of os-traits, or beginning with CUSTOM_."),
+        Meta(
+            description="Traits of each simulated host: names of os-traits that begin with COMPUTE_, HW_ or STORAGE_, "
+            "and names that begin with CUSTOM_HOST_."
+        ),
     ] = ()
     rules: Annotated[
         tuple[dict[str, Any], ...], Meta(description="Fault and latency rules; see docs/fake-driver.md.")

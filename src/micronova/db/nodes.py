@@ -13,12 +13,12 @@ from micronova.db.locking import numbered
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.host_limits import MOST_NODES
+from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity
-from micronova.placement.standard import CUSTOM_NAME, standard_traits
+from micronova.placement.standard import HOST_TRAIT, reported_traits, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 _DEDICATED = "PCPU"  # shown together with the CPUs that instances share
@@ -96,6 +96,25 @@ def _upsert_inventory(insert: Any) -> sa.Executable:
     return kept
 
 
+def _length(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.length(sa.cast(column, sa.Text)), 0)
+
+
+_LARGE = LONGEST_DESCRIPTIONS // MOST_NODES  # characters of the description of a node
+_DESCRIPTIONS = (
+    sa.select(
+        _n.host,
+        sa.func.sum(
+            _length(_n.cpu_info)
+            + _length(_n.capabilities)
+            + _length(_n.supported)
+            + _length(node_topologies.c.topology)
+        ),
+    )
+    .select_from(compute_nodes.outerjoin(node_topologies, node_topologies.c.node_uuid == _n.uuid))
+    .where(one_of(_n.host, "hosts"))
+    .group_by(_n.host)
+)
 _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
 
@@ -131,6 +150,7 @@ def upsert_all(
     rows = [_node_row(host, node, now) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
+        _check_providers(conn, new)
         _insert(conn, new)
     # Without what is fixed: a parameter that is named like a column would be set, whatever the statement says.
     old = [
@@ -149,6 +169,7 @@ def upsert_all(
     }
     types_before = mediated_devices.types_before(conn, sorted(with_mdevs)) if with_mdevs else {}
     topologies.report(conn, reported, now)
+    _check_descriptions(conn, [(host, node) for host, node in pairs if _size(node) > _LARGE])
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
@@ -171,6 +192,23 @@ def upsert_all(
         mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
 
 
+def _size(node: NodeResources) -> int:
+    return len(msgspec.json.encode((node.topology, node.cpu_info, node.capabilities, node.supported)))
+
+
+def _check_descriptions(conn: sa.Connection, large: Sequence[tuple[str, NodeResources]]) -> None:
+    """Raise Conflict if the nodes of a host, of which some are large, have too long descriptions together.
+
+    Every scheduler has them in memory. As many small ones as a host may have are below the limit.
+    """
+    if not large:
+        return
+    for host, size in conn.execute(_DESCRIPTIONS, {"hosts": sorted({host for host, _ in large})}):
+        if size > LONGEST_DESCRIPTIONS:
+            most = f"a host may have {LONGEST_DESCRIPTIONS}"
+            raise Conflict(f"The descriptions of the nodes of host {host} have {size} characters: {most}.")
+
+
 def _changed_traits(
     before: Mapping[str, set[str]], nodes: Sequence[NodeResources]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -191,11 +229,19 @@ def _report_traits(
     for name in sorted({name for _, name in added} - standard_traits()):
         placement_names.create_trait(conn, name, now)
     providers.change_traits(conn, added=added, removed=removed)
+    placement_names.delete_unused_traits(conn, {name for _, name in removed if name.startswith(HOST_TRAIT)})
 
 
 def _traits(node: NodeResources) -> list[str]:
-    """Return the traits of a report that this version knows, and custom ones."""
-    return sorted(each for each in set(node.traits) if each in standard_traits() or CUSTOM_NAME.fullmatch(each))
+    """Return the traits of a report that this version knows and hosts may report."""
+    return reported_traits(node.traits)
+
+
+def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise Conflict if a new node has the uuid of a provider, which somebody else has made."""
+    hosts = {row["uuid"]: row["host"] for row in rows}
+    for uuid in sorted(providers.get_many(conn, list(hosts))):
+        raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")
 
 
 def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ too, and looks for providers with room only then: so it finds the last one, and 
 ARCHITECTURE.md has the order of locks.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,6 +34,8 @@ from micronova.objects.topology import (
     decode_use,
     encode,
 )
+
+log = logging.getLogger(__name__)
 
 _t, _c = node_topologies.c, topology_claims.c
 
@@ -141,7 +144,9 @@ def plan(conn: sa.Connection, wanted: Sequence[TopologyClaim], leaving: Collecti
     for consumer, (node, assignment) in before.items():
         found.released.append(consumer)
         if node in topologies:
-            found.held[node] = given_back(found.held[node], assignment, topologies[node])
+            held, found.held[node] = found.held[node], given_back(found.held[node], assignment, topologies[node])
+            if taken(found.held[node], assignment, topologies[node]) != held:
+                log.warning("node %s holds less than %s gives back; the audit corrects what it holds", node, consumer)
     for each in asking:
         node = each.node_uuid
         assert each.topology is not None

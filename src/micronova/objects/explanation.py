@@ -18,7 +18,7 @@ class FilterStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     removed: int
     remaining: int
-    error: str = ""  # the filter failed and was skipped
+    error: str = ""  # the filter failed, so it let no host pass
     hosts: tuple[str, ...] = ()  # the first of those that it removed
 
     @property

@@ -215,6 +215,8 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)
+        check_size("The list of capabilities", self.capabilities, LONGEST_DESCRIPTION)
+        check_size("The list of guests that are supported", self.supported, LONGEST_DESCRIPTION)
         check_size("The topology", self.topology, LONGEST_TOPOLOGY)
 
 

@@ -6,12 +6,12 @@ an instance holds. `fitting.py` finds an assignment; claims record it (`db/topol
 host.
 """
 
-import functools
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from micronova.objects.host_limits import MOST_PROPERTIES, Name
+from micronova.objects.sized_cache import SizedCache
 
 AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
 DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
@@ -62,10 +62,10 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
 class MdevParent(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a host that offers mediated devices of one type. It is a resource provider below its node."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]  # as libvirt names it
-    mdev_type: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.+-]{1,128}$")]
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]  # as libvirt names it
+    mdev_type: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
     total: Annotated[int, msgspec.Meta(ge=0, le=MOST_MDEVS)]  # those that exist, and those that can be made
-    resource_class: Annotated[str, msgspec.Meta(pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]{1,240})$")] = "VGPU"
+    resource_class: Annotated[str, msgspec.Meta(max_length=247, pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]+)\Z")] = "VGPU"
 
 
 class NodeTopology(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,13 +178,21 @@ def encode(what: NodeTopology | TopologyUse | Assignment) -> str:
     return msgspec.json.encode(what).decode()
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_topology(text: str) -> NodeTopology:
-    """Return a stored topology; many hosts have the same."""
+# Decoded, a text takes about fifteen times as much memory.
+_MOST_KEPT: Final = 4 << 20
+_LONGEST_KEPT: Final = 1 << 16
+
+
+def _decode_topology(text: str) -> NodeTopology:
     return msgspec.json.decode(text, type=NodeTopology)
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_use(text: str) -> TopologyUse:
-    """Return a stored use; an empty text is that of a host without a topology."""
+def _decode_use(text: str) -> TopologyUse:
     return msgspec.json.decode(text, type=TopologyUse) if text else NOTHING_USED
+
+
+decode_topology: Final = SizedCache(_decode_topology, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored topology; many hosts have the same."""
+
+decode_use: Final = SizedCache(_decode_use, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored use; an empty text is that of a host without a topology."""

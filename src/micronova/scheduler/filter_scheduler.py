@@ -195,7 +195,8 @@ class FilterScheduler:
             if not filtered.remaining:
                 break
             mask, error = _ask(each, hosts, spec)
-            filtered.apply(_name(each), functools.partial(each.describe, spec), mask, error)
+            predicate = functools.partial(_not_asked, each) if error else functools.partial(each.describe, spec)
+            filtered.apply(_name(each), predicate, mask, error)
             # Free resources, which the Ram and Disk filters cover, are checked again in any case.
             if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
                 filtered.again.append(each)
@@ -360,15 +361,22 @@ def _considered(table: HostTable, spec: RequestSpec) -> HostView:
 
 
 def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
-    """Return a filter's mask and its error; a filter that fails is reported and lets all hosts pass."""
+    """Return a filter's mask and its error; a filter that fails is reported and lets no host pass.
+
+    It may be there to keep servers from hosts that are for others.
+    """
     try:
         mask = each.mask(hosts, spec)
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (len(hosts),)):
             raise TypeError("a filter gives one bool per host")
         return mask, ""
     except Exception as error:  # a plugin's code may raise anything
-        log.exception("the filter %s failed; all hosts pass it", _name(each))
-        return None, f"{type(error).__name__}: {error}"
+        log.exception("the filter %s failed; no host passes it", _name(each))
+        return np.zeros(len(hosts), np.bool_), f"{type(error).__name__}: {error}"
+
+
+def _not_asked(each: HostFilter) -> str:
+    return f"is known to meet the request, because the filter {_name(each)} failed"
 
 
 def _name(each: HostFilter) -> str:

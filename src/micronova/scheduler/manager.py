@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import allocations, host_states, provider_trees, services
+from micronova.db import aggregates, allocations, host_states, provider_trees, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
@@ -46,7 +46,7 @@ from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
@@ -99,6 +99,7 @@ class SchedulerManager:
         pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self._pci_aliases = dict(pci_aliases or {})
+        self._prefilters = prefilters
         self._database = database
         self._bus = bus
         self._clock = clock
@@ -383,12 +384,16 @@ class SchedulerManager:
         await self._feed.reload_nodes(nodes | set(result.held.values()))
 
     async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
-        """Return the spec with the hosts of the servers that filters and weighers compare.
+        """Return the spec with what is read for it: whether aggregates name its project, if that limits it, and hosts.
 
-        These are the server group's present members without those that move, the servers that hints name, and those
-        with images like the requested one, if a weigher compares them.
+        The hosts are those of the server group's present members without those that move, of the servers that hints
+        name, and of those with images like the requested one, if a weigher compares them.
         """
         spec = request.spec
+        if self._prefilters.tenants:
+            known = await self._database.read(aggregates.list_)
+            limited = any(names_project(each.metadata, spec.project_id) for each in known)
+            spec = msgspec.structs.replace(spec, has_aggregates=limited)
         named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
             hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)

@@ -58,8 +58,11 @@ def test_capacity_is_total_less_reserved_times_ratio() -> None:
     tracker = make_tracker(reserved_host_memory_mb=512, ram_allocation_ratio=2.0)
     for number in range(6):  # (2048 - 512) * 2 / 512
         tracker.hold(order(uuid=f"i-{number}"))
-    with pytest.raises(InsufficientResources):
+    with pytest.raises(InsufficientResources) as refused:
         tracker.hold(order(uuid="i-6"))
+    # The owner of a server reads the message: neither the node nor what others use of it.
+    assert refused.value.message == "The host has not enough resources left for the server."
+    assert refused.value.details["details"] == f"{tracker.node}: 512 MB of memory asked for, 0 left"
 
 
 def test_the_update_agrees_with_claims() -> None:

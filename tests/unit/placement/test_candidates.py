@@ -1,6 +1,14 @@
 """Allocation candidates as a function of plain data. Placement's own tests (`make placement-gabbi`) have many more."""
 
+import dataclasses
+import itertools
+import random
+import time
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
@@ -68,6 +76,54 @@ def test_groups_together_take_no_more_than_there_is() -> None:
     small = (_net("1", 4), _net("2", 4))
     assert len(_found(ResourceRequest(groups=small), *_node("n"))) == 4
     assert len(_found(ResourceRequest(groups=small, isolate=True), *_node("n"))) == 2
+
+
+@pytest.mark.parametrize(("groups", "isolate", "capacity"), [(8, True, 8), (20, True, 8), (12, False, 1)])
+def test_more_groups_than_providers_are_refused_at_once(groups: int, isolate: bool, capacity: int) -> None:
+    """Trying all orders of the groups would take minutes, for each tree."""
+    free = (_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(capacity)}) for n in range(groups - 1))
+    request = ResourceRequest(groups=tuple(_net(str(number), 1) for number in range(groups)), isolate=isolate, limit=1)
+    tree = [_provider("n"), *free]
+    begin = time.process_time()
+    assert _found(request, *tree) == []
+    assert time.process_time() - begin < 1
+    one_more = _provider("last", "n", "n", stock={"BANDWIDTH": _stock(capacity)})
+    assert len(_found(request, *tree, one_more)) == 1
+
+
+def test_a_list_of_candidates_has_an_end() -> None:
+    tree = [_provider("n"), *(_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(8)}) for n in range(8))]
+    for limit in (None, 999_999_999):
+        request = ResourceRequest(groups=tuple(_net(str(number), 1) for number in range(6)), limit=limit)
+        assert len(_found(request, *tree)) == candidates.MOST_CANDIDATES
+
+
+@given(st.integers(0, 1 << 32))
+def test_the_candidates_are_all_combinations_that_fit(seed: int) -> None:
+    chance = random.Random(seed)
+    tree = [
+        _provider("n"),
+        *(_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(chance.randint(1, 4))}) for n in range(3)),
+        _provider("q", "p0", "n", stock={"BANDWIDTH": _stock(2)}),
+    ]
+    groups = tuple(_net(str(number), chance.randint(1, 3)) for number in range(chance.randint(1, 4)))
+    subtrees = (frozenset(("0", "1")),) if len(groups) > 1 and chance.random() < 0.4 else ()
+    request = ResourceRequest(groups=groups, isolate=chance.random() < 0.5, same_subtrees=subtrees)
+    expected = set()
+    for chosen in itertools.product(tree[1:], repeat=len(groups)):
+        total = Counter[str]()
+        for group, each in zip(groups, chosen, strict=True):
+            total[each.uuid] += group.resources["BANDWIDTH"]
+        related = {each.uuid for each in chosen[:2]} if subtrees else {"p1"}
+        if (
+            all(each.inventories["BANDWIDTH"].has(total[each.uuid]) for each in chosen)
+            and not (request.isolate and len({each.uuid for each in chosen}) < len(chosen))
+            and (len(related) == 1 or related == {"p0", "q"})
+        ):
+            expected.add(tuple(each.uuid for each in chosen))
+    found = candidates.find(request, tree)
+    assert {tuple(each.mappings[group.suffix][0] for group in groups) for each in found} == expected
+    assert bool(candidates.find(dataclasses.replace(request, limit=1), tree)) is bool(expected)
 
 
 def test_units_are_kept() -> None:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from micronova.api.placement import schemas
 from micronova.api.placement.allocations import allocation_request
 from micronova.api.placement.inventories import complete
+from micronova.api.placement.schema import with_normal_uuids
 from micronova.db import provider_allocations, provider_inventories, providers
 from micronova.db.engine import Database
 from micronova.db.provider_inventories import UnknownClass
@@ -30,13 +31,14 @@ class Reshaper:
         await self._database.write(self._reshape, request)
 
     def _reshape(self, conn: sa.Connection, request: Request) -> None:
-        inventories, now = request.body["inventories"], micros(self._clock.now())
+        inventories, now = with_normal_uuids(request.body["inventories"]), micros(self._clock.now())
         stock = {
             uuid: {name: complete(request, uuid, name, values) for name, values in given["inventories"].items()}
             for uuid, given in inventories.items()
         }
         changes = [
-            allocation_request(request, consumer, body) for consumer, body in request.body["allocations"].items()
+            allocation_request(request, consumer, body)
+            for consumer, body in with_normal_uuids(request.body["allocations"]).items()
         ]
         provider_allocations.lock_reshape(conn, stock, changes, now)
         _check_generations(conn, inventories)

@@ -1,6 +1,7 @@
 """A simulated host: its guests, what happens to them, and the faults that its rules cause."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -31,6 +32,8 @@ from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
 from micronova.virt.fake.topology import topology_of
+
+log = logging.getLogger(__name__)
 
 _NODES: Final = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
@@ -127,7 +130,8 @@ class SimulatedHost:
             if guest.previous is not None:
                 held |= _parts(guest.previous.assignment)
             if both := sorted(wanted & held):
-                raise Unavailable(f"{', '.join(both)} of this host belong to guest {guest.uuid}, which has to leave.")
+                log.warning("guest %s has %s, which guest %s gets", guest.uuid, ", ".join(both), plan.instance.uuid)
+                raise Unavailable("CPUs or devices of the server belong to another guest, which has to leave.")
 
     def _check_mdevs(self, plan: GuestPlan, *, keeps_old: bool) -> None:
         """Raise an error if a device of the host cannot have the mediated devices of this plan as well."""

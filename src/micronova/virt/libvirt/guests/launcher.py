@@ -97,11 +97,15 @@ class Launcher:
         wanted = {*pins.vcpus.values(), *pins.emulator}
         # They are claimed for this guest, so the other one is about to leave, such as after a live migration.
         if both := sorted(wanted & cpus):
-            raise Unavailable(f"CPUs {', '.join(map(str, both))} of this host belong to another guest.")
+            log.warning("CPUs %s of guest %s belong to another one", both, record.uuid)
+            raise Unavailable("CPUs of the server belong to another guest, which has to leave.")
         if unknown := sorted(wanted - set(parse_cpus(self.host.settings.cpu_dedicated_set))):
-            raise InsufficientResources(f"CPUs {', '.join(map(str, unknown))} of this host are not for pinned guests.")
+            raise InsufficientResources(
+                "CPUs of the server are no longer for pinned guests.", details=f"CPUs {', '.join(map(str, unknown))}"
+            )
         if same := sorted({*pins.devices} & devices):
-            raise Unavailable(f"PCI devices {', '.join(same)} of this host belong to another guest.")
+            log.warning("PCI devices %s of guest %s belong to another one", same, record.uuid)
+            raise Unavailable("PCI devices of the server belong to another guest, which has to leave.")
         pins = msgspec.structs.replace(pins, mdevs=await self.mdevs.choose(plan, mdevs))
         compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info)
         return pins
