@@ -6,6 +6,7 @@ import msgspec
 
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
+from micronova.objects.fleet import Fleet
 from micronova.objects.image import ImageMeta
 
 SERVER_HINTS: Final = ("same_host", "different_host")
@@ -90,6 +91,24 @@ class Selected(msgspec.Struct, frozen=True, kw_only=True):
     # Earlier versions send and expect this name.
     destinations: tuple[Destination, ...] = msgspec.field(name="placements")
     explanation: Explanation
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The question where servers would go; nothing is claimed."""
+
+    spec: RequestSpec
+    count: int = 1
+    with_hosts: bool = False  # the answer also says of every host which filter removed it
+
+
+class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the servers of a request would go, or why there is no host for all of them."""
+
+    selections: tuple[Selection, ...]  # in the order placed; empty if there is no host for one of them
+    explanation: Explanation
+    fit: int  # for how many of them there is room
+    message: str = ""  # the fault that users would read
+    fleet: Fleet | None = None
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):

@@ -213,7 +213,8 @@ def test_a_plugin_is_asked_for_every_instance() -> None:
     assert [each.selected.host for each in decision.destinations] == ["h2", "h2"]
     with pytest.raises(NoValidHost) as caught:
         scheduler.select(table, a_spec(), ["c"], now=NOW)
-    assert caught.value.details["reasons"][-1] == {"name": "OnlyH2", "removed": 3, "remaining": 0, "error": ""}
+    refused = {"name": "OnlyH2", "removed": 3, "remaining": 0, "hosts": ("h1", "h2", "h3")}
+    assert caught.value.details["reasons"][-1] == refused
 
 
 @pytest.mark.usefixtures("plugins")

@@ -48,7 +48,7 @@ class Destinations:
         try:
             await self._placer.place([server])
         except NoValidHost as error:
-            if not await self._kind.transitions.wait_for_hosts([server.operation], error):
+            if not await self._kind.transitions.wait_for_hosts([server], error):
                 await self._kind.fail(server.operation, error)
             return False
         return True
@@ -78,5 +78,5 @@ class Destinations:
 def record_explanation(conn: sa.Connection, server: ServerToPlace[C]) -> None:
     """Record why the scheduler chose the host, if it did; those of earlier attempts are kept."""
     if server.explanation is not None:
-        own = server.explanation.of_one(server.chosen.host, server.chosen.node, "")
-        operation_rows.explain(conn, server.operation.id, own, again=server.payload.chosen is not None)
+        own = server.explanation.of_one(server.row["uuid"], server.chosen.host, server.chosen.node, "")
+        operation_rows.explain(conn, server.operation.id, own, again=server.payload.placed_before)
