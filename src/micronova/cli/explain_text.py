@@ -82,7 +82,7 @@ def _table(steps: Sequence[FilterStep]) -> list[str]:
         if step.hosts:
             lines += _wrapped(named(step), "      ")
         if step.error:
-            lines += _wrapped(f"failed and was skipped: {step.error}", "      ")
+            lines += _wrapped(f"failed and let no host pass: {step.error}", "      ")
     return lines
 
 

@@ -145,7 +145,7 @@ def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[s
     silent = 0
     for step in decision.get("filters", ()):
         if step.get("error"):
-            lines.append(f"  {step['name']} failed and was skipped: {step['error']}")
+            lines.append(f"  {step['name']} failed and let no host pass: {step['error']}")
         elif step["removed"]:
             lines.append(f"  {step['name']} removed {step['removed']}, left {step['remaining']}")
         else:

@@ -88,7 +88,7 @@ def sentences(decision: Explanation) -> list[str]:
     silent = []
     for step in decision.filters:
         if step.error:
-            told.append(f"{step.name} failed and was skipped: {step.error}.")
+            told.append(f"{step.name} failed and let no host pass: {step.error}.")
         elif step.removed:
             told.append(f"{step.name}: {step.entered} entered, {step.remaining} left; it removed {named(step)}.")
         else:

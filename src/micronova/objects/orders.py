@@ -4,6 +4,7 @@ An order has all data that a host needs, so a host never reads the database. It 
 signed URL. Orders and reports carry the instance's epoch; one with an old epoch is refused.
 """
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -183,6 +184,10 @@ def capability_key(capability: str) -> str:
 _PROPERTIES = msgspec.Meta(max_length=MOST_PROPERTIES)
 
 
+Ratio = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+"""A number that is finite: schedulers could not read a topology with another one."""
+
+
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node, in total and in use."""
 
@@ -211,7 +216,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # by the names of os-traits, or custom ones
     reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
-    allocation_ratios: Annotated[dict[Name, float], _PROPERTIES] = {}
+    allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}
 
     def __post_init__(self) -> None:
         check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)

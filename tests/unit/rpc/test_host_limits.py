@@ -134,3 +134,11 @@ def test_names_of_devices_have_no_newline_at_their_end(field: str) -> None:
     msgspec.convert(good, MdevParent)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**good, field: f"{good[field]}\n"}, MdevParent)
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), -1.0, 0.0])
+def test_ratios_are_numbers_that_can_be_stored(ratio: float) -> None:
+    """One that is not would keep every scheduler from reading the host."""
+    message = msgspec.msgpack.encode({**msgspec.structs.asdict(NODE), "allocation_ratios": {"VCPU": ratio}})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(message, type=NodeResources)
