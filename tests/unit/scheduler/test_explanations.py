@@ -130,7 +130,7 @@ def test_a_decision_in_words() -> None:
     assert told == [
         "The scheduler was asked about 12 hosts and decided in 1.2 ms.",
         "RamFilter: 12 entered, 1 left; it removed h0, h1, h2, h3, h4, h5, h6, h7, h8, h9 and 1 more.",
-        "Odd failed and was skipped: RuntimeError: no.",
+        "Odd failed and let no host pass: RuntimeError: no.",
         "These removed none: RetryFilter.",
         "Chosen: h11, weight 1.50 (RAMWeigher +1.00, CPUWeigher +0.50).",
     ]
