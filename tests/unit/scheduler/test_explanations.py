@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner, sentences
+from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner, refusal, sentences
 from micronova.objects.fleet import NOT_CONSIDERED, NOT_REFUSED, Use
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler import fleet
@@ -37,9 +37,11 @@ def test_the_error_of_a_filter_is_cut() -> None:
             raise RuntimeError("x" * 1_000_000)
 
     scheduler = FilterScheduler([Chatty(OPTIONS)], a_scheduler().weighers, random=a_scheduler()._random)
-    with pytest.raises(NoValidHost) as caught:
+    with pytest.raises(NoValidHost) as refused:
         scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
-    assert len(caught.value.details["reasons"][-1]["error"]) == LONGEST_ERROR
+    explanation = refusal(refused.value)
+    assert explanation is not None
+    assert len(explanation.filters[-1].error) == LONGEST_ERROR
 
 
 def test_what_one_server_keeps_of_a_large_fleet_is_small() -> None:
