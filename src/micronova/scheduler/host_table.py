@@ -119,13 +119,15 @@ class HostTable:
         for state in states:
             row = self._index.get(state.node_uuid)
             if row is None:
-                row = self._append(state)
-            else:
-                self._release_codes(row)
-                if self.selections[row].host != state.host:
-                    self._unlist_host(row)
-                    self._rows_of_host.setdefault(state.host, []).append(row)
+                self._fill(self._append(state), state)
+                continue
+            if self.selections[row].host != state.host:
+                self._unlist_host(row)
+                self._rows_of_host.setdefault(state.host, []).append(row)
+            before = self._codes(row)
             self._fill(row, state)
+            # After the new codes are taken: what a host keeps is not forgotten, though no other host has it.
+            self._release_codes(before)
 
     def remove(self, node_uuids: Iterable[str]) -> None:
         """Remove hosts; unknown ones are ignored."""
@@ -133,7 +135,7 @@ class HostTable:
             row = self._index.pop(uuid, None)
             if row is None:
                 continue
-            self._release_codes(row)
+            self._release_codes(self._codes(row))
             self._unlist_host(row)
             last = len(self.selections) - 1
             if row != last:
@@ -364,12 +366,21 @@ class HostTable:
         for name, column in self._metrics.items():
             column[row] = metrics.get(name, np.nan)
 
-    def _release_codes(self, row: int) -> None:
+    def _codes(self, row: int) -> tuple[int, int, int, int]:
         columns = self._columns
-        self._zones.release(int(columns["zone"][row]))
-        self._facts.release(int(columns["facts"][row]))
-        self._aggregates.release(int(columns["aggregates"][row]))
-        self._topologies.release(int(columns["topology"][row]))
+        return (
+            int(columns["zone"][row]),
+            int(columns["facts"][row]),
+            int(columns["aggregates"][row]),
+            int(columns["topology"][row]),
+        )
+
+    def _release_codes(self, codes: tuple[int, int, int, int]) -> None:
+        zone, facts, of_aggregates, topology = codes
+        self._zones.release(zone)
+        self._facts.release(facts)
+        self._aggregates.release(of_aggregates)
+        self._topologies.release(topology)
 
     def _unlist_host(self, row: int) -> None:
         host = self.selections[row].host

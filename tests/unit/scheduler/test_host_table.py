@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from micronova.objects.scheduling import HostState
+from micronova.objects.topology import HostCell, NodeTopology, encode
 from micronova.scheduler.host_table import HostTable
 from tests.unit.scheduler.factory import a_host, a_table
 
@@ -130,3 +131,38 @@ def test_a_view_of_few_rows_sees_what_a_view_of_all_sees() -> None:
         assert [each.host for each in few.selections()] == [f"h{row}" for row in rows]
         kept = few.only(few.in_zone("z0"))
         assert [kept.row(position) for position in range(len(kept))] == [row for row in rows if row % 3 == 0]
+
+
+def test_a_host_that_is_read_again_unchanged_leaves_the_answers_about_it() -> None:
+    """Its traits, aggregates and topology were forgotten if no other host had them, and all questions asked again."""
+    topology = encode(NodeTopology(cells=(HostCell(id=0, memory_mb=1024),)))
+    states = [
+        a_host(
+            f"h{number}",
+            traits=(f"CUSTOM_{number}",),
+            aggregates=((f"agg{number}", {}),),
+            topology=topology if number == 0 else "",
+        )
+        for number in range(3)
+    ]
+    table = a_table(*states)
+    asked: list[object] = []
+
+    def note(kind: object) -> bool:
+        asked.append(kind)
+        return True
+
+    def ask() -> None:
+        view = table.view()
+        view.by_facts("facts", note)
+        view.by_aggregates("aggregates", note)
+        view.by_topology(b"topology", lambda *kind: note(kind), None)
+
+    ask()
+    assert len(asked) == 3 + 3 + 2
+    table.update(states)
+    ask()
+    assert len(asked) == 8
+    table.update([msgspec.structs.replace(states[0], traits=("CUSTOM_NEW",))])
+    ask()
+    assert len(asked) == 8 + 3, "a new kind of host is asked about"
