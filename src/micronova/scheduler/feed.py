@@ -7,6 +7,7 @@ because PostgreSQL's rows are decoded in the event loop.
 import asyncio
 import logging
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from micronova.db import host_states
 from micronova.db.engine import Database
@@ -107,9 +108,12 @@ class HostFeed:
         await self._as_of_at_least(moment)
 
     async def reload_all(self) -> None:
-        """Read all hosts."""
-        async with self._reading:
-            await self._read_all()
+        """Read all hosts. Changes can be read between two pages, so that no decision waits for all of them."""
+        if self._all_as_of == NEVER:  # there is nothing to decide with before the end
+            async with self._reading:
+                await self._read_all()
+        else:
+            await self._read_all(self._reading)
 
     async def reload_nodes(self, node_uuids: Collection[str]) -> None:
         """Read some nodes whose rows in the table are wrong."""
@@ -246,18 +250,27 @@ class HostFeed:
             self.table.update(states)
             self.table.remove(set(part) - {state.node_uuid for state in states})
 
-    async def _read_all(self) -> None:
+    async def _read_all(self, turns: AbstractAsyncContextManager[object] | None = None) -> None:
+        """Read all hosts page by page; `turns` is entered for each page, so that other reads may come in between.
+
+        Each page is read and applied in one turn: it is never older than what another read has applied before.
+        """
+        turn = nullcontext() if turns is None else turns
         begin, started = self._now(), self._clock.monotonic()
         found: set[str] = set()
         after, more = "", True
         while more:
-            page = await self._database.read(host_states.load_page, after, CHUNK, default_zone=self._default_zone)
-            self.table.update(page)
+            async with turn:
+                page = await self._database.read(host_states.load_page, after, CHUNK, default_zone=self._default_zone)
+                self.table.update(page)
             found.update(state.node_uuid for state in page)
             more = len(page) == CHUNK
             if page:
                 after = page[-1].node_uuid
             await asyncio.sleep(0)  # on SQLite rows are decoded in another thread, and the table is updated here
-        self.table.remove(set(self.table.uuids) - found)
-        self._as_of = self._heartbeats_as_of = self._long_ago_as_of = self._all_as_of = begin
+        async with turn:
+            # They are gone, or came after the page where they would have been.
+            await self._reload_nodes(set(self.table.uuids) - found)
+        self._as_of, self._heartbeats_as_of = max(self._as_of, begin), max(self._heartbeats_as_of, begin)
+        self._long_ago_as_of, self._all_as_of = max(self._long_ago_as_of, begin), begin
         self._reload_took = self._clock.monotonic() - started

@@ -1,5 +1,6 @@
 """The host table follows the database, also when the clock is set."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from micronova.db import allocations, host_states, services, topologies
 from micronova.db.engine import Database, open_database
-from micronova.db.tables import inventories
+from micronova.db.tables import compute_nodes, inventories
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
@@ -297,3 +298,41 @@ async def test_a_large_fleet_is_read_in_parts(cloud: Cloud) -> None:
     await cloud.refresh_for(1.0)
     assert set(cloud.table.view().used("VCPU")) == {1.0}
     assert cloud.largest_read <= CHUNK
+
+
+async def test_a_refresh_does_not_wait_until_all_hosts_are_read(cloud: Cloud) -> None:
+    """What changes during the read of all hosts is in the table after it, also if its page was read before."""
+    count = 4 * CHUNK
+    await cloud.add_hosts(count)
+    await cloud.feed.refresh(0.0)
+    await cloud.refresh_for(1.0)
+    pages = cloud.database.statistics.by_function
+    before, first_page = pages["load_page"], asyncio.Event()
+    update = cloud.table.update
+
+    def noting(states: Iterable[HostState]) -> None:
+        update(states)
+        first_page.set()
+
+    cloud.table.update = noting  # type: ignore[method-assign]
+    reload = asyncio.create_task(cloud.feed.reload_all())
+    await first_page.wait()
+    await cloud.database.write(_change_some, cloud.now)
+    cloud.clock.time += 1.0
+    await cloud.feed.refresh(0.4)
+    assert pages["load_page"] - before <= 3, "of 5 pages"
+    assert not reload.done()
+    for _ in range(2):
+        row = cloud.table.index("node-host0")
+        assert "node-a" in cloud.table
+        assert row is not None and cloud.table.state(row).used["VCPU"] == 2
+        await reload
+    assert "node-host7" not in cloud.table
+
+
+def _change_some(conn: sa.Connection, now: int) -> None:
+    """Add a host that is before all others, remove one, and use some of one."""
+    add_host(conn, "a", 99_999, now=now)
+    used = inventories.update().where(inventories.c.node_uuid == "node-host0", inventories.c.resource_class == "VCPU")
+    conn.execute(used.values(used=2, changed_at=now))
+    conn.execute(compute_nodes.delete().where(compute_nodes.c.uuid == "node-host7"))
