@@ -22,6 +22,7 @@ from micronova.db.listed import one_of
 from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
 from micronova.db.upsert import PerDialect
+from micronova.objects import migration_states
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.placement.model import fits_units
 
@@ -349,7 +350,12 @@ class Usage(msgspec.Struct, kw_only=True):
 _AMOUNTS = [
     (_c.consumer_type, consumers, _c.uuid == _a.consumer_uuid),
     (sa.literal(INSTANCE), instances, instances.c.uuid == _a.consumer_uuid),
-    (sa.literal(MIGRATION), migrations, migrations.c.uuid == _a.consumer_uuid),
+    # Only those that are open hold something; ended ones stay as long as the records of their servers.
+    (
+        sa.literal(MIGRATION),
+        migrations,
+        sa.and_(migrations.c.uuid == _a.consumer_uuid, migrations.c.status.in_(migration_states.OPEN)),
+    ),
 ]
 
 

@@ -19,6 +19,7 @@ from micronova.db import (
     instances,
     nodes,
     operations,
+    provider_allocations,
     quotas,
     retention,
     server_lists,
@@ -39,6 +40,8 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
 SERVERS = 20_000
 HOSTS = 10_000
+MOVED = 2_000
+"""Moves that ended long ago, of a project of its own."""
 SMALL = {"aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
 """Tables that grow with the number of hosts at most."""
 MOST_READ = 1_100
@@ -150,6 +153,19 @@ FILL: Rows = (
             "updated_at": "CASE WHEN n % 10 > 0 THEN n END",
         },
     ),
+    (
+        "migrations",
+        MOVED,
+        {
+            "id": f"n + {SERVERS}",
+            "uuid": _id("old"),
+            "instance_uuid": _id("living"),
+            "project_id": "'moved'",
+            "status": "'confirmed'",
+            "updated_at": "0",
+        },
+    ),
+    ("consumers", SERVERS, {"uuid": _id("consumer"), "project_id": "'p' || n % 100", "generation": "1"}),
     ("quota_usages", SERVERS, {"project_id": "'p' || n", "resource": "'instances'"}),
     (
         "services",
@@ -290,6 +306,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         conn, [(name, MIDDLE) for name in NAMES], NOW
     ),
     "moves: a page": lambda conn: server_migrations.list_page(conn, {}, limit=50),
+    "placement: what a project of many old moves uses": lambda conn: provider_allocations.usages(conn, "moved", None),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
 }
