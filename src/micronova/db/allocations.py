@@ -158,7 +158,7 @@ _MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).wh
 _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
     one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
-# Only the capacity is checked here. `provider_trees.serve` checks the units (`fits_units`) for request groups. Nobody
+# Only the capacity is checked here. `Trees.serve` checks the units (`fits_units`) for request groups. Nobody
 # checks them for the node's own classes, as docs/placement.md says.
 _ADD = """
     WITH wanted (provider, class, amount) AS (VALUES {rows}),
@@ -278,18 +278,20 @@ def _serve(
     """
     served: dict[str, Candidate] = {}
     refused: set[str] = set()
-    taken: Counter[tuple[str, str]] = Counter()
-    for each in (each for each in claims if each.resource_request is not None):
-        assert each.resource_request is not None
+    asking = [(each, each.resource_request) for each in claims if each.resource_request is not None]
+    if not asking:
+        return served, refused
+    trees = provider_trees.Trees(conn, {each.node_uuid for each, _ in asking})
+    for each, request in asking:
         for old in before.get(each.consumer_uuid, ()):
-            taken.subtract({(old.node_uuid, name): amount for name, amount in old.resources.items()})
-        taken.update({(each.node_uuid, name): amount for name, amount in each.resources.items()})
-        found = provider_trees.serve(conn, each.node_uuid, each.resource_request, taken)
+            trees.take({(old.node_uuid, name): -amount for name, amount in old.resources.items()})
+        trees.take({(each.node_uuid, name): amount for name, amount in each.resources.items()})
+        found = trees.serve(each.node_uuid, request)
         if found is None:
             refused.add(each.node_uuid)
         else:
             served[each.consumer_uuid] = found
-            taken.update(candidates.amounts_of(found))
+            trees.take(candidates.amounts_of(found))
     return served, refused
 
 

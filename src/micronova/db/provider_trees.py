@@ -146,11 +146,28 @@ def count_servable(conn: sa.Connection, request: ResourceRequest, own: Mapping[s
     return found
 
 
-def serve(
-    conn: sa.Connection, root: str, request: ResourceRequest, taken: Mapping[tuple[str, str], int]
-) -> Candidate | None:
-    """Return how the tree of a root serves a request, if so much more is used of its providers; None if it cannot."""
-    sharing = [each for each in load_sharing(conn) if each.root != root]
-    tree = [*load(conn, providers.of_trees(conn, [root])), *sharing]
-    found = candidates.find(dataclasses.replace(request, limit=1), candidates.take(tree, taken), [root])
-    return found[0] if found else None
+class Trees:
+    """The trees of some roots with the sharing providers, read once, and what consumers take of them one by one."""
+
+    def __init__(self, conn: sa.Connection, roots: Collection[str]) -> None:
+        self._known: dict[str, Provider] = {}
+        self._sharing = self._add(load_sharing(conn))
+        self._of_root: dict[str, list[str]] = {}
+        for part in trees(conn, sorted(roots)):
+            self._of_root |= {root: self._add(tree) for root, tree in by_root(part).items()}
+
+    def _add(self, loaded: Sequence[Provider]) -> list[str]:
+        self._known |= {each.uuid: each for each in loaded}
+        return [each.uuid for each in loaded]
+
+    def take(self, amounts: Mapping[tuple[str, str], int]) -> None:
+        """Count more as used, by provider and resource class; less if an amount is negative."""
+        changed = {uuid: self._known[uuid] for uuid, _ in amounts if uuid in self._known}
+        self._known |= {each.uuid: each for each in candidates.take(list(changed.values()), amounts)}
+
+    def serve(self, root: str, request: ResourceRequest) -> Candidate | None:
+        """Return how the tree of a root serves a request now; None if it cannot."""
+        tree = [self._known[uuid] for uuid in self._of_root.get(root, ())]
+        others = [each for uuid in self._sharing if (each := self._known[uuid]).root != root]
+        found = candidates.find(dataclasses.replace(request, limit=1), [*tree, *others], [root])
+        return found[0] if found else None

@@ -30,6 +30,7 @@ from micronova.objects.topology import (
     decode_use,
 )
 from micronova.placement.model import RequestGroup, ResourceRequest
+from tests.plans import recorded
 from tests.unit.scheduler.rows import (
     CAPACITY,
     SMALL,
@@ -359,6 +360,30 @@ def _network_cards(conn: sa.Connection) -> None:
     for host in "ab":
         providers.create(conn, f"card-{host}", f"card-{host}", f"node-{host}", 1)
         provider_inventories.add(conn, f"card-{host}", "CUSTOM_TRAFFIC", stock, None, 1)
+
+
+async def test_the_statements_of_a_claim_with_request_groups_do_not_grow_with_its_servers(database: Database) -> None:
+    """Trees and sharing providers were read for each server, while inventories and server groups were locked."""
+    await make_tables(database)
+    await database.write(numa_cloud, "ab", 20)
+    await database.write(_network_cards)
+    traffic = ResourceRequest(groups=(RequestGroup(suffix="_NET", resources={"CUSTOM_TRAFFIC": 2}),))
+    amounts = {"MEMORY_MB": 1}
+
+    def statements(conn: sa.Connection, first: int, count: int) -> int:
+        wanted = [
+            a_claim(f"i{number}", "ab"[number % 2], amounts, resource_request=traffic)
+            for number in range(first, first + count)
+        ]
+        with recorded(conn) as found:
+            assert allocations.claim(conn, wanted, now=2).claimed
+        return len(found)
+
+    few = await database.write(statements, 0, 2)
+    assert await database.write(statements, 2, 8) == few
+    assert await database.read(used, "CUSTOM_TRAFFIC") == {"card-a": 10, "card-b": 10}
+    more = a_claim("i10", "a", amounts, resource_request=traffic)
+    assert (await database.write(allocations.claim, [more], now=3)).failures[0].reason == "capacity"
 
 
 async def test_topologies_outlast_allocations_that_placement_gave_back(database: Database) -> None:
