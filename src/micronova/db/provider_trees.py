@@ -98,7 +98,7 @@ def load_sharing(conn: sa.Connection) -> list[Provider]:
     in_aggregates = sa.select(_a.provider_uuid)
     query = sa.select(_p.root_uuid).distinct().where(_p.uuid.in_(shares), _p.uuid.in_(in_aggregates))
     roots = list(conn.execute(query).scalars())
-    return load(conn, providers.of_trees(conn, roots)) if roots else []
+    return load_trees(conn, roots) if roots else []
 
 
 def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Provider]) -> list[str]:
@@ -131,19 +131,12 @@ def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Pr
 def trees(conn: sa.Connection, roots: Sequence[str]) -> Iterator[list[Provider]]:
     """Yield the providers of these trees, some trees at a time, in their order."""
     for first in range(0, len(roots), PART):
-        yield load(conn, providers.of_trees(conn, roots[first : first + PART]))
+        yield load_trees(conn, roots[first : first + PART])
 
 
-def count_servable(conn: sa.Connection, request: ResourceRequest, own: Mapping[str, int], most: int) -> dict[str, int]:
-    """Return how many consumers of a request each tree can serve, by its root; `own` is what each takes of the root."""
-    sharing = load_sharing(conn)
-    found: dict[str, int] = {}
-    for part in trees(conn, roots_of(conn, request, sharing)):
-        for root, tree in by_root(part).items():
-            others = [each for each in sharing if each.root != root]
-            if count := candidates.how_many(request, [*tree, *others], root, own, most):
-                found[root] = count
-    return found
+def load_trees(conn: sa.Connection, roots: Collection[str]) -> list[Provider]:
+    """Return the providers of these trees."""
+    return load(conn, providers.of_trees(conn, roots))
 
 
 class Trees:

@@ -80,6 +80,8 @@ def how_many(
 
     `own` is what each of them takes of the root besides.
     """
+    if most > 1 and len(request.groups) == 1 and len(request.classes) == 1 and not request.classes & own.keys():
+        return min(most, _units(request, providers, root))
     for count in range(most):
         providers = take(providers, {(root, name): amount for name, amount in own.items()})
         found = find(dataclasses.replace(request, limit=1), providers, [root])
@@ -87,6 +89,14 @@ def how_many(
             return count
         providers = take(providers, amounts_of(found[0]))
     return most
+
+
+def _units(request: ResourceRequest, providers: Sequence[Provider], root: str) -> int:
+    """Return how often a request for one resource class can be served: each provider does so until nothing is left."""
+    [(name, amount)] = request.groups[0].resources.items()
+    known = {each.uuid: each.inventories for each in providers}
+    able = {uuid for each in find(request, providers, [root]) for uuid in each.allocations}
+    return sum((known[uuid][name].capacity - known[uuid][name].used) // amount for uuid in able)
 
 
 def amounts_of(candidate: Candidate) -> dict[tuple[str, str], int]:

@@ -84,7 +84,8 @@ class FilterScheduler:
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
-        `servable` is, by node, how many more instances its providers can serve, if the request has request groups.
+        `servable` is, by node, how many more instances its providers can serve, if the request has request groups; a
+        node that it does not name serves none.
         `removed_by` gets the filter that removed each host.
         """
         table.now = now
@@ -158,6 +159,15 @@ class FilterScheduler:
         _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
         return decision
 
+    def passing(self, table: HostTable, spec: RequestSpec, *, now: float) -> list[str]:
+        """Return the nodes that pass all but request groups at this time; their providers are asked then."""
+        table.now = now
+        filters = [each for each in self.filters if each.always or not spec.forced]
+        hosts = _considered(table, spec)
+        filtered = self._filter(hosts, spec, extra_specs.node_resources(spec.flavor, spec.image), filters)
+        passing_hosts = hosts if filtered.mask is None else hosts.only(filtered.mask)
+        return [each.node_uuid for each in passing_hosts.selections()]
+
     def check_image(self, table: HostTable, spec: RequestSpec, node_uuid: str, *, now: float) -> Explanation:
         """Return what the filters that compare images decide about one node; raise NoValidHost if one refuses it.
 
@@ -189,8 +199,6 @@ class FilterScheduler:
                 filtered.apply(f"Capacity({name})", predicate, has_free(hosts, name, amount))
         for prefilter in self._prefilters.masks(hosts, spec):
             filtered.apply(prefilter.name, prefilter.describe, prefilter.mask)
-        if servable is not None:
-            filtered.apply("ResourceGroups", _serves_request_groups, hosts.with_servable(servable))
         for each in filters:
             if not filtered.remaining:
                 break
@@ -200,6 +208,8 @@ class FilterScheduler:
             # Free resources, which the Ram and Disk filters cover, are checked again in any case.
             if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
                 filtered.again.append(each)
+        if servable is not None and filtered.remaining:
+            filtered.apply("ResourceGroups", _serves_request_groups, hosts.with_servable(servable))
         return filtered
 
     def _ask_again(

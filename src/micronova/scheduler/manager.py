@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import aggregates, allocations, host_states, provider_trees, services
+from micronova.db import aggregates, allocations, host_states, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
@@ -47,6 +47,7 @@ from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
+from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
@@ -200,7 +201,9 @@ class SchedulerManager:
 
     async def _preview(self, request: SelectDestinations, with_hosts: bool) -> DryRunResult:
         spec = await self._with_hosts(request)
-        servable = await self._servable(spec, request)
+        groups = self._request_groups(spec, request)
+        # Also those of hosts that may return.
+        servable = await self._servable(spec, groups, now=self._clock.now() - self._service_down_time)
         # There is no pause from here on: no other request sees what the decision counts and undoes.
         table, now, uuids = self._feed.table, self._clock.now(), request.instance_uuids
         removed_by, begun = RemovedBy(), self._clock.monotonic()
@@ -240,19 +243,26 @@ class SchedulerManager:
         spec = await self._with_hosts(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
+        groups = self._request_groups(spec, request)
         for race in range(RACES):
             try:
-                servable = await self._servable(spec, request)
+                servable = await self._servable(spec, groups, now=self._clock.now())
                 decision = self._decide(spec, request, held, servable, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._with_hosts(request)
                 held |= await self._held_already(spec, request)
-                decision = self._decide_after_reload(spec, request, held, await self._servable(spec, request))
+                earlier = self._clock.now() - self._service_down_time  # also those of hosts that may return
+                servable = await self._servable(spec, groups, now=earlier)
+                decision = self._decide_after_reload(spec, request, held, servable)
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
-            await self._correct_table(decision, result)
+            nodes = {each.selected.node_uuid for each in decision.destinations} | set(result.held.values())
+            # This also undoes what the table counts on them.
+            await self._feed.reload_nodes(nodes)
+            if groups is not None:
+                groups.forget(nodes)
             if result.stale:
                 raise Stale(
                     "The request is out of date: an instance is gone or at another epoch.",
@@ -267,13 +277,19 @@ class SchedulerManager:
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    async def _servable(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
-        """Return, by node, how many of the instances its providers can serve; None if they have no request groups."""
-        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
-        if resource_request is None:
+    def _request_groups(self, spec: RequestSpec, request: SelectDestinations) -> RequestGroups | None:
+        """Return what counts the instances that providers of nodes can serve; None if there are no request groups."""
+        wanted = extra_specs.resource_request(spec.flavor, spec.image)
+        if wanted is None:
             return None
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
-        return await self._database.read(provider_trees.count_servable, resource_request, own, count)
+        return RequestGroups(self._database, wanted, own, count)
+
+    async def _servable(self, spec: RequestSpec, groups: RequestGroups | None, *, now: float) -> dict[str, int] | None:
+        """Return how many of the instances the providers can serve, of each node that passes the filters at a time."""
+        if groups is None:
+            return None
+        return await groups.count(self._scheduler.passing(self._feed.table, spec, now=now))
 
     def _decide(
         self,
@@ -377,11 +393,6 @@ class SchedulerManager:
             # The claim may or may not be committed. The next read corrects what the table counts.
             self._feed.mark_outdated([claim.node_uuid for claim in claims])
             raise
-
-    async def _correct_table(self, decision: Selected, result: ClaimResult) -> None:
-        """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
-        nodes = {destination.selected.node_uuid for destination in decision.destinations}
-        await self._feed.reload_nodes(nodes | set(result.held.values()))
 
     async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
         """Return the spec with what is read for it: whether aggregates name its project, if that limits it, and hosts.

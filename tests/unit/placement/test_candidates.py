@@ -5,6 +5,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -143,6 +144,30 @@ def test_how_many_fit_into_a_tree() -> None:
     assert candidates.how_many(request, _node("n"), "n", {"VCPU": 3}, 9) == 2
     own = ResourceRequest(groups=(RequestGroup(suffix="1", resources={"VCPU": 1}),))
     assert candidates.how_many(own, _node("n"), "n", {"VCPU": 1}, 9) == 2  # what it takes of the node counts, too
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40), st.integers(1, 3)), min_size=1, max_size=4),
+    st.integers(1, 7),
+    st.sampled_from(["", "1"]),
+)
+def test_many_consumers_of_one_class_are_counted_at_once(
+    stocks: list[tuple[int, int, int]], amount: int, suffix: str
+) -> None:
+    """As many as there are if each takes its part after the other, and with one search instead of one for each."""
+    devices = [
+        _provider(f"d{number}", "n", "n", stock={"VGPU": _stock(total, used, step_size=step)})
+        for number, (total, used, step) in enumerate(stocks)
+    ]
+    tree = [_provider("n"), *devices]
+    request = ResourceRequest(groups=(RequestGroup(suffix=suffix, resources={"VGPU": amount}),))
+    expected, left = 0, tree
+    while found := candidates.find(dataclasses.replace(request, limit=1), left):
+        expected, left = expected + 1, candidates.take(left, candidates.amounts_of(found[0]))
+    with mock.patch.object(candidates, "find", wraps=candidates.find) as searched:
+        assert candidates.how_many(request, tree, "n", {"VCPU": 1}, 1000) == expected
+        assert candidates.how_many(request, tree, "n", {"VCPU": 1}, 2) == min(expected, 2)
+    assert searched.call_count == 2
 
 
 def _flavor(**specs: str) -> Flavor:

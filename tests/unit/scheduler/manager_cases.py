@@ -12,15 +12,26 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
-from micronova.db import allocation_audit, allocations, nodes, tables
+from micronova.db import (
+    allocation_audit,
+    allocations,
+    nodes,
+    placement_names,
+    provider_inventories,
+    provider_trees,
+    providers,
+    tables,
+)
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale
+from micronova.objects.explanation import refusal
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import Destination, RequestSpec, SelectDestinations
 from micronova.rpc.bus import Bus, connect
 from micronova.scheduler.manager import SchedulerManager
+from micronova.scheduler.request_groups import PART
 from micronova.scheduler.rpcapi import SchedulerAPI
 from tests.unit.scheduler.claim_cases import held_cpus, nothing_wrong, numa_cloud
 from tests.unit.scheduler.factory import ALIASES, a_flavor, a_spec
@@ -362,6 +373,68 @@ async def test_who_is_gone_or_changed_hands_is_refused(databases: list[Database]
                 raise AssertionError("claimed for the dead")
         assert set((await c.database.read(used)).values()) == {0}
         assert set(c.managers[0]._feed.table.view().free("VCPU")) == {4.0}  # counted in memory neither
+
+
+def _with_cards(conn: sa.Connection, hosts: int) -> None:
+    """Give each host a network card with traffic for five servers."""
+    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0}
+    providers.ensure_nodes(conn, {f"node-h{number}": (f"h{number}", f"h{number}") for number in range(hosts)}, 1)
+    placement_names.create_class(conn, "CUSTOM_TRAFFIC", 1)
+    for number in range(hosts):
+        providers.create(conn, f"card-h{number}", f"card-h{number}", f"node-h{number}", 1)
+        provider_inventories.add(conn, f"card-h{number}", "CUSTOM_TRAFFIC", stock, None, 1)
+
+
+async def test_only_providers_of_hosts_that_pass_are_read_and_once(databases: list[Database]) -> None:
+    """The trees of all hosts were read before the filters were asked, for each attempt."""
+    hosts = 2 * PART + 10
+    async with cloud(databases[:1], hosts=hosts) as c:
+        await c.database.write(_with_cards, hosts)
+        await c.database.write(add_instances, *(f"i{number}" for number in range(9)))
+        read, roots = c.database.read, list[str]()
+
+        async def noting(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is provider_trees.load_trees:
+                roots.extend(args[0])
+            return await read(fn, *args, **kwargs)
+
+        c.database.read = noting  # type: ignore[method-assign]
+        lists = c.database.statistics.by_function
+        flavor = a_flavor(extra_specs={"resources_NET:CUSTOM_TRAFFIC": "2"})
+        [chosen] = await c.select(a_spec(flavor=flavor, force_host="h7"), "i0")
+        assert (chosen.selected.host, roots) == ("h7", ["node-h7"])
+        await c.select(a_spec(flavor=flavor, requested_host="h8"), "i1")
+        assert roots == ["node-h7", "node-h8"]
+        assert "roots_of" not in lists, "its rows grow with all trees"
+
+        roots.clear()
+        await c.select(a_spec(flavor=flavor, ignore_hosts=("h3",)), "i2", "i3")
+        assert len(roots) == len(set(roots)) == hosts - 1
+        taken: dict[str, int] = await read(used, "CUSTOM_TRAFFIC")
+        assert sum(taken.values()) == 4 * 2
+
+        # A request that is refused reads nothing twice either.
+        roots.clear()
+        too_much = a_flavor(extra_specs={"resources_NET:CUSTOM_TRAFFIC": "9"})
+        with pytest.raises(NoValidHost) as refused:
+            await c.select(a_spec(flavor=too_much, requested_host="h7"), "i4")
+        assert roots == ["node-h7"]
+        reasons = refusal(refused.value)
+        assert reasons is not None and reasons.filters[-1].name == "ResourceGroups"
+
+
+async def test_a_silent_host_with_request_groups_may_come_back(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=1, down_time=60.0, refresh=0.0) as c:
+        await c.database.write(_with_cards, 1)
+        await c.database.write(add_instances, "i0")
+        flavor = a_flavor(extra_specs={"resources_NET:CUSTOM_TRAFFIC": "2"})
+        CLOCK.ahead = 90.0
+        try:
+            with pytest.raises(NoValidHost) as refused:
+                await c.select(a_spec(flavor=flavor), "i0")
+        finally:
+            CLOCK.ahead = 0.0
+        assert refused.value.details["hosts_may_return"]
 
 
 async def test_group_members_are_where_the_database_says(databases: list[Database]) -> None:
