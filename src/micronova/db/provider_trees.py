@@ -144,6 +144,7 @@ class Trees:
 
     def __init__(self, conn: sa.Connection, roots: Collection[str]) -> None:
         self._known: dict[str, Provider] = {}
+        self._steps = candidates.RequestSteps()
         self._sharing = self._add(load_sharing(conn))
         self._of_root: dict[str, list[str]] = {}
         for part in trees(conn, sorted(roots)):
@@ -162,5 +163,5 @@ class Trees:
         """Return how the tree of a root serves a request now; None if it cannot."""
         tree = [self._known[uuid] for uuid in self._of_root.get(root, ())]
         others = [each for uuid in self._sharing if (each := self._known[uuid]).root != root]
-        found = candidates.find(dataclasses.replace(request, limit=1), [*tree, *others], [root])
+        found = candidates.find(dataclasses.replace(request, limit=1), [*tree, *others], [root], self._steps)
         return found[0] if found else None

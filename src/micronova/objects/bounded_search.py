@@ -13,6 +13,11 @@ class StepBudget:
     def __init__(self, steps: int) -> None:
         self._left = steps
 
+    @property
+    def left(self) -> int:
+        """How many there are."""
+        return max(0, self._left)
+
     def spend(self, steps: int = 1) -> None:
         """Count steps; raise TooManySteps if there are none left."""
         self._left -= steps

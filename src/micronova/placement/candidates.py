@@ -10,6 +10,7 @@ combined, and a combination is given up as soon as a part of it cannot be right.
 - For a group without a suffix, an aggregate of the root counts for the whole tree.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -31,16 +32,50 @@ MOST_CANDIDATES: Final = 10_000
 _MOST_STEPS: Final = 20_000  # for a tree: about 0.1 s
 _STEPS_PER_CANDIDATE: Final = 16
 _MOST_CHOICES: Final = 5_000  # of one group
+MOST_STEPS_OF_A_REQUEST: Final = 400_000
+"""In all trees, besides a few for each search: about 2 s."""
+_FREE_STEPS: Final = 100  # for a tree, however many trees there were before
+
+
+class RequestSteps:
+    """The steps that the searches of one request may still take, however many trees and consumers it has."""
+
+    def __init__(self) -> None:
+        self._left = MOST_STEPS_OF_A_REQUEST
+        self._warned = False
+
+    @contextlib.contextmanager
+    def search(self, root: str, limit: int) -> Iterator[StepBudget]:
+        """Give the steps for one search in a tree; one that takes more ends, and the first such is logged."""
+        most = min(_MOST_STEPS + _STEPS_PER_CANDIDATE * limit, _FREE_STEPS + self._left)
+        budget = StepBudget(most)
+        try:
+            yield budget
+        except TooManySteps:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "the candidates of the tree of provider %s took too many steps; some were not found, and perhaps "
+                    "those of other trees for the same request",
+                    root,
+                )
+        finally:
+            self._left -= max(0, most - budget.left - _FREE_STEPS)
 
 
 def find(
-    request: ResourceRequest, providers: Iterable[Provider], roots: Sequence[str] | None = None
+    request: ResourceRequest,
+    providers: Iterable[Provider],
+    roots: Sequence[str] | None = None,
+    steps: RequestSteps | None = None,
 ) -> list[Candidate]:
     """Return the candidates in the trees with these roots, by default in all, up to the request's limit.
 
     `providers` has the whole trees, and the sharing providers with their trees. The work is bounded: at most
-    `MOST_CANDIDATES` are returned, and of a tree those that are found in a number of steps.
+    `MOST_CANDIDATES` are returned, and of a tree those that are found in a number of steps. Searches for the same
+    request share its `steps`.
     """
+    steps = steps or RequestSteps()
     limit = MOST_CANDIDATES if request.limit is None else min(request.limit, MOST_CANDIDATES)
     known = {each.uuid: each for each in providers}
     trees = by_root(known.values())
@@ -49,14 +84,16 @@ def find(
     for root in trees if roots is None else roots:
         if root not in trees:
             continue
-        budget = StepBudget(_MOST_STEPS + _STEPS_PER_CANDIDATE * limit)
-        for candidate in _of_tree(request, known, root, trees[root], sharing, budget):
-            taken = frozenset(
-                (uuid, name, amount) for uuid, each in candidate.allocations.items() for name, amount in each.items()
-            )
-            found.setdefault((taken, frozenset(candidate.mappings.items())), candidate)
-            if len(found) >= limit:
-                return list(found.values())
+        with steps.search(root, limit) as budget:
+            for candidate in _of_tree(request, known, root, trees[root], sharing, budget):
+                taken = frozenset(
+                    (uuid, name, amount)
+                    for uuid, each in candidate.allocations.items()
+                    for name, amount in each.items()
+                )
+                found.setdefault((taken, frozenset(candidate.mappings.items())), candidate)
+                if len(found) >= limit:
+                    return list(found.values())
     return list(found.values())
 
 
@@ -74,28 +111,34 @@ def take(providers: Sequence[Provider], amounts: Mapping[tuple[str, str], int]) 
 
 
 def how_many(
-    request: ResourceRequest, providers: Sequence[Provider], root: str, own: Mapping[str, int], most: int
+    request: ResourceRequest,
+    providers: Sequence[Provider],
+    root: str,
+    own: Mapping[str, int],
+    most: int,
+    steps: RequestSteps | None = None,
 ) -> int:
     """Return how many consumers of a request the tree of a root can serve, up to a number.
 
-    `own` is what each of them takes of the root besides.
+    `own` is what each of them takes of the root besides. Searches for the same request share its `steps`.
     """
+    steps = steps or RequestSteps()
     if most > 1 and len(request.groups) == 1 and len(request.classes) == 1 and not request.classes & own.keys():
-        return min(most, _units(request, providers, root))
+        return min(most, _units(request, providers, root, steps))
     for count in range(most):
         providers = take(providers, {(root, name): amount for name, amount in own.items()})
-        found = find(dataclasses.replace(request, limit=1), providers, [root])
+        found = find(dataclasses.replace(request, limit=1), providers, [root], steps)
         if not found:
             return count
         providers = take(providers, amounts_of(found[0]))
     return most
 
 
-def _units(request: ResourceRequest, providers: Sequence[Provider], root: str) -> int:
+def _units(request: ResourceRequest, providers: Sequence[Provider], root: str, steps: RequestSteps) -> int:
     """Return how often a request for one resource class can be served: each provider does so until nothing is left."""
     [(name, amount)] = request.groups[0].resources.items()
     known = {each.uuid: each.inventories for each in providers}
-    able = {uuid for each in find(request, providers, [root]) for uuid in each.allocations}
+    able = {uuid for each in find(request, providers, [root], steps) for uuid in each.allocations}
     return sum((known[uuid][name].capacity - known[uuid][name].used) // amount for uuid in able)
 
 
@@ -117,6 +160,8 @@ def _of_tree(
         return
     aggregates = frozenset[str]().union(*(each.aggregates for each in tree))
     usable = [*tree, *(each for each in sharing if each.root != root and each.aggregates & aggregates)]
+    if not _has_enough(request, usable):
+        return
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
@@ -126,13 +171,29 @@ def _of_tree(
             return
         choices.append([(group, each) for each in listed])
     choices.sort(key=len)
-    try:
-        for chosen in _Combinations(request, choices, known, budget):
-            candidate = _candidate(root, request, chosen)
-            if request.nested or _one_per_tree(candidate, known):
-                yield candidate
-    except TooManySteps:
-        log.warning("the candidates of the tree of provider %s took too many steps; some were not found", root)
+    for chosen in _Combinations(request, choices, known, budget):
+        candidate = _candidate(root, request, chosen)
+        if request.nested or _one_per_tree(candidate, known):
+            yield candidate
+
+
+def _has_enough(request: ResourceRequest, usable: Sequence[Provider]) -> bool:
+    """Return False if providers have too little for all groups together, whoever serves which."""
+    wanted: dict[str, list[int]] = {}
+    for group in request.groups:
+        for name, amount in group.resources.items():
+            wanted.setdefault(name, []).append(amount)
+    for name, amounts in wanted.items():
+        if len(amounts) == 1:
+            continue
+        free = [own.capacity - own.used for each in usable if (own := each.inventories.get(name)) is not None]
+        if sum(amounts) > sum(left for left in free if left > 0):
+            return False
+        for least in set(amounts):
+            # A provider serves no more groups that ask for so much or more.
+            if sum(amount >= least for amount in amounts) > sum(left // least for left in free if left > 0):
+                return False
+    return True
 
 
 def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Provider]) -> bool:

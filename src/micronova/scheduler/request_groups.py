@@ -25,6 +25,7 @@ class RequestGroups:
         self._request = request
         self._own = own
         self._most = most
+        self._steps = candidates.RequestSteps()
         self._sharing: list[Provider] | None = None
         self._counts: dict[str, int] = {}  # of all nodes that were asked, by uuid
 
@@ -47,7 +48,7 @@ class RequestGroups:
         for root in part:
             others = [each for each in sharing if each.root != root]
             providers = [*trees.get(root, ()), *others]
-            self._counts[root] = candidates.how_many(self._request, providers, root, self._own, self._most)
+            self._counts[root] = candidates.how_many(self._request, providers, root, self._own, self._most, self._steps)
             await asyncio.sleep(0)
 
     def forget(self, node_uuids: Collection[str]) -> None:

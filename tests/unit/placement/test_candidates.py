@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from micronova.objects.bounded_search import StepBudget
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
@@ -168,6 +169,54 @@ def test_many_consumers_of_one_class_are_counted_at_once(
         assert candidates.how_many(request, tree, "n", {"VCPU": 1}, 1000) == expected
         assert candidates.how_many(request, tree, "n", {"VCPU": 1}, 2) == min(expected, 2)
     assert searched.call_count == 2
+
+
+def test_one_request_has_one_budget_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Each tree had a budget and a line in the log of its own."""
+    groups = tuple(
+        RequestGroup(suffix=f"_{number}", resources={"VGPU": 2}, required=(frozenset({"GOOD"}),))
+        for number in range(15)
+    )
+    trees = [
+        each
+        for root in "abc"
+        for each in (
+            _provider(root, stock={"VGPU": _stock(100)}),
+            *(
+                _provider(f"{root}{number}", root, root, stock={"VGPU": _stock(3)}, traits=["GOOD"])
+                for number in range(14)
+            ),
+        )
+    ]
+    spent = Counter[str]()
+
+    def spend(budget: StepBudget, steps: int = 1) -> None:
+        spent["steps"] += steps
+        real(budget, steps)
+
+    real = StepBudget.spend
+    with (
+        mock.patch.object(candidates, "MOST_STEPS_OF_A_REQUEST", 25_000),
+        mock.patch.object(StepBudget, "spend", spend),
+    ):
+        assert candidates.find(ResourceRequest(groups=groups, limit=1), trees) == []
+    assert 25_000 < spent["steps"] < 26_000
+    assert len(caplog.records) == 1
+
+
+def test_groups_that_a_tree_has_too_little_for_take_no_search() -> None:
+    """Nine groups, and eight devices of which each serves one, or two but in other amounts."""
+    tree = [
+        _provider("n"),
+        *(_provider(f"d{number}", "n", "n", stock={"VGPU": _stock(3)}) for number in range(8)),
+    ]
+    for amounts in ([2] * 9, [1] * 25, [3] * 4 + [2] * 5):
+        groups = tuple(
+            RequestGroup(suffix=f"_{number}", resources={"VGPU": amount}) for number, amount in enumerate(amounts)
+        )
+        with mock.patch.object(StepBudget, "spend", side_effect=AssertionError("searched")):
+            assert candidates.find(ResourceRequest(groups=groups), tree) == []
+        assert candidates.find(ResourceRequest(groups=groups[1:], limit=1), tree)
 
 
 def _flavor(**specs: str) -> Flavor:

@@ -35,13 +35,14 @@ class AllocationCandidates:
         sharing, roots = await self._database.snapshot(_begin, wanted)
         most = min(wanted.limit or candidates.MOST_CANDIDATES, candidates.MOST_CANDIDATES)
         found: list[Candidate] = []
+        steps = candidates.RequestSteps()
         known: dict[str, Provider] = {each.uuid: each for each in sharing}
         for first in range(0, len(roots), provider_trees.PART):
             part = roots[first : first + provider_trees.PART]
             trees = await self._database.snapshot(_load, part)
             known |= {each.uuid: each for each in trees}
             asked = dataclasses.replace(wanted, limit=most - len(found))
-            found += await asyncio.to_thread(candidates.find, asked, [*trees, *sharing], part)
+            found += await asyncio.to_thread(candidates.find, asked, [*trees, *sharing], part, steps)
             if len(found) >= most:
                 break
         body = {
