@@ -1,5 +1,6 @@
 """The explanation of a scheduler's decision: kept with the operation and shown to admins."""
 
+import functools
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +38,7 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     instance_uuid: str = ""  # empty where the explanation belongs to one server
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """A decision: how many hosts were considered, the filters in the order applied, the winners in the order placed."""
 
     hosts: int
@@ -51,12 +52,22 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     def of_one(self, instance_uuid: str, host: str, node: str, same_as: str) -> "Explanation":
         """Return the part that is stored with one server: its own winner, and the filters unless `same_as` has them."""
-        there = [winner for winner in self.winners if (winner.host, winner.node) == (host, node)]
-        # A scheduler of an older version does not say whose winner it is.
-        own = [winner for winner in there if winner.instance_uuid == instance_uuid] or there
-        winners = tuple(msgspec.structs.replace(winner, instance_uuid="") for winner in own[:1])
+        own = self._winner_of.get((instance_uuid, host, node)) or self._winner_of.get(("", host, node))
+        winners = () if own is None else (msgspec.structs.replace(own, instance_uuid=""),)
         filters = () if same_as else self.filters
         return msgspec.structs.replace(self, filters=filters, winners=winners, same_as=same_as)
+
+    @functools.cached_property
+    def _winner_of(self) -> dict[tuple[str, str, str], Winner]:
+        """The winners by instance, host and node; those without an instance are the first of a node.
+
+        A scheduler of an older version does not say whose winner it is.
+        """
+        found: dict[tuple[str, str, str], Winner] = {}
+        for winner in self.winners:
+            found.setdefault((winner.instance_uuid, winner.host, winner.node), winner)
+            found.setdefault(("", winner.host, winner.node), winner)
+        return found
 
     def reasons(self) -> list[dict[str, Any]]:
         """Return the filters as plain data, for the details of an error."""

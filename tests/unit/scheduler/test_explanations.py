@@ -1,5 +1,6 @@
 """What is kept of a decision, and that a decision which is only tried leaves no trace."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -60,6 +61,24 @@ def test_each_server_of_a_request_keeps_its_own_weights() -> None:
     for own, winner in zip((first, second, third), decision.explanation.winners, strict=True):
         assert own.winners == (msgspec.structs.replace(winner, instance_uuid=""),)
     assert decision.explanation.of_one("b", "h1", "h1", "operation").filters == ()
+
+
+class CountedWinners(tuple[Winner, ...]):
+    """Winners that count how often somebody looks through them."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Winner]:
+        type(self).looks += 1
+        return super().__iter__()
+
+
+def test_the_winners_of_a_request_are_looked_through_once() -> None:
+    """For each server all of them were: a million for a request of 1,000."""
+    winners = CountedWinners(Winner(host="h", node="h", weight=n, instance_uuid=f"i{n}") for n in range(100))
+    told = Explanation(hosts=1, winners=winners)
+    assert [told.of_one(f"i{n}", "h", "h", "").winners[0].weight for n in range(100)] == list(range(100))
+    assert CountedWinners.looks == 1
 
 
 def test_a_scheduler_of_an_older_version_names_no_servers() -> None:
