@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import bindparam
 
 from micronova.db import placement_names, providers
 from micronova.db.allocations import change_used, count_members, lock_groups
@@ -78,6 +79,11 @@ _LOCK_CONSUMER = PerDialect(
         .on_conflict_do_update(index_elements=[_c.uuid], set_={"updated_at": _c.updated_at})
         .returning(*_c)
     )
+)
+_WRITE_CONSUMER = (
+    consumers.update()
+    .where(_c.uuid == bindparam("b_uuid"))
+    .values({name: bindparam(name) for name in ("project_id", "user_id", "consumer_type", "generation", "updated_at")})
 )
 _MIGRATIONS = sa.select(
     migrations.c.uuid, migrations.c.project_id, migrations.c.user_id, migrations.c.instance_uuid
@@ -155,10 +161,9 @@ def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
     server_groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
     server_groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
     lock_groups(conn, {group for group in server_groups.values() if group is not None})
-    rows = []
-    for uuid in sorted(set(uuids) - server_groups.keys()):
-        new = {"uuid": uuid, "project_id": NOBODY, "user_id": NOBODY, "generation": 0}
-        rows.append(conn.execute(_LOCK_CONSUMER.on(conn), {**new, "created_at": now, "updated_at": now}).one())
+    new = {"project_id": NOBODY, "user_id": NOBODY, "generation": 0, "created_at": now, "updated_at": now}
+    others = [{"uuid": uuid, **new} for uuid in sorted(set(uuids) - server_groups.keys())]
+    rows = conn.execute(_LOCK_CONSUMER.on(conn), others).all() if others else []
     held = allocations_of_consumers(conn, uuids)
     known = _described(servers, moving, rows, held)
     return _Locked(known=known, server_groups=server_groups, allocations=held)
@@ -204,8 +209,8 @@ def replace(conn: sa.Connection, requests: Sequence[AllocationRequest], now: int
         raise UnknownClass(f"No such resource class {', '.join(unknown)}.")
     _take(conn, requests, locked.allocations, now)
     _write(conn, requests, locked, now)
-    for uuid in sorted(touched & rows.keys()) if advance else ():
-        providers.advance(conn, uuid, None, now)
+    if advance:
+        providers.advance_all(conn, touched & rows.keys(), now)
 
 
 def _check_consumer(request: AllocationRequest, known: Consumer | None, is_server: bool) -> None:
@@ -291,8 +296,7 @@ def _write(conn: sa.Connection, requests: Sequence[AllocationRequest], locked: _
             _move_in_group(
                 conn, locked.server_groups[each.consumer], locked.allocations.get(each.consumer, {}), each.allocations
             )
-        else:
-            _write_consumer(conn, each, locked.known.get(each.consumer), now)
+    _write_consumers(conn, [each for each in requests if each.consumer not in locked.server_groups], locked.known, now)
 
 
 def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, after: Allocations) -> None:
@@ -308,19 +312,27 @@ def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, 
     count_members(conn, group, changes)
 
 
-def _write_consumer(conn: sa.Connection, request: AllocationRequest, known: Consumer | None, now: int) -> None:
-    """Write who the consumer is, and its next generation; one without allocations is no consumer."""
-    if not request.allocations:
-        conn.execute(consumers.delete().where(_c.uuid == request.consumer))
-        return
-    values = {
+def _write_consumers(
+    conn: sa.Connection, requests: Sequence[AllocationRequest], known: Mapping[str, Consumer], now: int
+) -> None:
+    """Write who the consumers are, and their next generations; one without allocations is no consumer."""
+    gone = [each.consumer for each in requests if not each.allocations]
+    if gone:
+        conn.execute(consumers.delete().where(one_of(_c.uuid, "uuids")), {"uuids": gone})
+    rows = [_consumer_row(each, known.get(each.consumer), now) for each in requests if each.allocations]
+    if rows:
+        conn.execute(_WRITE_CONSUMER, rows)
+
+
+def _consumer_row(request: AllocationRequest, known: Consumer | None, now: int) -> dict[str, Any]:
+    return {
+        "b_uuid": request.consumer,
         "project_id": request.project_id or (known.project_id if known else NOBODY),
         "user_id": request.user_id or (known.user_id if known else NOBODY),
         "consumer_type": request.type or (known.type if known else None),
         "generation": known.generation + 1 if known else 1,
         "updated_at": now,
     }
-    conn.execute(consumers.update().where(_c.uuid == request.consumer).values(values))
 
 
 def release(conn: sa.Connection, consumer: str, now: int) -> None:

@@ -59,6 +59,11 @@ _ADVANCE = (
     .where(_p.uuid == bindparam("b_uuid"))
     .values(generation=_p.generation + 1, updated_at=bindparam("b_now"))
 )
+_ADVANCE_ALL = (
+    resource_providers.update()
+    .where(one_of(_p.uuid, "uuids"))
+    .values(generation=_p.generation + 1, updated_at=bindparam("b_now"))
+)
 _INSERT = PerDialect(lambda insert: insert(resource_providers).on_conflict_do_nothing())
 _DELETE_TRAIT = provider_traits.delete().where(
     provider_traits.c.provider_uuid == bindparam("b_uuid"), provider_traits.c.trait == bindparam("b_trait")
@@ -235,6 +240,12 @@ def advance(conn: sa.Connection, uuid: str, generation: int | None, now: int, me
         values["b_old"] = generation
     if conn.execute(statement, values).rowcount != 1:
         raise Conflict(message or GENERATION_CONFLICT, placement_code=CONCURRENT_UPDATE)
+
+
+def advance_all(conn: sa.Connection, uuids: Collection[str], now: int) -> None:
+    """Raise the generations of providers that the caller has locked."""
+    if uuids:
+        conn.execute(_ADVANCE_ALL, {"uuids": sorted(uuids), "b_now": now})
 
 
 GENERATION_CONFLICT = "resource provider generation conflict: read the provider again, and repeat with its generation."

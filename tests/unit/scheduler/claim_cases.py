@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from micronova.db import (
@@ -19,6 +20,7 @@ from micronova.db import (
 )
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
+from micronova.objects.errors import Conflict
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
     CellRequest,
@@ -384,6 +386,41 @@ async def test_the_statements_of_a_claim_with_request_groups_do_not_grow_with_it
     assert await database.read(used, "CUSTOM_TRAFFIC") == {"card-a": 10, "card-b": 10}
     more = a_claim("i10", "a", amounts, resource_request=traffic)
     assert (await database.write(allocations.claim, [more], now=3)).failures[0].reason == "capacity"
+
+
+async def test_the_statements_of_a_write_of_many_consumers_do_not_grow_with_them(database: Database) -> None:
+    """Each consumer took two statements, and each provider one, with the inventories locked."""
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(_network_cards)
+
+    def statements(conn: sa.Connection, count: int, amount: int, generation: int | None) -> int:
+        taken = {f"card-{host}": {"CUSTOM_TRAFFIC": amount} for host in "ab"} if amount else {}
+        requests = [
+            AllocationRequest(
+                consumer=f"c{number}", allocations=taken, project_id=f"p{number}", user_id="u", generation=generation
+            )
+            for number in range(count)
+        ]
+        with recorded(conn) as found:
+            provider_allocations.replace(conn, requests, 2)
+        return len(found)
+
+    few = await database.write(statements, 1, 1, None)
+    await database.write(statements, 1, 0, 1)
+    assert await database.write(statements, 10, 1, None) == few
+    assert set((await database.read(used, "CUSTOM_TRAFFIC")).values()) == {10}
+    held = await database.read(provider_allocations.allocations_of_consumers, [f"c{number}" for number in range(10)])
+    known = await database.read(provider_allocations.consumers_of, held)
+    assert {uuid: (each.project_id, each.generation) for uuid, each in known.items()} == {
+        f"c{number}": (f"p{number}", 1) for number in range(10)
+    }
+    assert (await database.read(providers.get, "card-a")).generation == 4, "one inventory and three writes"
+    with pytest.raises(Conflict):
+        await database.write(statements, 10, 1, 7)
+    await database.write(statements, 10, 0, 1)
+    assert await database.read(provider_allocations.consumers_of, held) == {}
+    assert set((await database.read(used, "CUSTOM_TRAFFIC")).values()) == {0}
 
 
 async def test_topologies_outlast_allocations_that_placement_gave_back(database: Database) -> None:
