@@ -66,7 +66,8 @@ def recorded(conn: sa.Connection) -> Iterator[list[tuple[str, Any]]]:
     found: list[tuple[str, Any]] = []
 
     def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
-        found.append((statement, parameters[0] if executemany else parameters))
+        # An INSERT of several rows with RETURNING has the parameters of all rows in one tuple.
+        found.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
 
     sa.event.listen(conn, "before_cursor_execute", note)
     yield found

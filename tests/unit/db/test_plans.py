@@ -20,6 +20,8 @@ from micronova.db import (
     nodes,
     operations,
     provider_allocations,
+    provider_trees,
+    providers,
     quotas,
     retention,
     server_lists,
@@ -29,10 +31,12 @@ from micronova.db import (
 )
 from micronova.db.allocations import Claim
 from micronova.db.engine import Database
+from micronova.db.provider_allocations import AllocationRequest
 from micronova.db.server_lists import Filters
 from micronova.db.tables import metadata
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
+from micronova.placement.model import RequestGroup, ResourceRequest
 from tests.plans import Rows, fill, recorded, rolled_back, rows_read, sequential_scans, too_many
 from tests.unit.db.databases import compute_database
 
@@ -188,6 +192,31 @@ FILL: Rows = (
         HOSTS,
         {"uuid": _id("node"), "name": "'host' || n", "root_uuid": _id("node"), "created_at": "n", "updated_at": "n"},
     ),
+    (
+        "resource_providers",
+        2 * HOSTS,
+        {
+            "uuid": _id("device"),
+            "name": "'device' || n",
+            "parent_uuid": _id("node", f"(n % {HOSTS})"),
+            "root_uuid": _id("node", f"(n % {HOSTS})"),
+        },
+    ),
+    (
+        "inventories",
+        2 * HOSTS,
+        {
+            "node_uuid": _id("device"),
+            "resource_class": "'VGPU'",
+            "total": "4",
+            "capacity": "4",
+            "min_unit": "1",
+            "max_unit": "4",
+            "step_size": "1",
+            "changed_at": "n",
+        },
+    ),
+    ("provider_aggregates", HOSTS, {"provider_uuid": _id("node"), "aggregate_uuid": _id("rack", "(n / 20)")}),
     ("provider_traits", 10 * HOSTS, {"provider_uuid": _id("node", f"(n % {HOSTS})"), "trait": f"'T' || n / {HOSTS}"}),
 )
 
@@ -222,6 +251,23 @@ def _usage_of_a_long_span(conn: sa.Connection, project: str | None) -> None:
         usages.used(conn, 0, NOW, project_id=project, after=(1_000_000, MIDDLE), limit=50)
 
 
+def _claim_with_groups(conn: sa.Connection) -> None:
+    """Claim a device each on five nodes."""
+    request = ResourceRequest(groups=(RequestGroup(resources={"VGPU": 1}, with_root=True),))
+    claims = [
+        Claim(
+            consumer_uuid=LIVING[number],
+            node_uuid=_uuid("node", number),
+            host=f"host{number}",
+            resources={"VCPU": 1},
+            resource_request=request,
+            epoch=0,
+        )
+        for number in range(2, 7)
+    ]
+    assert allocations.claim(conn, claims, now=NOW).claimed
+
+
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
     "create: claim": lambda conn: allocations.claim(
@@ -232,6 +278,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         ],
         now=NOW,
     ),
+    "create: claim with request groups": _claim_with_groups,
     "create: specs": lambda conn: instances.specs(conn, LIVING[:10]),
     "create: devices": lambda conn: instances.devices(conn, LIVING[:10]),
     "lease": lambda conn: operations.lease(conn, OPERATIONS, "conductor:a", NOW, NOW + 1, KNOWN),
@@ -306,6 +353,37 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         conn, [(name, MIDDLE) for name in NAMES], NOW
     ),
     "moves: a page": lambda conn: server_migrations.list_page(conn, {}, limit=50),
+    "scheduler: changed topologies": lambda conn: host_states.load_changed_topologies(conn, (100, ""), 120, 500),
+    "scheduler: trees of nodes": lambda conn: provider_trees.load_trees(conn, [_uuid("node", n) for n in range(50)]),
+    "scheduler: sharing providers": provider_trees.load_sharing,
+    "placement: a provider": lambda conn: providers.get(conn, _uuid("device", 7)),
+    "placement: providers by name": lambda conn: provider_trees.search(
+        conn, name="device7", uuid=None, group=RequestGroup()
+    ),
+    "placement: providers of a tree": lambda conn: provider_trees.search(
+        conn, name=None, uuid=None, group=RequestGroup(in_tree=_uuid("device", 7))
+    ),
+    "placement: providers of an aggregate": lambda conn: provider_trees.search(
+        conn, name=None, uuid=None, group=RequestGroup(member_of=(frozenset({_uuid("rack", 7)}),))
+    ),
+    "placement: allocations of a server": lambda conn: provider_allocations.consumers_of(
+        conn, provider_allocations.allocations_of_consumers(conn, [MIDDLE])
+    ),
+    "placement: allocations of a provider": lambda conn: provider_allocations.allocations_of_provider(
+        conn, _uuid("node", 7)
+    ),
+    "placement: write allocations": lambda conn: provider_allocations.replace(
+        conn,
+        [
+            AllocationRequest(
+                consumer=_uuid("consumer", number),
+                allocations={_uuid("device", 7): {"VGPU": 1}},
+                checks_generation=False,
+            )
+            for number in range(3)
+        ],
+        NOW,
+    ),
     "placement: what a project of many old moves uses": lambda conn: provider_allocations.usages(conn, "moved", None),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
