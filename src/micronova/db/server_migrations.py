@@ -17,7 +17,8 @@ from micronova.db import allocations, departures, keyset, quotas
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, instances, migrations
 from micronova.objects import migration_states, states
-from micronova.objects.instance import InstanceRow
+from micronova.objects.context import Context
+from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
 
 _m = migrations.c
@@ -53,9 +54,46 @@ _COMPLETE = {
 _SORT = (keyset.SortKey(_m.created_at, descending=True), keyset.SortKey(_m.id, descending=True))
 
 
+def new_row(
+    context: Context,
+    row: InstanceRow,
+    flavor: FlavorData,
+    *,
+    uuid: str,
+    migration_type: str,
+    status: str,
+    destination: str | None,
+    now: int,
+) -> MigrationRow:
+    """Return the row of a migration of a server, which is on its source, to a flavor."""
+    assert row["host"] is not None
+    return {
+        "id": 0,
+        "uuid": uuid,
+        "instance_uuid": row["uuid"],
+        "migration_type": migration_type,
+        "status": status,
+        "source_compute": row["host"],
+        "source_node": row["node"],
+        "source_node_uuid": row["node_uuid"],
+        "source_zone": row["availability_zone"],
+        "dest_compute": destination,
+        "dest_node": None,
+        "dest_host": None,
+        "old_flavor": row["flavor"],
+        "new_flavor": flavor,
+        "old_vm_state": row["vm_state"],
+        "user_id": context.user_id,
+        "project_id": context.project_id,
+        "request_id": context.request_id,
+        "created_at": now,
+        "updated_at": None,
+    }
+
+
 def insert(conn: sa.Connection, row: Mapping[str, Any]) -> None:
     """Insert a migration; the database chooses its `id`."""
-    conn.execute(migrations.insert(), row)
+    conn.execute(migrations.insert(), {key: value for key, value in row.items() if key != "id"})
 
 
 def get(conn: sa.Connection, uuid: str) -> MigrationRow | None:

@@ -36,7 +36,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "confirm_resize": 1,
     "revert_resize": 1,
     "bind_ports": 1,
-    "evacuate": 1,
+    "evacuate": 2,
     "live_migrate": 1,
     "shelve": 1,
     "shelve_offload": 1,
@@ -263,6 +263,9 @@ class EvacuatePayload(MigrationPayload, kw_only=True):
     """The payload of an evacuation."""
 
     stops: bool = False  # the server is stopped when it is built
+    marked: bool = False  # the server had no task state when the request was accepted, and got that of the evacuation
+    interrupted: bool = False  # other work on the server was ended when the evacuation began
+    lost: bool = True  # False: it was given up because the server's host is not lost
 
 
 class UnshelvePayload(ChosenPayload, kw_only=True):
