@@ -13,11 +13,12 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import allocations, departures, keyset, quotas
+from micronova.db import allocations, departures, keyset, quotas, services
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, instances, migrations
 from micronova.objects import migration_states, states
 from micronova.objects.context import Context
+from micronova.objects.errors import Conflict
 from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
 
@@ -206,6 +207,21 @@ def other_host(row: InstanceRow, migration: MigrationRow) -> str | None:
     return next(iter(hosts), None)
 
 
+def last_copy(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, now: int, down_time: float) -> str | None:
+    """Return the host that a server does not belong to if it alone has a copy of the disks that can be used, or None.
+
+    This rule decides for all that removes the copy on the other host while the server stays: a confirmation, a revert,
+    an undone move, a reset of the state, a soft delete, an evacuation. The server's own host has a copy as well, and
+    must be up. A guest that is on its way has arrived when its source has sent all of it.
+    """
+    other = other_host(row, migration)
+    arrived = migration["status"] == migration_states.POST_MIGRATING
+    if other is None or (migration["status"] in migration_states.UNDER_WAY and not arrived):
+        return None
+    usable = row["host"] is not None and services.host_is_up(conn, row["host"], now, down_time)
+    return None if usable else other
+
+
 def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str, int]:
     """Return what an open migration is charged with, beyond the flavor that the server has now."""
     old, new = migration["old_flavor"], migration["new_flavor"]
@@ -237,14 +253,37 @@ def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: Migrat
     quotas.release(conn, row["project_id"], quota_held(migration["new_flavor"], migration), row["user_id"])
 
 
+def check_last_copy(conn: sa.Connection, row: InstanceRow, now: int, down_time: float) -> None:
+    """Raise Conflict if the end of a server's open migration would remove the only copy of its disks."""
+    migration = open_of(conn, row["uuid"])
+    other = None if migration is None else last_copy(conn, row, migration, now, down_time)
+    if migration is None or other is None:
+        return
+    moves = migration["status"] in migration_states.UNDER_WAY
+    instead = "the move goes on by itself" if moves else "revert the resize"
+    raise Conflict(
+        f"Host {row['host']} of server {row['uuid']} does not answer, and only host {other} has its disks, which would "
+        f"be removed: {instead}, or wait until the host is back; forceDelete deletes both copies."
+    )
+
+
 def abandon(
-    conn: sa.Connection, row: InstanceRow, now: int, *, epoch: int, status: str = migration_states.ERROR
+    conn: sa.Connection,
+    row: InstanceRow,
+    now: int,
+    *,
+    epoch: int,
+    down_time: float | None,
+    status: str = migration_states.ERROR,
 ) -> bool:
     """End the open migration of a server, if it has one: only the host is left that the server belongs to.
 
     A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
-    up to that epoch. A move that was under way gets the status. Return whether there was a migration.
+    up to that epoch. Raise Conflict as `check_last_copy` does, unless `down_time` is None: the server is deleted, or
+    the caller has checked it. A move that was under way gets the status. Return whether there was a migration.
     """
+    if down_time is not None:
+        check_last_copy(conn, row, now, down_time)
     migration = open_of(conn, row["uuid"])
     if migration is None:
         return False

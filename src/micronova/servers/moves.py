@@ -164,6 +164,7 @@ class ServerMoves:
         if host is not None and not host_exists(conn, host):
             raise NotFound(f"Compute host {host} could not be found.")
         self._check_lost(conn, row["host"], now)
+        server_migrations.check_last_copy(conn, row, now, self._service_down_time)
         marks = row["task_state"] is None
         payload = EvacuatePayload(
             migration=new_uuid(self._random),

@@ -74,8 +74,7 @@ class ResizedKind(MoveKind):
 
     def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
         """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
-        if server_migrations.other_host(row, migration) is not None:
-            self.transitions.require_up(conn, row["host"] or "")
+        self.transitions.require_other_copy(conn, row, migration)
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Let a host remove its guest, if the other one can stay."""

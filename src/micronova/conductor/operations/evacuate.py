@@ -32,7 +32,7 @@ from micronova.db import allocations, departures, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import migration_states, power_state, states
-from micronova.objects.errors import OperationFailed, Unavailable
+from micronova.objects.errors import Conflict, OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
@@ -122,7 +122,7 @@ class Evacuate(MoveKind):
         changes: InstanceChanges = {"task_state": ACTION.task_state, "progress": 0, "epoch": epoch}
         instances.update(conn, row["uuid"], now, changes)
         to_end = operation_rows.cancel_open(conn, row["uuid"], now)
-        server_migrations.abandon(conn, row, now, epoch=epoch)
+        server_migrations.abandon(conn, row, now, epoch=epoch, down_time=None)
         server_migrations.insert(conn, self._migration(operation, row, migration_states.ACCEPTED))
         allocations.hand_over(conn, row["uuid"], holder=payload.migration)
         return Continue(begun, follow_ups=to_end)
@@ -139,7 +139,13 @@ class Evacuate(MoveKind):
         """Return why a server, which may have changed since the request, is not evacuated; None if it is."""
         if row["host"] is None or row["host"] == payload.requested_host or row["vm_state"] not in ACTION.starts_from:
             return OperationFailed("Other work on the server has ended meanwhile: it cannot be evacuated as it is now.")
-        return None if self.transitions.host_is_lost(conn, row["host"]) else HostNotLost()
+        if not self.transitions.host_is_lost(conn, row["host"]):
+            return HostNotLost()
+        try:
+            server_migrations.check_last_copy(conn, row, self._engine.now(), self._dependencies.service_down_time)
+        except Conflict as error:
+            return OperationFailed(error.message)
+        return None
 
     def _refused(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
         """End an evacuation that has not begun: nothing of the server has changed but its task state."""

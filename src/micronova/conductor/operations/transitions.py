@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.db import allocations, instance_actions, instances
+from micronova.db import allocations, instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
@@ -22,6 +22,7 @@ from micronova.objects import states
 from micronova.objects.errors import HostUnavailable, NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import COMPUTE_FILTER, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
+from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result, Step
 from micronova.objects.orders import WorkOrder
@@ -144,10 +145,11 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
-    def require_up(self, conn: sa.Connection, host: str) -> None:
-        """Raise HostUnavailable unless a host is up: it has the copy of a guest that stays when another is removed."""
-        if not service_rows.host_is_up(conn, host, self._engine.now(), self._dependencies.service_down_time):
-            raise HostUnavailable(f"Host {host}, whose guest stays, does not answer.")
+    def require_other_copy(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
+        """Raise HostUnavailable if a server has its only usable copy on the host that it does not belong to."""
+        down_time = self._dependencies.service_down_time
+        if server_migrations.last_copy(conn, row, migration, self._engine.now(), down_time) is not None:
+            raise HostUnavailable(f"Host {row['host']}, whose guest stays, does not answer.")
 
     def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
         """Return whether a host is lost, so that something may be done without it that cannot be undone.
