@@ -319,9 +319,10 @@ async def mend(database: Database, now: int) -> list[str]:
     found without locks may have been a change under way. Nothing that we do makes counters drift; a restored backup or
     a hand in the database can.
     """
-    consumers, nodes, projects = await database.read(_drifted)
+    consumers, nodes, groups, projects = await database.read(_drifted)
     found = [drift for uuid in consumers for drift in await database.write(_release_orphan, uuid, now)]
     found += [drift for uuid in nodes for drift in await database.write(allocation_audit.mend, uuid, now)]
+    found += [drift for uuid in groups for drift in await database.write(allocation_audit.mend_group, uuid)]
     mended = [
         f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}" for drift in found
     ]
@@ -338,13 +339,14 @@ async def mend(database: Database, now: int) -> list[str]:
     return mended
 
 
-def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
-    """Return consumers that are gone and hold resources, nodes and projects whose counters seem wrong."""
+def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return consumers that are gone and hold resources; nodes, server groups and projects with wrong counters."""
     busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
     drifts = [drift for drift in allocation_audit.audit(conn) if drift.where not in busy]
     return (
         sorted({drift.where for drift in drifts if drift.kind == "orphan"}),
         sorted({drift.where for drift in drifts if drift.kind == "used"}),
+        sorted({drift.where for drift in drifts if drift.kind == "group"}),
         sorted({usage.project_id for usage in quotas.drift(conn) if usage.project_id}),
     )
 
@@ -361,13 +363,16 @@ def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[a
     migration = server_migrations.get(conn, consumer_uuid)
     if migration is not None and migration["status"] in migration_states.OPEN:
         return []
-    held = allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+    held = {
+        each.node_uuid: len(each.resources)
+        for each in allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+    }
+    for node, _ in topologies.assignments_of(conn, [consumer_uuid]).values():
+        held[node] = held.get(node, 0) + 1
     allocation_rows.release(conn, consumer_uuid, now=now)
     return [
-        allocation_audit.Drift(
-            kind="orphan", where=consumer_uuid, what=each.node_uuid, recorded=len(each.resources), actual=0
-        )
-        for each in held
+        allocation_audit.Drift(kind="orphan", where=consumer_uuid, what=node, recorded=parts, actual=0)
+        for node, parts in held.items()
     ]
 
 

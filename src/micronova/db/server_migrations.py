@@ -234,13 +234,15 @@ def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str,
 def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what the server holds on the destination; its claim on the source is its own again."""
     update(conn, migration["uuid"], now, {"status": status})
-    allocations.take_back(conn, row["uuid"], holder=migration["uuid"], now=now, group_uuid=row["server_group_id"])
+    node, group = migration["source_node_uuid"], row["server_group_id"]
+    allocations.take_back(conn, row["uuid"], holder=migration["uuid"], node_uuid=node, now=now, group_uuid=group)
     quotas.release(conn, row["project_id"], quota_held(migration["old_flavor"], migration), row["user_id"])
 
 
 def leave_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what a server that is reverted holds on the destination, unless that was done before."""
-    if allocations.get_many(conn, [migration["uuid"]]):
+    node = migration["source_node_uuid"]
+    if allocations.is_handed_over(conn, row["uuid"], holder=migration["uuid"], node_uuid=node):
         stay_on_source(conn, row, migration, status, now)
     else:
         update(conn, migration["uuid"], now, {"status": status})
