@@ -10,7 +10,7 @@ has a running operation is left alone: there the two sides may differ for a mome
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -32,7 +32,7 @@ from micronova.db.tables import (
     migrations,
     operations,
 )
-from micronova.objects import migration_states, shelved, states
+from micronova.objects import migration_states, power_state, shelved, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.fitting import lacking
 from micronova.objects.operations import IMAGE_KINDS
@@ -112,6 +112,8 @@ async def audit(
             findings.append(Finding(kind="host", subject=host, message=f"The host does not answer: {guests}"))
         else:
             findings += _compare_guests(host, guests, servers)
+    looks = _Looks(database, compute, clock, service_down_time, undisturbed)
+    findings += await looks.differing(answers, servers)
     for port in listed:
         device = port["device_id"]
         if device not in known and device not in busy:
@@ -228,6 +230,14 @@ async def _undisturbed(conductor: ProbeAPI) -> tuple[float, list[Finding]]:
         return 0.0, [Finding(kind="conductor", subject="all", message=f"No conductor answers: {error}")]
 
 
+class _Recorded(NamedTuple):
+    """What the database says of a server that its guest has to be like."""
+
+    vm_state: str
+    vcpus: int
+    memory_mb: int
+
+
 class _Servers:
     """What the database knows of servers, for the comparison with hypervisors and ports."""
 
@@ -237,7 +247,7 @@ class _Servers:
         # Servers that are left alone: an operation works on them, or they changed while others were asked.
         self.busy = set(conn.execute(open_operations).scalars()) | set(conn.execute(gone).scalars())
         self.known: set[str] = set()
-        self.by_host: dict[str, dict[str, str]] = {}  # host -> server -> state
+        self.by_host: dict[str, dict[str, _Recorded]] = {}  # host -> server
         self.leaving: set[tuple[str, str]] = {
             (row.host, row.instance_uuid) for row in conn.execute(departures.select())
         }
@@ -258,13 +268,15 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         instances.c.node_uuid,
         instances.c.fault,
         instances.c.updated_at,
+        instances.c.flavor["vcpus"].as_integer().label("vcpus"),
+        instances.c.flavor["ram"].as_integer().label("ram"),
     )
     for row in conn.execute(sa.select(*columns)):
         servers.known.add(row.uuid)
         if row.updated_at >= since:  # hosts and ports may have been asked before the change
             busy.add(row.uuid)
         if row.host is not None:
-            servers.by_host.setdefault(row.host, {})[row.uuid] = row.vm_state
+            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, row.vcpus, row.ram)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:
@@ -471,9 +483,61 @@ def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> 
         Finding(kind="guest", subject=uuid, message=f"{host} has lost the guest to which a resize can be reverted.")
         for uuid in sorted(kept - held - busy)
     ]
-    for uuid, vm_state in recorded.items():
-        if uuid not in held and uuid not in busy and vm_state in states.NEEDS_GUEST:
-            findings.append(
-                Finding(kind="guest", subject=uuid, message=f"{host} has no guest for a server that is {vm_state}.")
-            )
+    for uuid, server in recorded.items():
+        if uuid not in held and uuid not in busy and server.vm_state in states.NEEDS_GUEST:
+            message = f"{host} has no guest for a server that is {server.vm_state}."
+            findings.append(Finding(kind="guest", subject=uuid, message=message))
     return findings
+
+
+class _Looks:
+    """Compares guests with their servers, and looks twice: hosts report power changes a moment after they happen."""
+
+    def __init__(
+        self, database: Database, compute: ComputeAPI, clock: Clock, service_down_time: float, undisturbed: float
+    ) -> None:
+        self._database = database
+        self._compute = compute
+        self._clock = clock
+        self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
+        self._undisturbed = undisturbed
+
+    async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> list[Finding]:
+        """Return guests that differ from their servers for longer than a report takes."""
+        first = _differing(answers, servers)
+        if not first:
+            return []
+        await self._clock.sleep(self._pause)
+        begun = self._clock.now()
+        again = await guests_of_all(self._compute, sorted({host for host, _ in first}), no_progress)
+        _, then = await self._database.snapshot(_inside, begun, self._undisturbed)
+        second = _differing(again, then)
+        return [
+            Finding(kind="guest", subject=uuid, message=message)
+            for (host, uuid), message in second.items()
+            if first.get((host, uuid)) == message
+        ]
+
+
+def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> dict[tuple[str, str], str]:
+    """Return in what guests differ from their servers, by host and server, if no operation works on them."""
+    found: dict[tuple[str, str], str] = {}
+    for host, guests in answers.items():
+        recorded = servers.by_host.get(host, {})
+        for guest in guests if not isinstance(guests, str) else ():
+            server = recorded.get(guest.uuid)
+            if server is None or guest.uuid in servers.busy or server.vm_state not in states.NEEDS_GUEST:
+                continue
+            power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
+            size = (guest.vcpus + guest.pcpus, guest.memory_mb)
+            if (
+                guest.power_state == power_state.NOSTATE
+                or states.after_power_change(server.vm_state, guest.power_state) != server.vm_state
+            ):
+                found[host, guest.uuid] = f"The guest on {host} is {power}, and the server is {server.vm_state}."
+            elif all(size) and size != (server.vcpus, server.memory_mb):  # not all drivers tell the size
+                found[host, guest.uuid] = (
+                    f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
+                    f"{server.vcpus} CPUs and {server.memory_mb} MB."
+                )
+    return found

@@ -64,8 +64,8 @@ async def _only_host(user: Caller, host: str, status: str) -> None:
 
 
 WORK: list[tuple[str, str, Any, str]] = [
-    ("migrate", "import_guest", None, "VERIFY_RESIZE"),
-    ("os-migrateLive", "receive_live_guest", {"host": None, "block_migration": "auto"}, "ACTIVE"),
+    ("migrate", "export_disks", None, "VERIFY_RESIZE"),
+    ("os-migrateLive", "live_migrate", {"host": None, "block_migration": "auto"}, "ACTIVE"),
     ("resize", "resize", {"flavorRef": "2"}, "VERIFY_RESIZE"),
     ("rebuild", "rebuild", {"imageRef": IMAGE}, "ACTIVE"),
 ]
@@ -75,7 +75,7 @@ WORK: list[tuple[str, str, Any, str]] = [
 async def test_work_goes_on_if_only_the_bus_was_away(
     cloud: OneProcess, user: Caller, action: str, operation: str, body: Any, status: str
 ) -> None:
-    """It is past its point of no return when all hosts look dead; the same host is used for a resize."""
+    """All hosts look dead while it is half done; a resize and a rebuild are past their point of no return."""
     name = f"busy-{action}"
     id = (await user.boot(flavorRef="1", name=name))["id"]
     home = await user.host_of(id)
