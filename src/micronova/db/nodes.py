@@ -79,6 +79,9 @@ _KNOWN = (
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
+    # Locked: what a report takes away is what the one before it has left.
+    .order_by(_n.uuid)
+    .with_for_update(of=compute_nodes)
 )
 
 
