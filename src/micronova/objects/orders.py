@@ -4,7 +4,7 @@ An order has all data that a host needs, so a host never reads the database. It 
 signed URL. Orders and reports carry the instance's epoch; one with an old epoch is refused.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -30,6 +30,10 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
 from micronova.objects.topology_request import resources_of
+
+ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
+"""The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
+agent of an earlier version nobody knows whether it has begun."""
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
