@@ -153,6 +153,10 @@ bench: .venv services  ## the benchmark, on one process and on PostgreSQL and Ra
 bench-bus: .venv services  ## our AMQP client against aio-pika: CPU and latency per message
 	$(BIN)/python -m tests.perf.bus
 
+.PHONY: bench-scheduler
+bench-scheduler: .venv services  ## decisions among 100 to 100,000 hosts, beside Nova's own scheduler on the same fleet: make bench-scheduler HOSTS=10000
+	$(BIN)/python -m tests.perf.scheduler $(if $(HOSTS),--hosts $(HOSTS)) $(if $(NOVA),--nova $(NOVA))
+
 .PHONY: soak
 soak: .venv services  ## 80 % of the peak load with a fault each minute: make soak MINUTES=60
 	$(BIN)/python -m tests.perf.soak --minutes $(MINUTES)

@@ -146,7 +146,7 @@ class LockRecorder:
     def _text(self, current: Transaction, table: str, values: dict[str, Any]) -> None:
         """Note the two statements that are written as text: claims, and members of groups."""
         if table == "inventories":
-            keys = [(values[f"n{n}"], values[f"c{n}"]) for n in range(sum(name[0] == "c" for name in values))]
+            keys = [(values[f"p{n}"], values[f"c{n}"]) for n in range(sum(name[0] == "c" for name in values))]
         else:
             keys = [tuple(values[column.name] for column in metadata.tables[table].primary_key)]
         current.lock([Lock(table, key) for key in keys], True, table)

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -111,9 +112,11 @@ class Host:
         )
 
     @asynccontextmanager
-    async def agent(self, cloud: str = "cloud-1", **options: Any) -> AsyncIterator[tuple[LibvirtDriver, Events]]:
+    async def agent(
+        self, cloud: str = "cloud-1", *, mdev_types: tuple[str, ...] = (), **options: Any
+    ) -> AsyncIterator[tuple[LibvirtDriver, Events]]:
         """Run an agent's driver."""
-        (driver,) = create(self.setup(cloud, **options)).values()
+        (driver,) = create(replace(self.setup(cloud, **options), mdev_types=mdev_types)).values()
         events = Events()
         await driver.init_host(events)
         try:

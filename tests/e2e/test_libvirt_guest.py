@@ -11,12 +11,13 @@ import pytest
 
 from micronova.objects import power_state
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import Conflict, Invalid, Unavailable
+from micronova.objects.errors import Conflict, Invalid, NotSupported, Unavailable
 from micronova.objects.fitting import fit
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.topology import NOTHING_USED, Assignment
+from micronova.objects.topology import NOTHING_USED, AssignedMdev, Assignment
 from micronova.objects.topology_request import topology_request
+from micronova.virt.driver import DriverFailed
 from micronova.virt.libvirt.driver import LibvirtDriver
 from tests.e2e.host import FLAVOR, MARK, TIMEOUT, USER_DATA, Host, console
 
@@ -202,9 +203,26 @@ async def test_a_pinned_guest_with_numa_nodes(host: Host) -> None:
         assert (guest.vcpus, guest.pcpus) == (1, 1)
         # The CPU belongs to this guest: an order that names it for another one is refused.
         other = host.plan(flavor=flavor, assignment=place)
-        with pytest.raises(Unavailable, match="CPUs 1 of this host belong to another guest"):
+        with pytest.raises(Unavailable, match="CPUs of the server belong to another guest"):
             await driver.spawn(other)
         await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
+async def test_a_mediated_device_that_a_real_host_cannot_have(host: Host) -> None:
+    """The machine has no device that can be divided: libvirt is asked, offers none, and makes none."""
+    flavor = msgspec.structs.replace(FLAVOR, extra_specs={"resources:VGPU": "1"})
+    async with host.agent(mdev_types=("nvidia-35",)) as (driver, _):
+        [node] = await driver.get_available_resources()
+        assert node.topology is not None and node.topology.mdevs == ()
+        with pytest.raises(NotSupported, match="1 virtual GPUs"):
+            await driver.spawn(host.plan(flavor=flavor))
+        wanted = Assignment(mdevs=(AssignedMdev(parent="pci_0000_84_00_0", mdev_type="nvidia-35"),))
+        plan = host.plan(flavor=flavor, assignment=wanted)
+        with pytest.raises(DriverFailed, match="could not make a mediated device"):
+            await driver.spawn(plan)
+        await driver.destroy(plan.instance.uuid)
+        assert await driver.list_guests() == []
     assert host.leftovers() == []
 
 

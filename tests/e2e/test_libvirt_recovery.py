@@ -139,7 +139,7 @@ async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
     daemon = DistributionLibvirtd(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
     daemon.ensure()
     try:
-        options = {"connection_uri": daemon.uri, "network_namespace": ""}
+        options: dict[str, Any] = {"connection_uri": daemon.uri, "network_namespace": ""}
         async with (
             host.agent("cloud-1", instances_path=str(directory / "one"), **options) as (mine, _),
             host.agent("cloud-2", instances_path=str(directory / "two"), **options) as (theirs, _),

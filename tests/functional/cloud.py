@@ -324,7 +324,7 @@ class OneProcess(Cloud):
             "api": {"auth_strategy": "noauth2"},
             "conductor": {"lease": 6.0, "sweep_interval": 0.5},
             "scheduler": {"refresh_interval": 0.01},
-            "filter_scheduler": GROUPS_FIRST,
+            "filter_scheduler": dict(GROUPS_FIRST),
             "quota": {"instances": -1, "cores": -1, "ram": -1},
             "fake": {"hosts": options.hosts},
         }

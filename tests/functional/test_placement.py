@@ -11,6 +11,7 @@ __all__ = ["full_cloud"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 C, P = "/compute/v2.1", "/placement"
+CONSUMER = "c0ffee00-0000-4000-8000-00000000c0de"
 
 
 async def _nodes(cloud: FullCloud) -> dict[str, str]:
@@ -283,3 +284,52 @@ async def test_what_cannot_be_meant_is_refused(full_cloud: FullCloud, extra_spec
     body = {"name": "s", "flavorRef": flavor["id"], "networks": "none", "imageRef": await _image(owner)}
     answer = await owner.request("POST", f"{C}/servers", {"server": body})
     assert answer.status == 400, answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/resource_classes", {"name": "CUSTOM_X\n"}),
+        ("PUT", "/resource_classes/CUSTOM_X%0A", None),
+        ("POST", "/resource_providers", {"name": "a\r\nb"}),
+        ("POST", "/allocations", {f"{CONSUMER}\n": "body"}),
+        ("POST", "/allocations", {"-" * 36: "body"}),
+        ("POST", "/allocations", {CONSUMER: "body", CONSUMER.upper(): "body"}),
+        ("POST", "/allocations", {f"{number:08x}{CONSUMER[8:]}": "body" for number in range(1001)}),
+        ("PUT", f"/allocations/{CONSUMER}", {"allocations": {"-" * 36: {"resources": {"VCPU": 1}}}}),
+        ("PUT", f"/allocations/{CONSUMER}", {"allocations": {CONSUMER: {"resources": {"VCPU\n": 1}}}}),
+        ("PUT", f"/allocations/{CONSUMER}", {"consumer_type": "X\n"}),
+    ],
+)
+async def test_names_and_uuids_are_checked_whole(full_cloud: FullCloud, method: str, path: str, body: Any) -> None:
+    known: dict[str, Any] = {
+        "allocations": {},
+        "project_id": "p",
+        "user_id": "u",
+        "consumer_generation": None,
+        "consumer_type": "X",
+    }
+    if path.startswith("/allocations/"):
+        body = known | body
+    elif path == "/allocations":
+        body = dict.fromkeys(body, known)
+    answer = await full_cloud.admin.request(method, f"{P}{path}", body)
+    assert answer.status == 400, answer.body[:300]
+
+
+async def test_a_message_does_not_repeat_a_long_value(full_cloud: FullCloud) -> None:
+    answer = await full_cloud.admin.request("POST", f"{P}/resource_classes", {"name": "CUSTOM_" + "x" * 100_000})
+    assert answer.status == 400 and len(answer.body) < 1000
+
+
+async def test_a_uuid_in_capitals_is_the_same_consumer(full_cloud: FullCloud) -> None:
+    """Another consumer would take what a server holds once more."""
+    owner, admin = await full_cloud.person("member"), full_cloud.admin
+    id = await _server(full_cloud, owner, "1")
+    held = (await admin.do("GET", f"{P}/allocations/{id}"))["allocations"]
+    assert held and (await admin.do("GET", f"{P}/allocations/{id.upper()}"))["allocations"] == held
+    taken = {provider.upper(): {"resources": each["resources"]} for provider, each in held.items()}
+    more = {"project_id": "p", "user_id": "u", "consumer_generation": None, "consumer_type": "X"}
+    answer = await admin.request("POST", f"{P}/allocations", {id.upper(): {"allocations": taken, **more}})
+    assert answer.status == 409, "its generation is not that of a new consumer"
+    await _delete(full_cloud, owner, id)

@@ -7,6 +7,7 @@ import pytest_asyncio
 from micronova.db.engine import Database, open_database
 from tests.unit.scheduler import manager_cases
 from tests.unit.scheduler.manager_cases import (  # noqa: F401
+    test_a_dry_run_says_what_a_request_would_get_and_changes_nothing,
     test_a_host_that_was_disabled_just_now_gets_nothing,
     test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,

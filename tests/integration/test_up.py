@@ -257,7 +257,16 @@ def test_who_typed_sudo_is_told_when_sudo_is_needed(public_place: Path) -> None:
     try:
         # It logs in as a member, for which clouds.yaml suffices.
         assert "simulated" in person("ssh", "nothing")
-        for command in ("status", "audit", "timeline x", "down", "connect 203.0.113.3 22", "up", "image build-test"):
+        for command in (
+            "status",
+            "audit",
+            "timeline x",
+            "explain x",
+            "down",
+            "connect 203.0.113.3 22",
+            "up",
+            "image build-test",
+        ):
             assert "use sudo" in person(*command.split()), command
         for command in ("host list", "db upgrade", "db purge --before 2020-01-01", "token-key show"):
             assert "sudo" in person(*command.split()), command
@@ -485,6 +494,28 @@ def test_it_runs_once_per_directory(cloud: UpCloud) -> None:
     assert cloud.token()
 
 
+def _explain(cloud: UpCloud, server: str) -> None:
+    """What the command tells of a server, of a request, and of the fleet."""
+    place = ("--dir", str(cloud.directory))
+    told = ok("explain", "told", *place)
+    assert "decided among 3 hosts in" in told and "chosen: fake-" in told
+    assert all(len(line) <= 80 for line in told.splitlines())
+    [request] = json.loads(ok("explain", server, "--json", *place))["requests"]
+    assert [step["remaining"] for step in request["decisions"][0]["filters"]] == [3] * 14
+    assert "no-such" in refused("explain", "no-such", *place)
+    wanted = ("explain", "--dry-run", "--flavor", "m1.tiny", "--image", "test-image", "--project", "demo", *place)
+    assert "1 server of flavor m1.tiny would go to" in ok(*wanted)
+    assert len(json.loads(ok(*wanted, "--count", "3", "--json"))["selections"]) == 3
+    drawn = cloud.directory / "dry-run.svg"
+    done = micronova(*wanted[:3], "m1.xlarge", "--count", "1000", "--heat-map", drawn, *place)
+    assert done.returncode == 1 and "There is room for " in done.stdout and "removed by" in drawn.read_text()
+    for option, value in (("--image", "no-such"), ("--project", "no-such"), ("--flavor", "no-such")):
+        assert "no-such" in refused(*wanted, option, value)
+    ok("explain", "--heat-map", drawn, "--by", "memory", *place)
+    assert drawn.read_text().count("<path d=") >= 3
+    assert "there is no directory" in refused("explain", "--heat-map", cloud.directory / "none" / "x.svg", *place)
+
+
 def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     token = _ensure_up(cloud)
     _create(cloud, token, "told")
@@ -503,6 +534,7 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
         drawn = ok("timeline", name, "--dir", cloud.directory)
         assert "told" in drawn and "create" in drawn
     assert "no-such" in refused("timeline", "no-such", "--dir", cloud.directory)
+    _explain(cloud, server["id"])
     _create(cloud, token, "twice", 1)
     _create(cloud, token, "twice", 1)
     assert "2 servers are called twice" in refused("timeline", "twice", "--dir", cloud.directory)
@@ -801,6 +833,15 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("audit", "--dir", "{dir}"), "No cloud"),
     (("timeline", "x", "--dir", "{dir}"), "No cloud"),
     (("timeline",), "SERVER"),
+    (("explain",), "SERVER"),
+    (("explain", "x", "--dir", "{dir}"), "No cloud"),
+    (("explain", "x", "--dry-run"), "SERVER"),
+    (("explain", "--dry-run"), "--flavor"),
+    (("explain", "--flavor", "x"), "--dry-run"),
+    (("explain", "--dry-run", "--flavor", "x", "--hint", "junk"), "KEY=VALUE"),
+    (("explain", "--dry-run", "--flavor", "x", "--count", "0"), "--count"),
+    (("explain", "--heat-map", "x.svg", "--json"), "--json"),
+    (("explain", "x", "--by", "disk"), "--by"),
     (("host", "list", "--dir", "{dir}/none"), "no cloud"),
     (("host", "disable", "--dir", "{dir}"), "NAME"),
     (("db", "upgrade", "--dir", "{dir}/none"), "no cloud"),

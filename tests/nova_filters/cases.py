@@ -157,7 +157,7 @@ class Maker:
         names = (
             "aggregate_instance_extra_specs:ssd",
             "ssd",
-            "hw:cpu_policy",
+            "hw:watchdog_action",
             "capabilities:gpu",
             "capabilities:free_ram_mb",
             "capabilities:hypervisor_type",

@@ -15,6 +15,8 @@ def reason_for_verdict(case: Case, name: str, position: int, ours: bool, nova: b
     if isinstance(nova, str):
         if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter") and "could not convert" in nova:
             return "Nova's filter fails on a number that is none; here it does not match"
+        if name == "NUMATopologyFilter" and case.spec.image is None:
+            return "Nova's filter fails without an image; in Nova every request has one"
         return ""
     if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter"):
         if any(_GLUED.match(text) for text in specs.values()):

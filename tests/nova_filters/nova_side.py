@@ -101,6 +101,8 @@ def a_request(given: dict[str, Any]) -> Any:
         image=an_image(given["image"]),
         scheduler_hints=given["hints"],
         requested_destination=None,
+        numa_topology=None,  # `make nova-numa` compares those
+        pci_requests=objects.InstancePCIRequests(requests=[]),
         instance_group=None
         if group is None
         else objects.InstanceGroup(

@@ -18,11 +18,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.perf import report, scheduler
+from tests.perf import report
 from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError
 from tests.perf.clouds import Apart, Cloud, OneProcess, measure, measure_actions, phases, start
 from tests.perf.phases import QUICK, Sizes, Target, progress
+from tests.perf.scheduler.ours import decide, make_table
 
 CLOUDS: dict[str, tuple[Callable[[], Cloud], ...]] = {
     "one": (lambda: OneProcess(tokens=False), lambda: OneProcess(tokens=True)),
@@ -102,8 +103,7 @@ def _decisions() -> dict[str, float]:
     """Measure the scheduler by itself: milliseconds CPU per decision, by number of hosts."""
     found = {}
     for hosts in (100, 1_000, 10_000):
-        table = scheduler.make_table(hosts)
-        found[str(hosts)] = scheduler.measure(table, scheduler.make_spec("plain"), instances=1, decisions=200)
+        found[str(hosts)] = decide(make_table(hosts), "plain")["p50"]
     return found
 
 

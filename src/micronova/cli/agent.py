@@ -131,6 +131,7 @@ def agent_settings(settings: Settings, sockets: Path) -> Settings:
         compute=settings.compute,
         libvirt=settings.libvirt,
         pci=PCISettings(device_spec=settings.pci.device_spec),
+        devices=settings.devices,
         telemetry=settings.telemetry,
         upgrade_levels=settings.upgrade_levels,
     )

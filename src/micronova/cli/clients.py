@@ -131,6 +131,10 @@ class Clients:
             return True
         return await self._identity().project_exists(project_id)
 
+    async def find_project(self, named: str, token: str | None) -> str:
+        """Return the id of a project by its id or name; with noauth2 every id is that of a project."""
+        return named if self._noauth else await self._identity().find_project(named, token)
+
     # --- image and network -----------------------------------------------------------------------------------
 
     def image_client(self) -> "ImageClient | None":

@@ -1,4 +1,4 @@
-"""The control socket of a running process: status, audit, timeline and metrics, for its owner only."""
+"""The control socket of a running process: status, audit, timeline, explain and metrics, for its owner only."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,14 @@ class Control:
         self._process = process
         self._paths: dict[str, Callable[[dict[str, list[str]]], Awaitable[Any]]] = {"/metrics": self._metrics}
         if not metrics_only:
-            self._paths |= {"/status": self._status, "/audit": self._audit, "/timeline": self._timeline}
+            self._paths |= {
+                "/status": self._status,
+                "/audit": self._audit,
+                "/timeline": self._timeline,
+                "/explain": self._explain,
+                "/dry-run": self._dry_run,
+                "/hosts": self._hosts,
+            }
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -33,7 +40,10 @@ class Control:
         try:
             if work is None:
                 raise NotFound("The control socket has no such path.")
-            result = await work(parse_qs(scope["query_string"].decode()))
+            query = parse_qs(scope["query_string"].decode())
+            if scope["method"] == "POST":
+                query["body"] = [(await _body(receive)).decode()]
+            result = await work(query)
             status = 200
             if isinstance(result, bytes):
                 body, kind = result, b"text/plain; version=0.0.4; charset=utf-8"
@@ -68,3 +78,29 @@ class Control:
 
         assert self._process.database is not None
         return await self._process.database.read(find_timeline, query["server"][0])
+
+    async def _explain(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import read_decisions
+
+        return await read_decisions(self._process, query["server"][0])
+
+    async def _dry_run(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import dry_run
+        from micronova.servers.dry_run import DryRunRequest
+
+        return await dry_run(self._process, msgspec.json.decode(query["body"][0], type=DryRunRequest))
+
+    async def _hosts(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.explain import list_hosts
+
+        return await list_hosts(self._process)
+
+
+async def _body(receive: Any) -> bytes:
+    """Return the body of a request; only the owner of the socket can send one."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body

@@ -234,6 +234,112 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
     run(server, directory, config)
 
 
+@main.command(short_help="Show how the scheduler decided, or would decide.")
+@click.argument("server", required=False)
+@click.option("--dry-run", is_flag=True, help="Ask where servers would go; nothing is claimed.")
+@click.option("--flavor", default="", metavar="NAME", help="Flavor of the servers; name or id.")
+@click.option("--image", default="", metavar="NAME", help="Image of the servers; name or id.")
+@click.option("--hint", "hints", multiple=True, metavar="KEY=VALUE", help="Scheduler hint; may be repeated.")
+@click.option("--availability-zone", default="", metavar="ZONE[:HOST[:NODE]]", help="As in `openstack server create`.")
+@click.option("--host", default="", help="Ask about this host; the filters decide.")
+@click.option("--project", default="", metavar="NAME", help="Project of the servers; name or id.")
+@click.option("--count", type=click.IntRange(1, 1000), default=None, help="Number of servers [default: 1].")
+@click.option(
+    "--heat-map",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE.svg",
+    help="Draw all hosts by use; with --dry-run, by the filter that removes them.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["fullest", "memory", "vcpus", "disk"]),
+    default=None,
+    help="What the map is coloured by [default: fullest, the largest of the others].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@directory_option
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
+)
+def explain(
+    server: str | None,
+    heat_map: Path | None,
+    by: str | None,
+    as_json: bool,
+    directory: Path | None,
+    config: Path | None,
+    **request: Any,
+) -> None:
+    """Show how the scheduler decided about SERVER, an id or a name: what each filter removed, what each weigher gave.
+
+    With --dry-run, ask a running scheduler where servers would go and what refuses them; exit 0 only if there are
+    hosts for all. With --heat-map, draw the fleet.
+    """
+    from micronova.cli.explain import explain as run
+
+    sys.exit(run(server, directory, config, heat_map=heat_map, by=by, as_json=as_json, **request))
+
+
+@main.command("fleet-simulate", short_help="Try scheduler settings on a synthetic fleet.")
+@click.option("--hosts", type=click.IntRange(1, 200_000), default=1_000, show_default=True, help="Hosts of the fleet.")
+@click.option(
+    "--fleet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Kinds of hosts (TOML) [default: hosts of 16, 32 and 64 CPUs in three zones].",
+)
+@click.option("--requests", default="synthetic", show_default=True, metavar="FILE|synthetic", help="Trace of requests.")
+@click.option("--count", type=click.IntRange(1, 10_000_000), help="Requests of a synthetic trace [default: 20 a host].")
+@click.option(
+    "--load",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="Largest demand of a synthetic trace at one time, as a multiple of the fleet [default: 1].",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 3650, min_open=True),
+    help="Length of a synthetic trace [default: what --load needs].",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the trace and of random choices.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME[=SETTINGS]",
+    help="Settings to try: spread, pack, NAME=OPTION=VALUE,... or NAME=FILE.toml; may be repeated [default: spread].",
+)
+@click.option(
+    "--build-time",
+    type=click.FloatRange(0, 86_400),
+    default=30.0,
+    show_default=True,
+    help="Seconds that a host works on a new server.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("fleet-simulation"),
+    show_default=True,
+    help="Directory for the plots (SVG) and report.json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--write-trace",
+    "trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Only write a synthetic trace to this file.",
+)
+def fleet_simulate(**options: Any) -> None:
+    """Let the scheduler place the servers of a trace on a synthetic fleet, in virtual time.
+
+    It reports utilisation, fragmentation, refusals and the time of decisions, for several policies side by side.
+    No cloud is needed, and none is touched.
+    """
+    from micronova.cli.fleet_simulate import SimulationOptions
+    from micronova.cli.fleet_simulate import fleet_simulate as run
+
+    run(SimulationOptions(**options))
+
+
 @main.command(short_help="Connect to a floating IP, for ssh -o ProxyCommand.")
 @click.argument("address")
 @click.argument("port", type=click.IntRange(1, 65535))

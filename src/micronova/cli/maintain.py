@@ -150,7 +150,13 @@ def show_settings(config: Path | None) -> None:
 def _toml(value: Any) -> str:
     if value is None:
         return '""'
-    return msgspec.json.encode(list(value) if isinstance(value, tuple) else value).decode()
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"[{','.join(_toml(each) for each in value)}]"
+    return msgspec.json.encode(value).decode()
 
 
 class CheckResult(NamedTuple):

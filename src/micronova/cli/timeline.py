@@ -35,18 +35,9 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
 
 def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
     """Return a server's actions with their events and the steps of their operations."""
-    from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, instances, operations
+    from micronova.db.tables import instance_action_events, instance_actions, operations
 
-    for table, called in ((instances, "servers are"), (deleted_instances, "deleted servers were")):
-        query = sa.select(table).where(sa.or_(table.c.uuid == server, table.c.display_name == server))
-        rows = conn.execute(query).mappings().all()
-        if len(rows) > 1:
-            raise MicronovaError(f"{len(rows)} {called} called {server}: give the id of one.")
-        if rows:
-            [row] = rows
-            break
-    else:
-        raise NotFound(f"There is no server {server}.")
+    row = find_server(conn, server)
     actions = conn.execute(
         sa.select(instance_actions)
         .where(instance_actions.c.instance_uuid == row["uuid"])
@@ -77,21 +68,29 @@ def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
     }
 
 
-def _explanation(conn: sa.Connection, own: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return how the scheduler decided; the filters may be stored with another operation of the request."""
-    from micronova.db.tables import operations
+def find_server(conn: sa.Connection, server: str) -> sa.RowMapping:
+    """Return the row of a server by id or name: of one that exists, else of one that was deleted."""
+    from micronova.db.tables import deleted_instances, instances
 
-    if own is None:
+    for table, called in ((instances, "servers are"), (deleted_instances, "deleted servers were")):
+        query = sa.select(table).where(sa.or_(table.c.uuid == server, table.c.display_name == server))
+        rows = conn.execute(query).mappings().all()
+        if len(rows) > 1:
+            raise MicronovaError(f"{len(rows)} {called} called {server}: give the id of one.")
+        if rows:
+            return rows[0]
+    raise NotFound(f"There is no server {server}.")
+
+
+def _explanation(conn: sa.Connection, stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return how the scheduler decided, with the attempts before."""
+    from micronova.db import explanations
+
+    if stored is None:
         return None
-    whole = dict(own)
-    if "same_as" in own:
-        query = sa.select(operations.c.explanation).where(operations.c.id == own["same_as"])
-        decisions = conn.execute(query).scalar() or {}
-        # The other operation may have been placed again since.
-        kept = [each["filters"] for each in (*decisions.get("earlier", ()), decisions) if "filters" in each]
-        whole["filters"] = kept[0] if kept else ()
-    whole["earlier"] = [_explanation(conn, each) for each in own.get("earlier", ())]
-    return whole
+    *earlier, last = explanations.whole(conn, stored)
+    plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(last, earlier=tuple(earlier)))
+    return plain
 
 
 def _operation(conn: sa.Connection, row: sa.RowMapping) -> dict[str, Any]:

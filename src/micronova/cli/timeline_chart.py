@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
+from micronova.objects.explanation import counted
+
 WIDEST, NARROWEST = 40, 8  # characters of the bars; they get what the words leave of the line
 HOST_WIDTH = 16
 
@@ -139,29 +141,25 @@ def explain(operation: Found | None) -> list[str]:
 def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[str]:
     if decision.get("forced"):
         return [f"{title}: an admin named the host; no filter was asked"]
-    lines = [f"{title}: {_count(decision['hosts'], 'host')}"]
+    lines = [f"{title}: {counted(decision['hosts'], 'host')}"]
     silent = 0
     for step in decision.get("filters", ()):
         if step.get("error"):
-            lines.append(f"  {step['name']} failed and was skipped: {step['error']}")
+            lines.append(f"  {step['name']} failed and let no host pass: {step['error']}")
         elif step["removed"]:
             lines.append(f"  {step['name']} removed {step['removed']}, left {step['remaining']}")
         else:
             silent += 1
     if silent:
-        lines.append(f"  {_count(silent, 'filter')} removed none")
+        lines.append(f"  {counted(silent, 'filter')} removed none")
     for winner in [each for each in decision.get("winners", ()) if each["host"] in chosen][:1]:
-        parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())
+        parts = ", ".join(f"{name} {weight + 0.0:+.2f}" for name, weight in winner.get("weighers", {}).items())
         if parts:
             lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts})")
         else:
             left = [decision["hosts"], *(step["remaining"] for step in decision.get("filters", ()))][-1]
             lines.append(f"  chose {winner['host']} ({'the only host left' if left == 1 else 'all have one weight'})")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _draw_bars(console: Console, bars: list[Bar]) -> None:

@@ -118,7 +118,7 @@ class HostManager:
         """Let a live migration end soon; the order that carries it out goes on."""
         driver = self._host.driver
         if not isinstance(driver, LiveMigrate):
-            raise NotSupported(f"The host {self._host.name} cannot send running guests.")
+            raise NotSupported("The server's host cannot send running guests.")
         await driver.force_complete_live_migration(request.instance_uuid)
         return Nothing()
 

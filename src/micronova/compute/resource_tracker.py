@@ -1,11 +1,13 @@
-"""The resources of a node: what it has, what its instances use, and what is left.
+"""The resources of a node: what it has, what its instances hold, and what is left.
 
-A claim counts at once, before the hypervisor knows of the guest. The periodic update takes over what the hypervisor
-reports, keeps the claims of instances that are being built, and drops other claims without a guest. The scheduler has
-claimed the resources in the database before an order arrives, so the tracker may only refuse.
+An instance holds what the scheduler claims for it, by the same rule (`placement.extra_specs.node_resources`); its guest
+may use more or less, if the flavor has extra specs `resources:CLASS`. A claim counts at once, before the hypervisor
+knows of the guest. The periodic update takes over what the hypervisor reports, keeps the claims of instances that are
+being built, and drops other claims without a guest. The scheduler has claimed the resources in the database before an
+order arrives, so the tracker may only refuse.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -14,6 +16,7 @@ from micronova.compute.claims import HeldClaim, shortage
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
+from micronova.placement import extra_specs
 
 _CLASSES: Final = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 
@@ -52,7 +55,7 @@ class ResourceTracker:
         What the instance holds already is never refused, also if the node has less than that by now.
         """
         uuid = order.instance.uuid
-        wanted = order.instance.resources()
+        wanted = _claimed(order)
         held = self._held.get(uuid, {})
         used = self.used()
         for name, amount in held.items():
@@ -60,12 +63,15 @@ class ResourceTracker:
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
         missing = shortage(more, used, self._limits)
         if missing is not None:
-            raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
+            # The owner of the server reads the message; which node it is and what others use are for admins.
+            raise InsufficientResources(
+                "The host has not enough resources left for the server.", details=f"{self.node}: {missing}"
+            )
         self.keep(order)
 
     def keep(self, order: WorkOrder) -> None:
         """Note what an instance holds that stays on this node: its claim is in the database, so nothing is checked."""
-        self._set_held(order.instance.uuid, order.instance.resources())
+        self._set_held(order.instance.uuid, _claimed(order))
         self.changed = True
 
     def release(self, uuid: str) -> None:
@@ -96,7 +102,7 @@ class ResourceTracker:
             for name, amount in amounts.items():
                 ours[name] += amount
             if guest.uuid not in building:
-                self._set_held(guest.uuid, amounts)
+                self._set_held(guest.uuid, amounts if guest.claimed is None else _counted(guest.claimed))
         for uuid in self._held.keys() - present - set(building):
             self.release(uuid)
         seen = {
@@ -128,3 +134,12 @@ class ResourceTracker:
         self._held[uuid] = amounts
         for name, amount in amounts.items():
             self._used[name] = self._used.get(name, 0) + amount
+
+
+def _claimed(order: WorkOrder) -> dict[str, int]:
+    return _counted(extra_specs.node_resources(order.instance.flavor, order.instance.image))
+
+
+def _counted(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Return the amounts of the classes that hosts report; the database alone counts others."""
+    return {name: amounts[name] for name in _CLASSES if name in amounts}

@@ -8,7 +8,6 @@ has a running operation is left alone: there the two sides may differ for a mome
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +36,6 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.fitting import lacking
 from micronova.objects.operations import IMAGE_KINDS
 from micronova.objects.orders import Guest
-
-log = logging.getLogger(__name__)
 
 CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""
@@ -270,13 +267,15 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         instances.c.updated_at,
         instances.c.flavor["vcpus"].as_integer().label("vcpus"),
         instances.c.flavor["ram"].as_integer().label("ram"),
+        instances.c.flavor["extra_specs", "hw:emulator_threads_policy"].as_string().label("emulator"),
     )
     for row in conn.execute(sa.select(*columns)):
         servers.known.add(row.uuid)
         if row.updated_at >= since:  # hosts and ports may have been asked before the change
             busy.add(row.uuid)
         if row.host is not None:
-            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, row.vcpus, row.ram)
+            cpus = row.vcpus + (row.emulator == "isolate")  # hosts count the one of QEMU's own threads
+            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, cpus, row.ram)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:

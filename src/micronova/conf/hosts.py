@@ -52,9 +52,20 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "product_id, dev_type, numa_node and parent (the address of a virtual function's physical function)."
         ),
     ] = ()
+    mdev_devices: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="Devices of each simulated host that offer mediated devices: tables with address and types, "
+            "which says how many of each type there can be. devices.enabled_mdev_types says which of them guests may "
+            "have."
+        ),
+    ] = ()
     traits: Annotated[
         tuple[str, ...],
-        Meta(description="Traits of each simulated host: names of os-traits, or beginning with CUSTOM_."),
+        Meta(
+            description="Traits of each simulated host: names of os-traits that begin with COMPUTE_, HW_ or STORAGE_, "
+            "and names that begin with CUSTOM_HOST_."
+        ),
     ] = ()
     rules: Annotated[
         tuple[dict[str, Any], ...], Meta(description="Fault and latency rules; see docs/fake-driver.md.")

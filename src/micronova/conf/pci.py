@@ -1,4 +1,4 @@
-"""Settings of PCI devices."""
+"""Settings of PCI devices and of mediated devices."""
 
 from typing import Annotated, Any
 
@@ -24,3 +24,32 @@ class PCISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "address, in which * stands for any part. Without a table there are none."
         ),
     ] = ()
+
+
+class MdevTypeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One type of mediated devices: the section mdev_TYPE."""
+
+    device_addresses: tuple[str, ...] = ()
+    mdev_class: str = "VGPU"
+    max_instances: Annotated[int, Meta(ge=1)] | None = None
+
+
+class DevicesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mediated devices of hosts, such as virtual GPUs, that servers may have."""
+
+    enabled_mdev_types: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Types of mediated devices of a host that servers may have, by the names that its kernel gives "
+            'them, e.g. ["nvidia-35"]. With more than one type all but one need a section mdev_TYPE with '
+            "device_addresses."
+        ),
+    ] = ()
+    mdev: Annotated[
+        dict[str, MdevTypeSettings],
+        Meta(
+            description="What the sections mdev_TYPE say: device_addresses (PCI addresses of the devices that offer "
+            "the type; without them all that no other type names), mdev_class (the resource class: VGPU, or one that "
+            "begins with CUSTOM_) and max_instances (on the whole host)."
+        ),
+    ] = {}

@@ -11,7 +11,7 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -38,7 +38,7 @@ from micronova.conf.control import (
 from micronova.conf.default import DefaultSettings
 from micronova.conf.hosts import ComputeSettings, FakeSettings, NetworkAgentSettings
 from micronova.conf.libvirt import LibvirtSettings
-from micronova.conf.pci import PCISettings
+from micronova.conf.pci import DevicesSettings, PCISettings
 from micronova.conf.services import (
     BarbicanSettings,
     GlanceSettings,
@@ -50,6 +50,9 @@ from micronova.conf.services import (
     PlacementSettings,
 )
 from micronova.objects.errors import MicronovaError
+
+MDEV_SECTION: Final = "mdev_"
+"""How the names of sections begin that are about one type of mediated devices."""
 
 
 class SettingsError(MicronovaError):
@@ -83,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fake: FakeSettings = FakeSettings()
     libvirt: LibvirtSettings = LibvirtSettings()
     pci: PCISettings = PCISettings()
+    devices: DevicesSettings = DevicesSettings()
     consoleauth: ConsoleAuthSettings = ConsoleAuthSettings()
     vnc: VNCSettings = VNCSettings()
     spice: SpiceSettings = SpiceSettings()
@@ -105,9 +109,14 @@ def load(
             raise SettingsError(f"Cannot read {path}: {error.strerror}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path} is not valid TOML: {error}.") from None
-        for name, value in document.items():
+        # Sections of types of mediated devices come last: they add to the section devices.
+        for name, value in sorted(document.items(), key=lambda item: item[0].startswith(MDEV_SECTION)):
             section = name if isinstance(value, dict) else "default"
             content = value if isinstance(value, dict) else {name: value}
+            if isinstance(value, dict) and name.startswith(MDEV_SECTION):
+                # A section for each type, as Nova has it. The case of the type's name counts.
+                section, content = "devices", {"mdev": {name.removeprefix(MDEV_SECTION): value}}
+                content["mdev"] |= tree.get(section, {}).get("mdev", {})
             tree.setdefault(section.lower(), {}).update(content)
     for name, text in (os.environ if environ is None else environ).items():
         if not name.startswith("MICRONOVA__"):

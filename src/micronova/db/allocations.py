@@ -1,6 +1,7 @@
 """Claims: who holds how much of what, taken so that nothing is ever oversold.
 
-A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction.
+A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction, under
+the lock of its node's topology.
 
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
@@ -82,7 +83,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             node_uuid=selected.node_uuid,
             host=selected.host,
             resources=extra_specs.node_resources(spec.flavor, spec.image),
-            resource_request=extra_specs.resource_request(spec.flavor),
+            resource_request=extra_specs.resource_request(spec.flavor, spec.image),
             topology=topology_request(spec.flavor, spec.image, aliases),
             server_group=spec.group,
             epoch=epoch,
@@ -207,14 +208,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         return ClaimResult(
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="disabled") for node, host in nodes)
         )
-    served, refused_nodes = _serve(conn, changed, before)
-    if refused_nodes:
-        return ClaimResult(
-            failures=tuple(
-                ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity") for node in sorted(refused_nodes)
-            )
-        )
-    amounts, members = _changes(changed, before, fence, served)
+    members = _member_changes(changed, before, fence)
     group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
     refused = _refused_by_server_groups(conn, members, group_specs, _hosts_left(conn, changed))
     if refused:
@@ -223,7 +217,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="group") for node, host in nodes)
         )
     gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
-    asking = {each.consumer_uuid for each in changed if each.topology is not None}
+    asking = {each.consumer_uuid for each in changed if each.topology is not None or each.resource_request is not None}
     plan = topologies.plan(conn, changed, asking.union(gone))
     if plan.refused:
         return ClaimResult(
@@ -232,7 +226,17 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 for node in dict.fromkeys(plan.refused)
             )
         )
-    short = _apply(conn, amounts, now)
+    served, refused_nodes = _serve(conn, changed, before)
+    if refused_nodes:
+        return ClaimResult(
+            failures=tuple(
+                ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity") for node in sorted(refused_nodes)
+            )
+        )
+    for each in changed:
+        if each.consumer_uuid in served:
+            plan.add_mdevs(each.consumer_uuid, each.node_uuid, served[each.consumer_uuid].allocations)
+    short = _apply(conn, _amount_changes(changed, before, served), now)
     if short:
         return ClaimResult(
             failures=tuple(
@@ -307,30 +311,35 @@ def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candi
     return sorted({each.node_uuid for each in claims if provider in _amounts_by_provider(each, served)})
 
 
-def _changes(
-    claims: Sequence[Claim],
-    before: Mapping[str, list[Allocation]],
-    fence: Mapping[str, Any],
-    served: Mapping[str, Candidate],
-) -> tuple[Counter[tuple[str, str]], dict[str, Counter[str]]]:
-    """Return what changes: the use of each provider by resource class, and the members of each server group
-    by host."""
-    amounts: Counter[tuple[str, str]] = Counter()
+def _member_changes(
+    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], fence: Mapping[str, Any]
+) -> dict[str, Counter[str]]:
+    """Return how the members of each server group change by host."""
     members: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in claims:
-        for provider, resources in _amounts_by_provider(each, served).items():
-            for name, amount in resources.items():
-                amounts[provider, name] += amount
         if each.server_group is not None:
             members[each.server_group.id][each.host] += 1
         known = fence.get(each.consumer_uuid)
         old_group = known.server_group_id if known is not None else each.server_group.id if each.server_group else None
         for old in before.get(each.consumer_uuid, ()):
-            for name, amount in old.resources.items():
-                amounts[old.node_uuid, name] -= amount
             if old_group is not None and old.host is not None:
                 members[old_group][old.host] -= 1
-    return amounts, members
+    return members
+
+
+def _amount_changes(
+    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], served: Mapping[str, Candidate]
+) -> Counter[tuple[str, str]]:
+    """Return how the use of each provider changes by resource class."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    for each in claims:
+        for provider, resources in _amounts_by_provider(each, served).items():
+            for name, amount in resources.items():
+                amounts[provider, name] += amount
+        for old in before.get(each.consumer_uuid, ()):
+            for name, amount in old.resources.items():
+                amounts[old.node_uuid, name] -= amount
+    return amounts
 
 
 def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:

@@ -77,6 +77,20 @@ def get(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Fl
     return of_row(row(conn, flavorid, project_id))
 
 
+_FIND = sa.select(flavors).where(sa.or_(_f.flavorid == sa.bindparam("named"), _f.name == sa.bindparam("named")))
+_FIND_VISIBLE = _FIND.where(_visible(sa.bindparam("project")))
+
+
+def find(conn: sa.Connection, named: str, project_id: str | None = None) -> Flavor:
+    """Return a flavor by id or name, the id first; with a project, only when that may use it; raise NotFound."""
+    query = _FIND if project_id is None else _FIND_VISIBLE
+    rows = conn.execute(query, {"named": named, **({"project": project_id} if project_id is not None else {})}).all()
+    if not rows:
+        raise NotFound(f"Flavor {named} could not be found.")
+    by_id = [each for each in rows if each.flavorid == named]
+    return of_row(cast(FlavorRow, (by_id or rows)[0]))
+
+
 def of_row(found: FlavorRow) -> Flavor:
     """Return the flavor that a row describes."""
     return Flavor(

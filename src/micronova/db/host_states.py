@@ -5,14 +5,13 @@ not read again what it knows: first it reads how many rows changed in each short
 times, and then the rows of the slots in which this differs from what it has read before.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import providers
 from micronova.db.listed import one_of
 from micronova.db.tables import (
     aggregate_hosts,
@@ -21,6 +20,7 @@ from micronova.db.tables import (
     instances,
     inventories,
     node_topologies,
+    provider_traits,
     services,
 )
 from micronova.objects.image import ImageMeta
@@ -115,6 +115,12 @@ _AGGREGATES = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.
     aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
 )
 _AGGREGATES_OF = _AGGREGATES.where(one_of(aggregate_hosts.c.host, "hosts"))
+# One row per node instead of one per trait: hosts have dozens, and nearly all have the same.
+_TRAITS_OF = (
+    sa.select(provider_traits.c.provider_uuid, sa.func.aggregate_strings(provider_traits.c.trait, ","))
+    .where(one_of(provider_traits.c.provider_uuid, "uuids"))
+    .group_by(provider_traits.c.provider_uuid)
+)
 
 
 def load_hosts(conn: sa.Connection, uuids: Collection[str], *, default_zone: str = DEFAULT_ZONE) -> list[HostState]:
@@ -178,14 +184,27 @@ def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostSta
         return []
     amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
     groups = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
-    traits = providers.traits_of(conn, [row.uuid for row in rows])
+    traits = _sorted_traits(conn.execute(_TRAITS_OF, {"uuids": [row.uuid for row in rows]}))
     return _states(rows, amounts, groups, traits, default_zone)
+
+
+def _sorted_traits(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    """Return traits by node."""
+    known: dict[str, tuple[str, ...]] = {}
+    found = {}
+    for uuid, text in rows:
+        if text not in known:
+            known[text] = tuple(sorted(text.split(",")))
+        found[uuid] = known[text]
+    return found
 
 
 _Stock = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]  # total, reserved, capacity, used
 
 
-def _states(rows: Any, amounts: Any, groups: Any, traits: Mapping[str, set[str]], default_zone: str) -> list[HostState]:
+def _states(
+    rows: Any, amounts: Any, groups: Any, traits: Mapping[str, tuple[str, ...]], default_zone: str
+) -> list[HostState]:
     stock: dict[str, _Stock] = {}
     for node, name, total, reserved, capacity, used, _ in amounts:
         totals, reserves, capacities, uses = stock.setdefault(node, ({}, {}, {}, {}))
@@ -217,7 +236,7 @@ def _states(rows: Any, amounts: Any, groups: Any, traits: Mapping[str, set[str]]
                 cpu_info=row.cpu_info,
                 supported=tuple((arch, kind, mode) for arch, kind, mode in row.supported),
                 capabilities=row.capabilities,
-                traits=tuple(sorted(traits.get(row.uuid, ()))),
+                traits=traits.get(row.uuid, ()),
                 disk_available_gb=row.disk_available_gb,
                 num_instances=row.running_vms,
                 num_io_ops=row.current_workload,

@@ -7,18 +7,18 @@ from typing import Any, Protocol, cast
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import placement_names, providers, topologies
+from micronova.db import mediated_devices, placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.host_limits import MOST_NODES
+from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity
-from micronova.placement.standard import CUSTOM_NAME, standard_traits
+from micronova.placement.standard import HOST_TRAIT, reported_traits, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 _DEDICATED = "PCPU"  # shown together with the CPUs that instances share
@@ -69,6 +69,7 @@ _UPDATE = (
 )
 
 
+_child = resource_providers.alias().c
 _KNOWN = (
     sa.select(
         _n.uuid,
@@ -76,6 +77,7 @@ _KNOWN = (
         _n.traits,
         resource_providers.c.uuid.label("provider"),
         sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == _DEDICATED).label("has_dedicated"),
+        sa.exists().where(_child.parent_uuid == _n.uuid).label("has_children"),
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
@@ -97,6 +99,25 @@ def _upsert_inventory(insert: Any) -> sa.Executable:
     return kept
 
 
+def _length(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.length(sa.cast(column, sa.Text)), 0)
+
+
+_LARGE = LONGEST_DESCRIPTIONS // MOST_NODES  # characters of the description of a node
+_DESCRIPTIONS = (
+    sa.select(
+        _n.host,
+        sa.func.sum(
+            _length(_n.cpu_info)
+            + _length(_n.capabilities)
+            + _length(_n.supported)
+            + _length(node_topologies.c.topology)
+        ),
+    )
+    .select_from(compute_nodes.outerjoin(node_topologies, node_topologies.c.node_uuid == _n.uuid))
+    .where(one_of(_n.host, "hosts"))
+    .group_by(_n.host)
+)
 _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
 
@@ -132,6 +153,7 @@ def upsert_all(
     rows = [_node_row(host, node, now) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
+        _check_providers(conn, new)
         _insert(conn, new)
     # Without what is fixed: a parameter that is named like a column would be set, whatever the statement says.
     old = [
@@ -142,12 +164,22 @@ def upsert_all(
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
     reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
+    above = {row.uuid for row in found if row.has_children}
+    with_mdevs = {
+        node.node_uuid: (node.node, has.mdevs)
+        for _, node in pairs
+        if (has := node.topology) is not None and (has.mdevs or node.node_uuid in above)
+    }
+    types_before = mediated_devices.types_before(conn, sorted(with_mdevs)) if with_mdevs else {}
     topologies.report(conn, reported, now)
+    _check_descriptions(conn, [(host, node) for host, node in pairs if _size(node) > _LARGE])
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
-    providers.ensure_nodes(conn, lacking, now)
-    _report_traits(conn, {row.uuid: set(row.traits) for row in found}, [node for _, node in pairs], now)
+    providers.ensure_nodes(conn, lacking, now, below=mediated_devices.missing(conn, with_mdevs) if with_mdevs else {})
+    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, [node for _, node in pairs])
+    added_below, removed_below = mediated_devices.changed_traits(with_mdevs, types_before)
+    _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
     had_dedicated = {row.uuid for row in found if row.has_dedicated}
     stock = [
         each
@@ -156,27 +188,63 @@ def upsert_all(
         # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
+    of_mdevs = mediated_devices.inventory_rows(conn, with_mdevs, now) if with_mdevs else []
+    stock += of_mdevs
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+    if with_mdevs:
+        mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
 
 
-def _report_traits(
-    conn: sa.Connection, before: Mapping[str, set[str]], nodes: Sequence[NodeResources], now: int
-) -> None:
-    """Give nodes the traits that their hosts report, and take those that they reported before; others keep theirs."""
+def _size(node: NodeResources) -> int:
+    return len(msgspec.json.encode((node.topology, node.cpu_info, node.capabilities, node.supported)))
+
+
+def _check_descriptions(conn: sa.Connection, large: Sequence[tuple[str, NodeResources]]) -> None:
+    """Raise Conflict if the nodes of a host, of which some are large, have too long descriptions together.
+
+    Every scheduler has them in memory. As many small ones as a host may have are below the limit.
+    """
+    if not large:
+        return
+    for host, size in conn.execute(_DESCRIPTIONS, {"hosts": sorted({host for host, _ in large})}):
+        if size > LONGEST_DESCRIPTIONS:
+            most = f"a host may have {LONGEST_DESCRIPTIONS}"
+            raise Conflict(f"The descriptions of the nodes of host {host} have {size} characters: {most}.")
+
+
+def _changed_traits(
+    before: Mapping[str, set[str]], nodes: Sequence[NodeResources]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the traits (node and name) that hosts report now, and those that they have reported before and no more."""
     added: list[tuple[str, str]] = []
     removed: list[tuple[str, str]] = []
     for node in nodes:
         reported, known = before.get(node.node_uuid, set()), set(_traits(node))
         added += [(node.node_uuid, name) for name in known - reported]
         removed += [(node.node_uuid, name) for name in reported - known]
+    return added, removed
+
+
+def _report_traits(
+    conn: sa.Connection, added: Sequence[tuple[str, str]], removed: Sequence[tuple[str, str]], now: int
+) -> None:
+    """Give providers traits that are reported, and take those that are no more; others keep theirs."""
     for name in sorted({name for _, name in added} - standard_traits()):
         placement_names.create_trait(conn, name, now)
     providers.change_traits(conn, added=added, removed=removed)
+    placement_names.delete_unused_traits(conn, {name for _, name in removed if name.startswith(HOST_TRAIT)})
 
 
 def _traits(node: NodeResources) -> list[str]:
-    """Return the traits of a report that this version knows, and custom ones."""
-    return sorted(each for each in set(node.traits) if each in standard_traits() or CUSTOM_NAME.fullmatch(each))
+    """Return the traits of a report that this version knows and hosts may report."""
+    return reported_traits(node.traits)
+
+
+def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise Conflict if a new node has the uuid of a provider, which somebody else has made."""
+    hosts = {row["uuid"]: row["host"] for row in rows}
+    for uuid in sorted(providers.get_many(conn, list(hosts))):
+        raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")
 
 
 def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:

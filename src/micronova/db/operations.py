@@ -14,7 +14,7 @@ from micronova.db.listed import one_of
 from micronova.db.locking import in_order
 from micronova.db.tables import instances, operations
 from micronova.objects.context import Context
-from micronova.objects.explanation import Explanation
+from micronova.objects.explanation import Explanation, attempts
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
     IMAGE_KINDS,
@@ -483,10 +483,14 @@ MOST_EXPLAINED = 10  # attempts of one operation; hosts may be lost any number o
 
 
 def explain(conn: sa.Connection, id: str, explanation: Explanation, *, again: bool = False) -> None:
-    """Record how the scheduler decided, for admins; `again` after an earlier attempt, whose explanation is kept."""
+    """Record how the scheduler decided, for admins; `again` after an earlier attempt, whose explanation is kept.
+
+    Of the decisions to wait only the last one is kept, until there is another decision.
+    """
     before = conn.execute(_EXPLAINED, {"id": id}).scalar_one_or_none() if again else None
     if before is not None:
         last = msgspec.convert(before, Explanation)
-        earlier = (*last.earlier, msgspec.structs.replace(last, earlier=()))[-MOST_EXPLAINED:]
+        before_it = [each for each in attempts(last) if not each.waits]
+        earlier = tuple(before_it[-MOST_EXPLAINED:])
         explanation = msgspec.structs.replace(explanation, earlier=earlier)
     conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})

@@ -53,6 +53,13 @@ def delete_trait(conn: sa.Connection, name: str) -> None:
     conn.execute(sa.delete(traits).where(_t.name == name))
 
 
+def delete_unused_traits(conn: sa.Connection, names: Collection[str]) -> None:
+    """Remove those of the custom traits that no provider has."""
+    if names:
+        used = sa.exists().where(provider_traits.c.trait == _t.name)
+        conn.execute(sa.delete(traits).where(one_of(_t.name, "names"), ~used), {"names": sorted(names)})
+
+
 def unknown_traits(conn: sa.Connection, names: Collection[str], *, keep: bool = False) -> list[str]:
     """Return those of the names that no trait has; with `keep`, nobody removes the others during the transaction."""
     custom = sorted(set(names) - standard_traits())

@@ -179,6 +179,27 @@ def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
     return _Locked(known=known, server_groups=server_groups, allocations=held)
 
 
+def lock_reshape(
+    conn: sa.Connection, stock: Mapping[str, Collection[str]], requests: Sequence[AllocationRequest], now: int
+) -> None:
+    """Lock all that a reshape changes, in the order of ARCHITECTURE.md, which its single steps would not have.
+
+    `stock` are the resource classes of the new inventories, by provider. Schedulers read the nodes of these again.
+    """
+    consumer_uuids = sorted({each.consumer for each in requests})
+    of_migrations = {row.instance_uuid for row in conn.execute(_MIGRATIONS, {"uuids": consumer_uuids})}
+    conn.execute(_SERVERS.with_for_update(), {"uuids": sorted({*consumer_uuids, *of_migrations})})
+    for root in sorted({row.root_uuid for row in providers.get_many(conn, stock).values()}):
+        providers.touch_tree(conn, root, now)
+    locked = _lock(conn, consumer_uuids, now)
+    named = {provider for each in requests for provider in each.allocations}
+    touched = named.union(stock, *locked.allocations.values())
+    providers.get_many(conn, touched, lock=True)
+    classes = {name for each in requests for resources in each.allocations.values() for name in resources}
+    placement_names.unknown_classes(conn, classes.union(*stock.values()), keep=True)
+    providers.lock_inventories(conn, touched)
+
+
 def replace(conn: sa.Connection, requests: Sequence[AllocationRequest], now: int, *, advance: bool = True) -> None:
     """Replace the allocations of consumers, of all or of none.
 
@@ -294,8 +315,8 @@ def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, 
     if group is None or before.keys() == after.keys():
         return
     uuids = {"uuids": sorted({*before, *after})}
-    hosts = dict(conn.execute(sa.select(compute_nodes.c.uuid, compute_nodes.c.host).where(
-        one_of(compute_nodes.c.uuid, "uuids")), uuids).tuples().all())  # fmt: skip
+    nodes = sa.select(compute_nodes.c.uuid, compute_nodes.c.host).where(one_of(compute_nodes.c.uuid, "uuids"))
+    hosts = {row.uuid: row.host for row in conn.execute(nodes, uuids)}
     changes: Counter[str] = Counter()
     changes.update(hosts[uuid] for uuid in after if uuid in hosts)
     changes.subtract(hosts[uuid] for uuid in before if uuid in hosts)

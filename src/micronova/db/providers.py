@@ -243,28 +243,23 @@ GENERATION_CONFLICT = "resource provider generation conflict: read the provider 
 # --- the providers that compute nodes are
 
 
-def ensure_nodes(conn: sa.Connection, nodes: Mapping[str, tuple[str, str]], now: int) -> None:
-    """Make the providers of compute nodes (uuid -> host and name) that have none, in the aggregates of their hosts."""
+def ensure_nodes(
+    conn: sa.Connection,
+    nodes: Mapping[str, tuple[str, str]],
+    now: int,
+    *,
+    below: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """Make the providers of compute nodes (uuid -> host and name) that have none, in the aggregates of their hosts.
+
+    `below` are providers to make below nodes: uuid -> the node, and the name.
+    """
+    parents: dict[str, tuple[str | None, str]] = {uuid: (None, name) for uuid, (_, name) in nodes.items()}
+    wanted = parents | dict(below or {})
+    if wanted:
+        _ensure(conn, wanted, now)
     if not nodes:
         return
-    missing = sorted(nodes)
-    for form in ("{name}", "{name} ({uuid})"):  # names are unique, and two hosts may name a node alike
-        rows = [
-            {
-                "uuid": uuid,
-                "name": form.format(name=nodes[uuid][1], uuid=uuid),
-                "parent_uuid": None,
-                "root_uuid": uuid,
-                "generation": 0,
-                "created_at": now,
-                "updated_at": now,
-            }
-            for uuid in missing
-        ]
-        conn.execute(_INSERT.on(conn), rows)
-        missing = sorted(set(missing) - get_many(conn, missing).keys())
-        if not missing:
-            break
     hosts = sorted({host for host, _ in nodes.values()})
     found: dict[str, list[str]] = {}
     for host, aggregate in conn.execute(_AGGREGATES_OF_HOSTS, {"hosts": hosts}):
@@ -276,6 +271,40 @@ def ensure_nodes(conn: sa.Connection, nodes: Mapping[str, tuple[str, str]], now:
     ]
     if memberships:
         conn.execute(_INSERT_AGGREGATES.on(conn), memberships)
+
+
+def _ensure(conn: sa.Connection, wanted: Mapping[str, tuple[str | None, str]], now: int) -> None:
+    """Make providers that do not exist: uuid -> the parent, which is a root, and the name."""
+    missing = sorted(wanted)
+    for form in ("{name}", "{name} ({uuid})"):  # names are unique, and two hosts may name a node alike
+        rows = [
+            {
+                "uuid": uuid,
+                "name": form.format(name=wanted[uuid][1], uuid=uuid),
+                "parent_uuid": wanted[uuid][0],
+                "root_uuid": wanted[uuid][0] or uuid,
+                "generation": 0,
+                "created_at": now,
+                "updated_at": now,
+            }
+            for uuid in missing
+        ]
+        conn.execute(_INSERT.on(conn), rows)
+        missing = sorted(set(missing) - get_many(conn, missing).keys())
+        if not missing:
+            break
+
+
+def remove_unused(conn: sa.Connection, uuids: Collection[str]) -> None:
+    """Remove those providers that have no inventories and no children; nobody holds anything of them."""
+    if not uuids:
+        return
+    named = {"uuids": sorted(uuids)}
+    stock = sa.select(inventories.c.node_uuid).where(one_of(inventories.c.node_uuid, "uuids"))
+    parents = sa.select(_p.parent_uuid).where(one_of(_p.parent_uuid, "uuids"))
+    kept = {*conn.execute(stock, named).scalars(), *conn.execute(parents, named).scalars()}
+    if unused := sorted(set(uuids) - kept):
+        _remove(conn, unused)
 
 
 _AGGREGATES_OF_HOSTS = (

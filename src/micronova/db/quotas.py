@@ -69,11 +69,11 @@ def of_server(vcpus: int, ram: int) -> dict[str, int]:
 
 def _charge(insert: Any) -> sa.Executable:
     statement = insert(quota_usages).values(_ROW)
-    total = _u.in_use + statement.excluded.in_use
+    amount = statement.excluded.in_use
     kept: sa.Executable = statement.on_conflict_do_update(
         index_elements=[_u.project_id, _u.user_id, _u.resource],
-        set_={"in_use": total},
-        where=total <= sa.bindparam("limit", type_=sa.Integer),
+        set_={"in_use": _u.in_use + amount},
+        where=_u.in_use <= sa.bindparam("limit", type_=sa.Integer) - amount,  # the sum may be too large to be computed
     )
     return kept
 
@@ -88,7 +88,7 @@ def _set(insert: Any) -> sa.Executable:
 
 _CHARGE = PerDialect(_charge)
 _SET = PerDialect(_set)
-_NO_LIMIT = 2**31 - 1
+_NO_LIMIT = 2**31 - 1  # as much as a row can say
 _amount = sa.bindparam("amount", type_=sa.Integer)
 _RELEASE = (
     sa.update(quota_usages)
@@ -122,16 +122,20 @@ def _charge_owner(
 ) -> None:
     taken: dict[str, int] = {}
     for resource, amount in amounts.items():
-        if not _take(conn, project, user, resource, amount, limits.get(resource, -1)):
+        if not _take(conn, project, user, resource, amount, _most_of(limits, resource)):
             raise _exceeded(conn, project, user, amounts, limits, taken)
         taken[resource] = amount
 
 
+def _most_of(limits: Mapping[str, int], resource: str) -> int:
+    limit = limits.get(resource, -1)
+    return limit if limit >= 0 else _NO_LIMIT
+
+
 def _take(conn: sa.Connection, project: str, user: str, resource: str, amount: int, limit: int) -> bool:
-    if 0 <= limit < amount:
+    if limit < amount:
         return False  # the statement checks no limit when it inserts the first usage
-    row = {"project": project, "user": user, "resource": resource, "amount": amount}
-    row["limit"] = limit if limit >= 0 else _NO_LIMIT
+    row = {"project": project, "user": user, "resource": resource, "amount": amount, "limit": limit}
     return conn.execute(_CHARGE.on(conn), row).rowcount == 1
 
 
@@ -195,8 +199,8 @@ def _exceeded(
     used = _usage_of(conn, project, [user])
     over: list[tuple[str, int, int, int]] = []
     for resource, amount in amounts.items():
-        limit, in_use = limits.get(resource, -1), used.get((user, resource), 0)
-        if resource not in taken and 0 <= limit < in_use + amount:
+        limit, in_use = _most_of(limits, resource), used.get((user, resource), 0)
+        if resource not in taken and limit < in_use + amount:
             over.append((resource, amount, in_use, limit))
     names, asked, already, most = (", ".join(map(str, column)) for column in zip(*over, strict=True))
     return QuotaExceeded(

@@ -1,12 +1,16 @@
-"""NUMA cells and PCI devices of nodes, and which parts of them instances hold.
+"""NUMA cells, PCI devices and mediated devices of nodes, and which parts of them instances hold.
 
 A node has one row: what its host reports, and the sum of what instances hold. A claim locks the rows of its nodes,
 finds an assignment for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So
 no two instances get the same CPU, page or device, however many schedulers race; and a claim fails only if nothing fits.
 
+Mediated devices are amounts of resource providers below the node. A claim of such amounts locks the row of the node,
+too, and looks for providers with room only then: so it finds the last one, and no other claim takes it meanwhile.
+
 ARCHITECTURE.md has the order of locks.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +23,7 @@ from micronova.db.listed import one_of
 from micronova.db.tables import compute_nodes, node_topologies, topology_claims
 from micronova.db.upsert import PerDialect
 from micronova.objects.fitting import fit, given_back, taken, total_use
+from micronova.objects.mediated_devices import assigned
 from micronova.objects.topology import (
     NOTHING_USED,
     Assignment,
@@ -29,6 +34,8 @@ from micronova.objects.topology import (
     decode_use,
     encode,
 )
+
+log = logging.getLogger(__name__)
 
 _t, _c = node_topologies.c, topology_claims.c
 
@@ -48,6 +55,10 @@ class TopologyClaim(Protocol):
     def topology(self) -> TopologyRequest | None:
         """What; None if it is anywhere on the node."""
 
+    @property
+    def resource_request(self) -> object | None:
+        """What it wants of other providers of the node's tree; None if nothing."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -57,6 +68,17 @@ class Plan:
     assignments: dict[str, tuple[str, Assignment]] = field(default_factory=dict)  # consumer -> node, assignment
     released: list[str] = field(default_factory=list)  # consumers
     held: dict[str, TopologyUse] = field(default_factory=dict)  # node -> what is held
+    before: dict[str, TopologyUse] = field(default_factory=dict)  # node -> what was held
+    topologies: dict[str, NodeTopology] = field(default_factory=dict)  # node -> what it has
+
+    def add_mdevs(self, consumer: str, node: str, amounts: Mapping[str, Mapping[str, int]]) -> None:
+        """Give a consumer the mediated devices that its amounts of each resource provider are."""
+        topology = self.topologies.get(node)
+        devices = () if topology is None else assigned(node, topology, amounts)
+        if topology is not None and devices:
+            _, assignment = self.assignments.get(consumer, (node, Assignment()))
+            self.assignments[consumer] = node, msgspec.structs.replace(assignment, mdevs=devices)
+            self.held[node] = taken(self.held[node], Assignment(mdevs=devices), topology)
 
 
 EMPTY = encode(NOTHING_USED)
@@ -112,15 +134,19 @@ def plan(conn: sa.Connection, wanted: Sequence[TopologyClaim], leaving: Collecti
     before = assignments_of(conn, leaving) if leaving else {}
     asking = [each for each in wanted if each.topology is not None]
     nodes = {node for node, _ in before.values()} | {each.node_uuid for each in asking}
+    nodes |= {each.node_uuid for each in wanted if each.resource_request is not None}
     if not nodes:
         return found
-    topologies: dict[str, NodeTopology] = {}
+    topologies = found.topologies
     for row in conn.execute(_LOCK, {"uuids": sorted(nodes)}):
-        topologies[row.node_uuid], found.held[row.node_uuid] = decode_topology(row.topology), decode_use(row.held)
+        topologies[row.node_uuid], found.before[row.node_uuid] = decode_topology(row.topology), decode_use(row.held)
+    found.held = dict(found.before)
     for consumer, (node, assignment) in before.items():
         found.released.append(consumer)
         if node in topologies:
-            found.held[node] = given_back(found.held[node], assignment, topologies[node])
+            held, found.held[node] = found.held[node], given_back(found.held[node], assignment, topologies[node])
+            if taken(found.held[node], assignment, topologies[node]) != held:
+                log.warning("node %s holds less than %s gives back; the audit corrects what it holds", node, consumer)
     for each in asking:
         node = each.node_uuid
         assert each.topology is not None
@@ -137,11 +163,10 @@ def record(conn: sa.Connection, planned: Plan, now: int) -> None:
     """Write what was planned in the same transaction."""
     if planned.released:
         conn.execute(_DELETE, {"uuids": planned.released})
-    if planned.held:
-        conn.execute(
-            _UPDATE,
-            [{"b_node": node, "b_held": encode(held), "b_now": now} for node, held in sorted(planned.held.items())],
-        )
+    changed = {node: held for node, held in sorted(planned.held.items()) if held != planned.before[node]}
+    if changed:
+        rows = [{"b_node": node, "b_held": encode(held), "b_now": now} for node, held in changed.items()]
+        conn.execute(_UPDATE, rows)
     if planned.assignments:
         conn.execute(
             _INSERT,

@@ -15,7 +15,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
             continue
         target = excluded if part.startswith("^") else wanted
         first, _, last = part.removeprefix("^").partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        if not text.isascii() or not first.isdecimal() or (last and not last.isdecimal()):
             raise ValueError(f"{text!r} is not a set of CPUs such as 0-3,^2,8")
         if max(int(first), int(last or first)) >= LIMIT:
             raise ValueError(f"{text!r} names a CPU above {LIMIT - 1}")

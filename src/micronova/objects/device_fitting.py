@@ -14,9 +14,18 @@ has NUMA nodes:
 Under each policy devices in a cell of the instance are taken first, then those of unknown place.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from micronova.objects.bounded_search import StepBudget, TooManySteps
 from micronova.objects.topology import AssignedDevice, DeviceRequest, NodeTopology, PciDevice, TopologyUse
+
+log = logging.getLogger(__name__)
+
+MOST_STEPS: Final = 50_000
+"""Of one choice of devices: well below 0.1 s."""
 
 
 def free_devices(topology: NodeTopology, use: TopologyUse) -> list[PciDevice]:
@@ -40,7 +49,11 @@ def choose_devices(
     free = free_devices(topology, use)
     candidates = [_candidates(free, each, cells, topology) for each in requests]
     slots = [number for number, each in enumerate(requests) for _ in range(each.count)]
-    chosen = _match(slots, candidates)
+    try:
+        chosen = _match(slots, candidates)
+    except TooManySteps:
+        log.warning("a request of %d PCI devices took too many steps; its host counts as one without them", len(slots))
+        return None
     if chosen is None:
         return None
     return tuple(
@@ -49,13 +62,46 @@ def choose_devices(
     )
 
 
+class DeviceNeed(NamedTuple):
+    """How many devices of a request have to come from the cells of the instance."""
+
+    needed: int
+    groups: tuple[tuple[int, frozenset[int]], ...]  # how many there are if one of these cells is taken; most first
+
+
+def device_needs(topology: NodeTopology, use: TopologyUse, requests: Sequence[DeviceRequest]) -> list[DeviceNeed]:
+    """Return what requests need of the cells at least; those that need nothing of them are left out.
+
+    An instance in cells that meet all of this may still be without devices, if several requests want the same ones.
+    """
+    free, needs = free_devices(topology, use), []
+    cells = {cell.id: cell.socket for cell in topology.cells}
+    for request in requests:
+        suitable = _suitable(free, request)
+        anywhere = {"preferred": len(suitable), "legacy": sum(each.numa_node is None for each in suitable)}
+        count = request.count - anywhere.get(request.policy, 0)
+        if count <= 0:
+            continue
+        amounts = Counter[frozenset[int]]()
+        for device in suitable if request.policy != "preferred" else ():
+            if device.numa_node in cells:
+                near = frozenset({device.numa_node})
+                amounts[near | _cells_of_sockets(near, topology) if request.policy == "socket" else near] += 1
+        needs.append(DeviceNeed(count, tuple((amount, ids) for ids, amount in amounts.most_common())))
+    return needs
+
+
+def _suitable(free: Sequence[PciDevice], request: DeviceRequest) -> list[PciDevice]:
+    wants_functions = any(spec.get("dev_type") == "type-PF" for spec in request.specs)
+    return [
+        device for device in free if _matches(device, request) and (wants_functions or device.dev_type != "type-PF")
+    ]
+
+
 def _candidates(
     free: Sequence[PciDevice], request: DeviceRequest, cells: frozenset[int] | None, topology: NodeTopology
 ) -> list[PciDevice]:
-    wants_functions = any(spec.get("dev_type") == "type-PF" for spec in request.specs)
-    suitable = [
-        device for device in free if _matches(device, request) and (wants_functions or device.dev_type != "type-PF")
-    ]
+    suitable = _suitable(free, request)
     if cells is None:
         return suitable
     near, unknown, far = (
@@ -96,7 +142,9 @@ def _match(slots: Sequence[int], candidates: Sequence[Sequence[PciDevice]]) -> l
 
     The search goes back on a choice that leaves too little for later slots. Devices of one kind are alike to it: which
     requests they suit, where they are, and which physical function they are or belong to. So it tries one of each.
+    Raise TooManySteps if that takes too long.
     """
+    budget = StepBudget(MOST_STEPS)
     failed: set[tuple[int, frozenset[str]]] = set()
     suits: dict[str, list[int]] = {}
     for number, each in enumerate(candidates):
@@ -117,6 +165,7 @@ def _match(slots: Sequence[int], candidates: Sequence[Sequence[PciDevice]]) -> l
         tried: set[tuple[object, ...]] = set()
         for index in range(first, len(offered)):
             device = offered[index]
+            budget.spend(1 + len(chosen))
             if kind(device) in tried or any(_exclude(device, other) for other in chosen):
                 continue
             tried.add(kind(device))

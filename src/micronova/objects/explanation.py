@@ -5,8 +5,11 @@ from typing import Any, Final
 import msgspec
 
 from micronova.objects.errors import NoValidHost
+from micronova.objects.fleet import by_number
 
 COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
+MOST_NAMED: Final = 10  # hosts that are named of those that a filter removed
+LONGEST_ERROR: Final = 200  # characters of the error of a filter that failed
 
 
 class FilterStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -15,7 +18,13 @@ class FilterStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     removed: int
     remaining: int
-    error: str = ""  # the filter failed and was skipped
+    error: str = ""  # the filter failed, so it let no host pass
+    hosts: tuple[str, ...] = ()  # the first of those that it removed
+
+    @property
+    def entered(self) -> int:
+        """How many hosts the filter was asked about."""
+        return self.removed + self.remaining
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +34,7 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str
     weight: float = 0.0
     weighers: dict[str, float] = {}
+    instance_uuid: str = ""  # empty where the explanation belongs to one server
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,18 +44,23 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     filters: tuple[FilterStep, ...] = ()
     winners: tuple[Winner, ...] = ()
     forced: bool = False  # an admin named the host: no filter was applied
+    took: int = 0  # microseconds, without the claim
+    waits: bool = False  # there is no host; the scheduler is asked again, because a host may return
     same_as: str = ""  # the operation of the same request that has the filters; they are stored once
     earlier: "tuple[Explanation, ...]" = ()  # of the attempts before, the first one first
 
-    def of_one(self, host: str, node: str, same_as: str) -> "Explanation":
+    def of_one(self, instance_uuid: str, host: str, node: str, same_as: str) -> "Explanation":
         """Return the part that is stored with one server: its own winner, and the filters unless `same_as` has them."""
-        own = tuple(winner for winner in self.winners if (winner.host, winner.node) == (host, node))[:1]
+        there = [winner for winner in self.winners if (winner.host, winner.node) == (host, node)]
+        # A scheduler of an older version does not say whose winner it is.
+        own = [winner for winner in there if winner.instance_uuid == instance_uuid] or there
+        winners = tuple(msgspec.structs.replace(winner, instance_uuid="") for winner in own[:1])
         filters = () if same_as else self.filters
-        return Explanation(hosts=self.hosts, filters=filters, winners=own, forced=self.forced, same_as=same_as)
+        return msgspec.structs.replace(self, filters=filters, winners=winners, same_as=same_as)
 
     def reasons(self) -> list[dict[str, Any]]:
         """Return the filters as plain data, for the details of an error."""
-        return [msgspec.structs.asdict(step) for step in self.filters]
+        return [msgspec.to_builtins(step) for step in self.filters]
 
 
 def refusal(error: NoValidHost) -> Explanation | None:
@@ -53,4 +68,54 @@ def refusal(error: NoValidHost) -> Explanation | None:
     if "reasons" not in error.details:
         return None
     filters = msgspec.convert(error.details["reasons"], tuple[FilterStep, ...])
-    return Explanation(hosts=error.details.get("hosts", 0), filters=filters)
+    return Explanation(hosts=error.details.get("hosts", 0), filters=filters, took=error.details.get("took", 0))
+
+
+def attempts(last: Explanation) -> list[Explanation]:
+    """Return the decisions about a server in their order."""
+    return [*last.earlier, msgspec.structs.replace(last, earlier=())]
+
+
+def sentences(decision: Explanation) -> list[str]:
+    """Return a decision in words: the hosts that entered and left each filter, and the weights of the chosen one.
+
+    It names hosts: only who may see them may read it.
+    """
+    asked = f"The scheduler was asked about {counted(decision.hosts, 'host')}"
+    told = [f"{asked} and decided in {decision.took / 1000:.1f} ms." if decision.took else f"{asked}."]
+    if decision.forced:
+        told.append("An admin named the host, so that only filters that claims enforce were asked.")
+    silent = []
+    for step in decision.filters:
+        if step.error:
+            told.append(f"{step.name} failed and let no host pass: {step.error}.")
+        elif step.removed:
+            told.append(f"{step.name}: {step.entered} entered, {step.remaining} left; it removed {named(step)}.")
+        else:
+            silent.append(step.name)
+    if silent:
+        told.append(f"These removed none: {', '.join(silent)}.")
+    for winner in decision.winners:
+        parts = weights_of(winner)
+        told.append(f"Chosen: {winner.host}" + (f", weight {winner.weight:.2f} ({parts})." if parts else "."))
+    if not decision.winners:
+        told.append("No host was left." + (" The scheduler is asked again." if decision.waits else ""))
+    return told
+
+
+def weights_of(winner: Winner) -> str:
+    """Return what each weigher added to the weight of a chosen host."""
+    return ", ".join(f"{name} {weight + 0.0:+.2f}" for name, weight in winner.weighers.items())  # no -0.00
+
+
+def named(step: FilterStep) -> str:
+    """Return the hosts that a filter removed: the first by name, the others as a number."""
+    more = step.removed - len(step.hosts)
+    if not step.hosts:
+        return counted(step.removed, "host")
+    return ", ".join(sorted(step.hosts, key=by_number)) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 host, 2 hosts."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

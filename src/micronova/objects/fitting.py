@@ -8,11 +8,18 @@ CPUs are taken core by core: as many threads of each core as every core that is 
 The rules are those of Nova's `numa_fit_instance_to_host`; `make nova-numa` compares both on random hosts and instances.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
-from micronova.objects.device_fitting import choose_devices, free_devices
+import msgspec
+
+from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps, bits
+from micronova.objects.device_fitting import choose_devices, device_needs, free_devices
 from micronova.objects.topology import (
     NOTHING_USED,
+    AssignedDevice,
     Assignment,
     CellAssignment,
     CellRequest,
@@ -23,28 +30,27 @@ from micronova.objects.topology import (
     TopologyUse,
 )
 
+log = logging.getLogger(__name__)
+
+MOST_STEPS: Final = 20_000
+"""Of one search: about 0.1 s. Nearly all requests take less than a hundred."""
+
 _UNUSED = CellUse()
 
 
 def fit(topology: NodeTopology, use: TopologyUse, request: TopologyRequest) -> Assignment | None:
-    """Return what an instance would hold of a host beside what others hold; None if it does not fit."""
+    """Return what an instance would hold of a host beside what others hold; None if it does not fit.
+
+    The work is bounded: a host onto which no way is found within `MOST_STEPS` counts as one without room.
+    """
     if not request.cells:
         devices = choose_devices(topology, use, request.devices, None)
         return None if devices is None else Assignment(devices=devices)
-    tried: set[frozenset[int]] = set()
-    for chosen in _Ways(_ordered_cells(topology, use, request), use, topology, request):
-        places = frozenset(cell.host for cell, _ in chosen)
-        if places in tried:
-            continue
-        tried.add(places)
-        devices = choose_devices(topology, use, request.devices, places)
-        if devices is not None:
-            return Assignment(
-                cells=tuple(cell for cell, _ in chosen),
-                emulator=tuple(cpu for _, emulator in chosen for cpu in emulator),
-                devices=devices,
-            )
-    return None
+    try:
+        return _Search(topology, use, request).find()
+    except TooManySteps:
+        log.warning("a request of %d NUMA nodes took too many steps; its host counts as full", len(request.cells))
+        return None
 
 
 def taken(use: TopologyUse, assignment: Assignment, topology: NodeTopology) -> TopologyUse:
@@ -74,7 +80,15 @@ def lacking(topology: NodeTopology, use: TopologyUse) -> list[str]:
             if size != _smallest(cell) and count > pages.get(size, 0):
                 found.append(f"NUMA node {id} has {pages.get(size, 0)} pages of {size} KiB; instances hold {count}.")
     gone_devices = set(use.devices) - {device.address for device in topology.devices}
-    return found + [f"The PCI device {address} is gone." for address in sorted(gone_devices)]
+    found += [f"The PCI device {address} is gone." for address in sorted(gone_devices)]
+    totals = {(each.name, each.mdev_type): each.total for each in topology.mdevs}
+    for parent, types in sorted(use.mdevs.items()):
+        for mdev_type, count in sorted(types.items()):
+            if count > (total := totals.get((parent, mdev_type), 0)):
+                found.append(
+                    f"The device {parent} has {total} mediated devices of the type {mdev_type}; instances hold {count}."
+                )
+    return found
 
 
 # --- cells ---
@@ -100,58 +114,141 @@ def _ordered_cells(topology: NodeTopology, use: TopologyUse, request: TopologyRe
 _Fitted = tuple[CellAssignment, tuple[int, ...]]  # with the CPUs of the emulator
 
 
-class _Ways:
-    """The ways to give each cell of the guest a cell of the host, in the order of the host's cells.
+class _Search:
+    """Looks for the first way to give each cell of the guest a cell of the host, in the order of the host's cells.
 
-    Whether one fits onto another is found when it is first asked for: the first way is often the last one needed.
+    Cells are numbers here, and sets of them are the bits of an integer. A cell of the host is taken only if there are
+    cells for the rest of the guest afterwards, and devices near them. Whether a set of cells leads to a way does not
+    depend on their order, so each set is tried once.
     """
 
-    def __init__(
-        self, cells: list[HostCell], use: TopologyUse, topology: NodeTopology, request: TopologyRequest
-    ) -> None:
-        self._cells = cells
-        self._use = use
+    def __init__(self, topology: NodeTopology, use: TopologyUse, request: TopologyRequest) -> None:
         self._topology = topology
+        self._use = use
         self._request = request
-        self._known: dict[tuple[int, int], _Fitted | None] = {}  # by the positions of guest's and host's cell
+        self._cells = _ordered_cells(topology, use, request)
+        self._budget = StepBudget(MOST_STEPS)
+        self._known: dict[tuple[int, int, int, int, int], _Fitted | None] = {}
+        self._options: list[int] = []  # by position of the guest's cell: cells of the host that can take it
+        self._takers: list[int] = []  # by cell of the host: positions of the guest's cells that it can take
+        self._needs: list[_Need] = []
+        self._failed: set[int] = set()  # sets of cells after which there is no way
 
-    def __iter__(self) -> Iterator[list[_Fitted]]:
-        return self._extend([], [])
+    def find(self) -> Assignment | None:
+        """Return the assignment, None if there is none."""
+        # The first cells that fit are nearly always a way. Then most cells need not be looked at.
+        first = self._first_fitting()
+        if first is not None and (found := self._assignment(first)) is not None:
+            return found
+        count = len(self._request.cells)
+        self._options = [self._fitting(position) for position in range(count)]
+        self._takers = [
+            sum(1 << position for position in range(count) if self._options[position] >> number & 1)
+            for number in range(len(self._cells))
+        ]
+        numbers = {cell.id: 1 << number for number, cell in enumerate(self._cells)}
+        self._needs = [
+            _Need(each.needed, [(amount, sum(numbers[id] for id in ids)) for amount, ids in each.groups])
+            for each in device_needs(self._topology, self._use, self._request.devices)
+        ]
+        return self._extend(0, ()) if self._is_possible(0, 0) else None
 
-    def _fitted(self, position: int) -> Iterator[tuple[int, _Fitted]]:
-        """Yield the cells of the host onto which a cell of the guest fits, by their positions."""
-        request = self._request
-        for number, cell in enumerate(self._cells):
-            if (position, number) not in self._known:
-                emulator = int(request.isolates_emulator and position == 0)
-                held, wanted = self._use.cells.get(cell.id, _UNUSED), request.cells[position]
-                found = _fit_cell(cell, held, wanted, emulator, self._topology, request)
-                self._known[position, number] = found
-            if (known := self._known[position, number]) is not None:
-                yield number, known
+    def _first_fitting(self) -> tuple[int, ...] | None:
+        chosen: tuple[int, ...] = ()
+        for position in range(len(self._request.cells)):
+            numbers = (each for each in range(len(self._cells)) if each not in chosen)
+            number = next((each for each in numbers if self._fitted(position, each) is not None), None)
+            if number is None:
+                return None
+            chosen = (*chosen, number)
+        return chosen
 
-    def _extend(self, taken_cells: list[int], chosen: list[_Fitted]) -> Iterator[list[_Fitted]]:
-        if len(chosen) == len(self._request.cells):
-            yield chosen
-        elif self._is_possible(taken_cells):
-            for number, found in self._fitted(len(chosen)):
-                if number not in taken_cells:
-                    yield from self._extend([*taken_cells, number], [*chosen, found])
+    def _extend(self, taken_cells: int, chosen: tuple[int, ...]) -> Assignment | None:
+        position = len(chosen)
+        if position == len(self._request.cells):
+            return self._assignment(chosen)
+        for number in bits(self._options[position] & ~taken_cells):
+            now = taken_cells | 1 << number
+            if now in self._failed or not self._is_possible(position + 1, now):
+                continue
+            found = self._extend(now, (*chosen, number))
+            if found is not None:
+                return found
+            self._failed.add(now)
+        return None
 
-    def _is_possible(self, taken_cells: list[int]) -> bool:
-        """Return whether there are cells for the rest of the guest, which saves trying all ways when there are none."""
-        places = dict.fromkeys(taken_cells, -1)
-
-        def place(position: int, seen: set[int]) -> bool:
-            for number, _ in self._fitted(position):
-                if number not in seen and places.get(number) != -1:
-                    seen.add(number)
-                    if number not in places or place(places[number], seen):
-                        places[number] = position
-                        return True
+    def _is_possible(self, position: int, taken_cells: int) -> bool:
+        """Return whether there are cells for the rest of the guest, and cells with enough devices for each request."""
+        rest = Matching(self._budget)
+        if not all(rest.add(options & ~taken_cells) for options in self._options[position:]):
             return False
+        return all(self._can_meet(need, position, taken_cells) for need in self._needs)
 
-        return all(place(position, set()) for position in range(len(taken_cells), len(self._request.cells)))
+    def _can_meet(self, need: "_Need", position: int, taken_cells: int) -> bool:
+        """Return whether the cells taken and the best that the rest of the guest can take have enough devices.
+
+        A way for all of the rest of the guest can be changed so that it includes any cells that the rest can take.
+        """
+        needed, reached = need.needed, Matching(self._budget)
+        for amount, cells in need.groups:
+            if needed <= 0:
+                break
+            if cells & taken_cells:
+                needed -= amount
+        for amount, cells in need.groups:
+            if needed <= 0:
+                break
+            if cells & taken_cells:
+                continue
+            takers = 0
+            for number in bits(cells):
+                self._budget.spend()
+                takers |= self._takers[number]
+            if reached.add(takers >> position):
+                needed -= amount
+        return needed <= 0
+
+    def _fitting(self, position: int) -> int:
+        return sum(1 << n for n in range(len(self._cells)) if self._fitted(position, n) is not None)
+
+    def _fitted(self, position: int, number: int) -> _Fitted | None:
+        """Return what a cell of the guest would hold of a cell of the host, None if it does not fit."""
+        request, cell = self._request, self._cells[number]
+        wanted, emulator = request.cells[position], int(request.isolates_emulator and position == 0)
+        # Cells of the guest that want the same fit onto the same cells of the host.
+        key = number, wanted.memory_mb, len(wanted.shared), len(wanted.pinned), emulator
+        if key not in self._known:
+            held = self._use.cells.get(cell.id, _UNUSED)
+            self._known[key] = _fit_cell(cell, held, wanted, emulator, self._topology, request)
+        known = self._known[key]
+        if known is None:
+            return None
+        assigned, emulator_cpus = known
+        pins = dict(zip(sorted(wanted.pinned), assigned.pins.values(), strict=True))
+        return msgspec.structs.replace(assigned, id=wanted.id, shared=wanted.shared, pins=pins), emulator_cpus
+
+    def _assignment(self, chosen: tuple[int, ...]) -> Assignment | None:
+        """Return the assignment with these cells of the host, None if devices are missing."""
+        devices: tuple[AssignedDevice, ...] | None = ()
+        if self._request.devices:
+            self._budget.spend(len(self._topology.devices))
+            places = frozenset(self._cells[number].id for number in chosen)
+            devices = choose_devices(self._topology, self._use, self._request.devices, places)
+        if devices is None:
+            return None
+        fitted = [found for position, n in enumerate(chosen) if (found := self._fitted(position, n)) is not None]
+        return Assignment(
+            cells=tuple(cell for cell, _ in fitted),
+            emulator=tuple(cpu for _, emulator in fitted for cpu in emulator),
+            devices=devices,
+        )
+
+
+class _Need(NamedTuple):
+    """Devices that have to come from the cells of the guest."""
+
+    needed: int
+    groups: list[tuple[int, int]]  # how many there are if one of these cells is taken; most first
 
 
 def _fit_cell(
@@ -281,14 +378,17 @@ def _changed(use: TopologyUse, assignment: Assignment, topology: NodeTopology, s
     smallest = {cell.id: _smallest(cell) for cell in topology.cells}
     for position, each in enumerate(assignment.cells):
         held = cells.get(each.host, _UNUSED)
+        # An instance never gives to a cell: a record of less than nothing counts as nothing, so that a claim and its
+        # release are inverses.
+        memory_mb = max(0, each.memory_mb)
         pinned = {*each.pins.values(), *(assignment.emulator if position == 0 else ())}
         size = smallest.get(each.host) if each.page_kib is None else each.page_kib
         pages = dict(held.pages)
         if size is not None:
-            pages[size] = pages.get(size, 0) + sign * (each.memory_mb * 1024 // size)
+            pages[size] = pages.get(size, 0) + sign * (memory_mb * 1024 // size)
         cells[each.host] = CellUse(
             cpus=max(0, held.cpus + sign * len(each.shared)),
-            memory_mb=max(0, held.memory_mb + sign * each.memory_mb),
+            memory_mb=max(0, held.memory_mb + sign * memory_mb),
             pinned=tuple(sorted({*held.pinned} | pinned if sign > 0 else {*held.pinned} - pinned)),
             pages={size: count for size, count in sorted(pages.items()) if count > 0},
         )
@@ -297,7 +397,22 @@ def _changed(use: TopologyUse, assignment: Assignment, topology: NodeTopology, s
     functions = {**use.parents, **{each.address: each.parent for each in assignment.devices if each.parent is not None}}
     parents = {address: parent for address, parent in sorted(functions.items()) if address in devices}
     left = {id: held for id, held in sorted(cells.items()) if held != _UNUSED}
-    return TopologyUse(cells=left, devices=tuple(sorted(devices)), parents=parents)
+    return TopologyUse(
+        cells=left, devices=tuple(sorted(devices)), parents=parents, mdevs=_changed_mdevs(use, assignment, sign)
+    )
+
+
+def _changed_mdevs(use: TopologyUse, assignment: Assignment, sign: int) -> dict[str, dict[str, int]]:
+    if not assignment.mdevs:
+        return use.mdevs
+    counts = Counter({(parent, name): count for parent, types in use.mdevs.items() for name, count in types.items()})
+    for each in assignment.mdevs:
+        counts[each.parent, each.mdev_type] += sign
+    found: dict[str, dict[str, int]] = {}
+    for (parent, name), count in sorted(counts.items()):
+        if count > 0:
+            found.setdefault(parent, {})[name] = count
+    return found
 
 
 def total_use(topology: NodeTopology, assignments: Mapping[str, Assignment]) -> TopologyUse:

@@ -9,7 +9,7 @@ from typing import Final
 
 from micronova.objects.cpu_sets import LIMIT, parse_cpus
 from micronova.objects.errors import Invalid
-from micronova.objects.guest_properties import GuestProperties
+from micronova.objects.guest_properties import GuestProperties, whole_number
 
 SMALL_PAGE: Final = 4  # KiB
 _POLICIES: Final = ("shared", "dedicated", "mixed")
@@ -151,9 +151,10 @@ def _parse_page_size(text: str, name: str) -> int | str:
         return text
     digits = text.rstrip("KMGBikmgb")
     unit = _UNITS.get(text[len(digits) :].lower())
-    if not (digits.isascii() and digits.isdecimal()) or unit is None:
-        raise Invalid(f"{name} is {text!r}: it should be small, large, any, or a size such as 2MB.")
-    return int(digits) * unit
+    size = (whole_number(digits) or 0) * (unit or 0)
+    if size < 1:
+        raise Invalid(f"{name} is {text[:64]!r}: it should be small, large, any, or a size such as 2MB.")
+    return size
 
 
 def _policy(properties: GuestProperties) -> str:
@@ -215,10 +216,18 @@ def _cells(properties: GuestProperties, count: int, vcpus: int, memory_mb: int) 
         raise Invalid(f"hw:numa_cpus.N and hw:numa_mem.N have to be given for all {count} NUMA nodes.")
     try:
         cells = tuple(
-            GuestCell(id=cell, vcpus=parse_cpus(cpus[cell]), memory_mb=int(memory[cell])) for cell in range(count)
+            GuestCell(
+                id=cell,
+                vcpus=parse_cpus(cpus[cell]),
+                memory_mb=properties.number(memory[cell], f"hw:numa_mem.{cell}", least=1) or 0,
+            )
+            for cell in range(count)
         )
     except ValueError as error:
         raise Invalid(f"The NUMA nodes that were asked for are wrong: {error}.") from None
+    for each in cells:
+        if not each.vcpus:
+            raise Invalid(f"hw:numa_cpus.{each.id} should name at least one CPU.")
     if sorted(cpu for cell in cells for cpu in cell.vcpus) != list(range(vcpus)):
         raise Invalid(f"hw:numa_cpus.N should name each of the {vcpus} CPUs once.")
     if sum(cell.memory_mb for cell in cells) != memory_mb:

@@ -12,6 +12,7 @@ from micronova.objects.image import ImageMeta
 
 TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on", "t", "y"})
 """What counts as true in lower case, in properties of images and in the API's flags."""
+_MOST_DIGITS: Final = 18  # of a number in a property: it fits into 64 bits
 _FALSE = frozenset({"0", "false", "no", "off", "f", "n", ""})
 
 _BUSES: Final = ("fdc", "ide", "sata", "scsi", "usb", "virtio", "xen", "lxc", "uml")
@@ -141,12 +142,9 @@ class GuestProperties:
         """Parse a number; `name` is for the error message."""
         if value is None:
             return None
-        try:
-            number = int(value)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise Invalid(f"{name} is {value!r}: it should be a number of at least {least}.")
+        number = whole_number(value)
+        if number is None or number < least:
+            raise Invalid(f"{name} is {value[:64]!r}: it should be a number of at least {least}.")
         return number
 
     def choice(self, value: str | None, name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -162,7 +160,8 @@ class GuestProperties:
 
         def find(source: Mapping[str, Any], start: str) -> dict[int, str]:
             rest = {key.removeprefix(start): value for key, value in source.items() if key.startswith(start)}
-            return {int(key): str(value) for key, value in rest.items() if key.isdecimal() and len(key) < 6}
+            numbers = {key: whole_number(key) for key in rest if key.isdecimal() and len(key) < 6}
+            return {number: str(rest[key]) for key, number in numbers.items() if number is not None}
 
         flavor, image = find(self._flavor, f"hw:{name}."), find(self._image, f"hw_{name}.")
         if flavor and image:
@@ -173,6 +172,17 @@ class GuestProperties:
         return Invalid(
             f"The flavor has {prefix}:{name} {flavor} and the image {prefix}_{name} {image}: they have to be the same."
         )
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of ASCII digits, perhaps with a minus sign, says; None if it is another text.
+
+    `int` alone also takes underscores and the digits of other scripts.
+    """
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
+        return None
+    return int(text)
 
 
 def serial_ports(properties: GuestProperties) -> int:

@@ -13,6 +13,7 @@ LONGEST_NAME: Final = 255
 LONGEST_MESSAGE: Final = 1000
 LONGEST_DETAILS: Final = 4000
 LONGEST_DESCRIPTION: Final = 65_536  # bytes of a description of a node that has no type of its own
+LONGEST_DESCRIPTIONS: Final = 1 << 23  # characters of the descriptions and topologies of all nodes of a host together
 LARGEST_MIGRATE_DATA: Final = 65_536  # bytes that the source of a move has for the destination
 MOST_HOSTS: Final = 50_000  # of one process
 MOST_GUESTS: Final = 50_000  # of one host

@@ -142,6 +142,11 @@ class PlacedPayload(Payload, kw_only=True):
     lacking: list[str] = []  # hosts that lacked something for the moment: others are preferred, if there are any
     alternates: list[Selection] = []
 
+    @property
+    def placed_before(self) -> bool:
+        """Whether it had a host before: the explanations of earlier attempts are kept."""
+        return bool(self.tried)
+
     def put_off(self, host: str, reason: str) -> None:
         """Note that a host lacked something for the moment: it was not an attempt, and others are preferred."""
         self.tried = [each for each in self.tried if each != host]
@@ -161,6 +166,11 @@ class BuildPayload(PlacedPayload, kw_only=True):
 
     wait_for_plugs: list[str] = []
     dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that were lost
+
+    @property
+    def placed_before(self) -> bool:
+        """Whether it had a host before, which may have been lost since."""
+        return bool(self.dispatches)
 
     @classmethod
     def decode(cls, payload: bytes) -> "BuildPayload":
@@ -226,6 +236,11 @@ class ChosenPayload(RequestedPayload, kw_only=True):
 
     chosen: Selection | None = None  # the host of this attempt
     error: str = ""  # why the work is being undone
+
+    @property
+    def placed_before(self) -> bool:
+        """Whether it had a host before."""
+        return self.chosen is not None
 
 
 class MigrationPayload(ChosenPayload, kw_only=True):

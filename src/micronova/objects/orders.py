@@ -4,6 +4,7 @@ An order has all data that a host needs, so a host never reads the database. It 
 signed URL. Orders and reports carry the instance's epoch; one with an old epoch is refused.
 """
 
+import sys
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -29,7 +30,6 @@ from micronova.objects.host_limits import (
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
-from micronova.objects.topology_request import resources_of
 
 ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
 """The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
@@ -60,10 +60,6 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     security_groups: tuple[str, ...] = ()  # their names
     assignment: Assignment | None = None  # the NUMA cells, CPUs and devices of the host that are claimed for it
 
-    def resources(self) -> dict[str, int]:
-        """Return the amounts that it uses of its host, by resource class."""
-        return resources_of(self.flavor, self.image)
-
 
 class InjectedFile(msgspec.Struct, frozen=True):
     """A file to write into the guest (microversions before 2.57)."""
@@ -81,6 +77,7 @@ class MoveOrder(msgspec.Struct, frozen=True, kw_only=True):
     power_on: bool = True  # whether the guest runs afterwards
     arrived: bool = True  # of an order to the source: the destination may have made the guest
     migrate_data: bytes = b""  # of the source, for the destination; only drivers read it
+    mdev_types: tuple[str, ...] = ()  # of the mediated devices that the guest has on the source
 
     @property
     def stays(self) -> bool:
@@ -191,6 +188,10 @@ def capability_key(capability: str) -> str:
 _PROPERTIES = msgspec.Meta(max_length=MOST_PROPERTIES)
 
 
+Ratio = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+"""A number that is finite: schedulers could not read a topology with another one."""
+
+
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node, in total and in use."""
 
@@ -219,10 +220,12 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # by the names of os-traits, or custom ones
     reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
-    allocation_ratios: Annotated[dict[Name, float], _PROPERTIES] = {}
+    allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}
 
     def __post_init__(self) -> None:
         check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)
+        check_size("The list of capabilities", self.capabilities, LONGEST_DESCRIPTION)
+        check_size("The list of guests that are supported", self.supported, LONGEST_DESCRIPTION)
         check_size("The topology", self.topology, LONGEST_TOPOLOGY)
 
 
@@ -238,6 +241,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     pcpus: int = 0  # dedicated CPUs
     memory_mb: int = 0
     local_gb: int = 0
+    # Of its node, by resource class; None: what the guest uses, because its driver does not know.
+    claimed: Annotated[dict[Name, int], _PROPERTIES] | None = None
 
 
 class RunningOrder(msgspec.Struct, frozen=True):

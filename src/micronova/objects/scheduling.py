@@ -6,6 +6,7 @@ import msgspec
 
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
+from micronova.objects.fleet import Fleet
 from micronova.objects.image import ImageMeta
 
 SERVER_HINTS: Final = ("same_host", "different_host")
@@ -38,6 +39,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}
+    has_aggregates: bool = (
+        False  # whether an aggregate, also one without hosts, names the project; the scheduler reads it
+    )
     ignore_hosts: tuple[str, ...] = ()
 
     @property
@@ -87,6 +91,24 @@ class Selected(msgspec.Struct, frozen=True, kw_only=True):
     # Earlier versions send and expect this name.
     destinations: tuple[Destination, ...] = msgspec.field(name="placements")
     explanation: Explanation
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The question where servers would go; nothing is claimed."""
+
+    spec: RequestSpec
+    count: int = 1
+    with_hosts: bool = False  # the answer also says of every host which filter removed it
+
+
+class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the servers of a request would go, or why there is no host for all of them."""
+
+    selections: tuple[Selection, ...]  # in the order placed; empty if there is no host for one of them
+    explanation: Explanation
+    fit: int  # for how many of them there is room
+    message: str = ""  # the fault that users would read
+    fleet: Fleet | None = None
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""NUMA nodes and PCI devices: what a host has, what instances hold of it, and what an instance asks for.
+"""NUMA nodes, PCI and mediated devices: what a host has, what instances hold of it, and what an instance asks for.
 
 A host reports a `NodeTopology`. `TopologyUse` adds up what instances hold. `TopologyRequest` is what flavor and image
 of an instance ask for (`topology_request.py`), and an `Assignment` names the host's cells, CPUs, pages and devices that
@@ -6,12 +6,12 @@ an instance holds. `fitting.py` finds an assignment; claims record it (`db/topol
 host.
 """
 
-import functools
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from micronova.objects.host_limits import MOST_PROPERTIES, Name
+from micronova.objects.sized_cache import SizedCache
 
 AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
 DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
@@ -19,6 +19,7 @@ DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
 MOST_CELLS: Final = 64
 MOST_CPUS: Final = 4096
 MOST_DEVICES: Final = 2048
+MOST_MDEVS: Final = 65_536
 LONGEST_TOPOLOGY: Final = 1 << 19
 """Bytes of what a host reports: a thousand CPUs and two thousand devices take less."""
 
@@ -58,11 +59,21 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
     parent: Name | None = None  # address of the physical function, of a virtual one
 
 
+class MdevParent(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a host that offers mediated devices of one type. It is a resource provider below its node."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]  # as libvirt names it
+    mdev_type: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
+    total: Annotated[int, msgspec.Meta(ge=0, le=MOST_MDEVS)]  # those that exist, and those that can be made
+    resource_class: Annotated[str, msgspec.Meta(max_length=247, pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]+)\Z")] = "VGPU"
+
+
 class NodeTopology(msgspec.Struct, frozen=True, kw_only=True):
     """What a host has."""
 
     cells: Annotated[tuple[HostCell, ...], msgspec.Meta(max_length=MOST_CELLS)] = ()
     devices: Annotated[tuple[PciDevice, ...], msgspec.Meta(max_length=MOST_DEVICES)] = ()
+    mdevs: Annotated[tuple[MdevParent, ...], msgspec.Meta(max_length=MOST_DEVICES)] = ()
     # How often shared CPUs and memory of a cell may be given out. The conductor sets them as in the inventories.
     cpu_allocation_ratio: float = 1.0
     ram_allocation_ratio: float = 1.0
@@ -83,6 +94,7 @@ class TopologyUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cells: dict[int, CellUse] = {}
     devices: tuple[str, ...] = ()  # addresses, sorted
     parents: dict[str, str] = {}  # of these, virtual functions with the addresses of their physical functions
+    mdevs: dict[str, dict[str, int]] = {}  # device -> type -> mediated devices
 
 
 NOTHING_USED: Final = TopologyUse()
@@ -142,12 +154,20 @@ class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     parent: str | None = None  # its physical function, also when the host lists the device no more
 
 
+class AssignedMdev(msgspec.Struct, frozen=True, kw_only=True):
+    """A mediated device that an instance holds. Its host chooses one that exists, or makes one."""
+
+    parent: str  # the device, as libvirt names it
+    mdev_type: str
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an instance holds of a host, by the host's own names."""
 
     cells: tuple[CellAssignment, ...] = ()
     emulator: tuple[int, ...] = ()  # host CPUs of QEMU's own threads, in the host cell of the first guest cell
     devices: tuple[AssignedDevice, ...] = ()
+    mdevs: tuple[AssignedMdev, ...] = ()
 
     @property
     def pinned(self) -> int:
@@ -160,13 +180,21 @@ def encode(what: NodeTopology | TopologyUse | Assignment) -> str:
     return msgspec.json.encode(what).decode()
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_topology(text: str) -> NodeTopology:
-    """Return a stored topology; many hosts have the same."""
+# Decoded, a text takes about fifteen times as much memory.
+_MOST_KEPT: Final = 4 << 20
+_LONGEST_KEPT: Final = 1 << 16
+
+
+def _decode_topology(text: str) -> NodeTopology:
     return msgspec.json.decode(text, type=NodeTopology)
 
 
-@functools.lru_cache(maxsize=4096)
-def decode_use(text: str) -> TopologyUse:
-    """Return a stored use; an empty text is that of a host without a topology."""
+def _decode_use(text: str) -> TopologyUse:
     return msgspec.json.decode(text, type=TopologyUse) if text else NOTHING_USED
+
+
+decode_topology: Final = SizedCache(_decode_topology, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored topology; many hosts have the same."""
+
+decode_use: Final = SizedCache(_decode_use, most=_MOST_KEPT, longest=_LONGEST_KEPT)
+"""Returns a stored use; an empty text is that of a host without a topology."""

@@ -7,6 +7,7 @@ from micronova.objects.guest_cpus import CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
+from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology import CellRequest, TopologyRequest
 
 # Extra specs and properties without which an instance has no NUMA nodes and no devices of its own.
@@ -60,5 +61,8 @@ def topology_request(flavor: Flavor, image: ImageMeta | None, aliases: Mapping[s
     )
 
 
-def _cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
+def _find_cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
     return cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
+
+
+_cpus = RememberLast(_find_cpus)

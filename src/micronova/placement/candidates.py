@@ -12,14 +12,25 @@ combined, and a combination is given up as soon as a part of it cannot be right.
 
 import dataclasses
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
+from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps
 from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root
 
 _Choice = Mapping[
     str, Provider
 ]  # who serves each resource class of a group; "" is who serves a group without resources
+
+log = logging.getLogger(__name__)
+
+MOST_CANDIDATES: Final = 10_000
+"""That are ever returned, whatever limit a request has."""
+_MOST_STEPS: Final = 20_000  # for a tree: about 0.1 s
+_STEPS_PER_CANDIDATE: Final = 16
+_MOST_CHOICES: Final = 5_000  # of one group
 
 
 def find(
@@ -27,8 +38,10 @@ def find(
 ) -> list[Candidate]:
     """Return the candidates in the trees with these roots, by default in all, up to the request's limit.
 
-    `providers` has the whole trees, and the sharing providers with their trees.
+    `providers` has the whole trees, and the sharing providers with their trees. The work is bounded: at most
+    `MOST_CANDIDATES` are returned, and of a tree those that are found in a number of steps.
     """
+    limit = MOST_CANDIDATES if request.limit is None else min(request.limit, MOST_CANDIDATES)
     known = {each.uuid: each for each in providers}
     trees = by_root(known.values())
     sharing = [each for each in known.values() if each.shares]
@@ -36,12 +49,13 @@ def find(
     for root in trees if roots is None else roots:
         if root not in trees:
             continue
-        for candidate in _of_tree(request, known, root, trees[root], sharing):
+        budget = StepBudget(_MOST_STEPS + _STEPS_PER_CANDIDATE * limit)
+        for candidate in _of_tree(request, known, root, trees[root], sharing, budget):
             taken = frozenset(
                 (uuid, name, amount) for uuid, each in candidate.allocations.items() for name, amount in each.items()
             )
             found.setdefault((taken, frozenset(candidate.mappings.items())), candidate)
-            if request.limit is not None and len(found) >= request.limit:
+            if len(found) >= limit:
                 return list(found.values())
     return list(found.values())
 
@@ -86,6 +100,7 @@ def _of_tree(
     root: str,
     tree: Sequence[Provider],
     sharing: Sequence[Provider],
+    budget: StepBudget,
 ) -> Iterator[Candidate]:
     traits = known[root].traits if root in known else frozenset()
     if not request.root_required <= traits or request.root_forbidden & traits:
@@ -95,15 +110,19 @@ def _of_tree(
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
-        listed = list(_spread(group, able) if not group.suffix else _single(group, able, root))
+        offered = _spread(group, able, traits) if not group.suffix else _single(group, able, root)
+        listed = list(itertools.islice(offered, _MOST_CHOICES))
         if not listed:
             return
         choices.append([(group, each) for each in listed])
     choices.sort(key=len)
-    for chosen in _combine(request, choices, known, [], Counter()):
-        candidate = _candidate(root, request, chosen)
-        if request.nested or _one_per_tree(candidate, known):
-            yield candidate
+    try:
+        for chosen in _Combinations(request, choices, known, budget):
+            candidate = _candidate(root, request, chosen)
+            if request.nested or _one_per_tree(candidate, known):
+                yield candidate
+    except TooManySteps:
+        log.warning("the candidates of the tree of provider %s took too many steps; some were not found", root)
 
 
 def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Provider]) -> bool:
@@ -131,46 +150,100 @@ def _has_all(provider: Provider, resources: Mapping[str, int]) -> bool:
     return all((own := stock.get(name)) is not None and own.has(amount) for name, amount in resources.items())
 
 
-def _spread(group: RequestGroup, able: Sequence[Provider]) -> Iterator[_Choice]:
+def _spread(group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str]) -> Iterator[_Choice]:
     """Yield the choices of one provider for each resource class that together have the required traits."""
+    always = of_root if group.with_root else frozenset[str]()
     by_class = [
         [each for each in able if (own := each.inventories.get(name)) is not None and own.has(amount)]
         for name, amount in group.resources.items()
     ]
-    for chosen in itertools.product(*by_class):
-        together = frozenset[str]().union(*(each.traits for each in chosen))
+    for chosen in itertools.islice(itertools.product(*by_class), _MOST_STEPS):
+        together = always.union(*(each.traits for each in chosen))
         if all(together & wanted for wanted in group.required):
             yield dict(zip(group.resources, chosen, strict=True))
 
 
-def _combine(
-    request: ResourceRequest,
-    choices: Sequence[Sequence[tuple[RequestGroup, _Choice]]],
-    known: Mapping[str, Provider],
-    chosen: list[tuple[RequestGroup, _Choice]],
-    taken: Counter[tuple[str, str]],
-) -> Iterator[list[tuple[RequestGroup, _Choice]]]:
-    """Yield combinations of one choice per group that fit together."""
-    if len(chosen) == len(choices):
-        if all(_in_one_subtree(suffixes, chosen, known) for suffixes in request.same_subtrees):
-            yield list(chosen)
-        return
-    for group, choice in choices[len(chosen)]:
-        if request.isolate and group.suffix and _is_used(choice, chosen):
-            continue
-        more = Counter({(choice[name].uuid, name): amount for name, amount in group.resources.items()})
-        total = taken + more
-        if not all(choice[name].inventories[name].has(total[uuid, name]) for uuid, name in more):
-            continue
-        chosen.append((group, choice))
-        yield from _combine(request, choices, known, chosen, total)
-        chosen.pop()
+class _Combinations:
+    """The combinations of one choice per group that fit together.
 
+    A choice is made only if the groups that are left can still get different providers, where these have to differ.
+    What follows a choice depends on what is taken then, and not on the order: a state that led to nothing is not
+    tried again. So groups that ask for the same cost no more than one of them.
+    """
 
-def _is_used(choice: _Choice, chosen: Sequence[tuple[RequestGroup, _Choice]]) -> bool:
-    """Return whether the provider of a choice serves another group with a suffix, too."""
-    own = {each.uuid for each in choice.values()}
-    return any(own & {each.uuid for each in other.values()} for group, other in chosen if group.suffix)
+    def __init__(
+        self,
+        request: ResourceRequest,
+        choices: Sequence[Sequence[tuple[RequestGroup, _Choice]]],
+        known: Mapping[str, Provider],
+        budget: StepBudget,
+    ) -> None:
+        self._request = request
+        self._choices = choices
+        self._known = known
+        self._budget = budget
+        self._related = frozenset[str]().union(*request.same_subtrees)
+        self._numbers: dict[str, int] = {}  # by provider
+        self._options = [self._bits(each) for each in choices]
+        self._failed: set[tuple[object, ...]] = set()
+
+    def __iter__(self) -> Iterator[list[tuple[RequestGroup, _Choice]]]:
+        return self._extend([], Counter(), 0) if self._leaves_providers(0, 0) else iter(())
+
+    def _extend(
+        self, chosen: list[tuple[RequestGroup, _Choice]], taken: Counter[tuple[str, str]], used: int
+    ) -> Iterator[list[tuple[RequestGroup, _Choice]]]:
+        request = self._request
+        if len(chosen) == len(self._choices):
+            if all(_in_one_subtree(suffixes, chosen, self._known) for suffixes in request.same_subtrees):
+                yield list(chosen)
+            return
+        state = self._state(chosen, taken, used)
+        if state in self._failed:
+            return
+        any_found = False
+        for group, choice in self._choices[len(chosen)]:
+            self._budget.spend()
+            own = self._bits([(group, choice)])
+            if own & used:
+                continue
+            more = Counter({(choice[name].uuid, name): amount for name, amount in group.resources.items()})
+            total = taken + more
+            if not all(choice[name].inventories[name].has(total[uuid, name]) for uuid, name in more):
+                continue
+            if own and not self._leaves_providers(len(chosen) + 1, used | own):
+                continue
+            chosen.append((group, choice))
+            for found in self._extend(chosen, total, used | own):
+                any_found = True
+                yield found
+            chosen.pop()
+        if not any_found:
+            self._failed.add(state)
+
+    def _bits(self, choices: Sequence[tuple[RequestGroup, _Choice]]) -> int:
+        """Return the providers that no other group with a suffix may have then, as bits; none without that rule."""
+        found = 0
+        for group, choice in choices if self._request.isolate else ():
+            for each in choice.values() if group.suffix else ():
+                found |= 1 << self._numbers.setdefault(each.uuid, len(self._numbers))
+        return found
+
+    def _leaves_providers(self, position: int, used: int) -> bool:
+        """Return whether the groups from a position on can have different providers that are not used yet."""
+        rest = Matching(self._budget)
+        return all(rest.add(options & ~used) for options in self._options[position:] if options)
+
+    def _state(
+        self, chosen: Sequence[tuple[RequestGroup, _Choice]], taken: Counter[tuple[str, str]], used: int
+    ) -> tuple[object, ...]:
+        related = tuple(
+            (group.suffix, each.uuid)
+            for group, choice in chosen
+            if group.suffix in self._related
+            for each in choice.values()
+        )
+        return len(chosen), frozenset(taken.items()), used, related
 
 
 def _in_one_subtree(

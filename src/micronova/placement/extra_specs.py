@@ -1,9 +1,11 @@
 """What flavors and images ask of resource providers: `resources:`, `trait:` and request groups, by Nova's syntax.
 
-Without a suffix, `resources:CLASS=N` replaces the amount that follows from flavor and image, or adds a class that the
-compute node itself has, and `trait:NAME=required` or `forbidden` is about the compute node. With a suffix
-(`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one provider of the node's tree
-serves. `hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of them is refused.
+Without a suffix, `resources:CLASS=N` replaces the amount of CPUs, memory or disk that follows from flavor and image;
+the compute node itself has these. Another class is served by any provider of the node's tree. `trait:NAME=required` is
+about the compute node and the providers that serve such classes, together; none of them has a trait that is
+`forbidden`. With a suffix (`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one
+provider of the tree serves. `hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of
+them is refused.
 """
 
 import re
@@ -13,24 +15,35 @@ from typing import Final
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
 from micronova.placement.model import RequestGroup, ResourceRequest
 
 _KEY: Final = re.compile(r"(resources|trait)([a-zA-Z0-9_-]{0,64}):([A-Z0-9_]+)")
 _NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
 GROUP_POLICY: Final = "group_policy"
+OF_THE_NODE: Final = frozenset({"VCPU", "PCPU", "MEMORY_MB", "DISK_GB"})
+"""Resource classes that a server always takes of its compute node itself."""
 
 
 def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     """Return what one server of the flavor and the image holds of its compute node, by resource class."""
+    return dict(_node_resources(flavor, image))
+
+
+def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
-    return {name: amount for name, amount in (amounts | _own(flavor)).items() if amount}
+    own = {name: amount for name, amount in _own(flavor).items() if name in OF_THE_NODE}
+    return {name: amount for name, amount in (amounts | own).items() if amount}
+
+
+_node_resources = RememberLast(_find_node_resources)
 
 
 def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the traits that the compute node must have, and those that it must not have."""
+    """Return the traits that are required, and those that are forbidden, without a suffix."""
     found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
     for specs in (flavor.extra_specs, image.properties if image is not None else {}):
         for kind, suffix, name, value in _parts(specs):
@@ -39,8 +52,14 @@ def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], fro
     return frozenset(found["required"]), frozenset(found["forbidden"])
 
 
-def resource_request(flavor: Flavor) -> ResourceRequest | None:
-    """Return the request groups with a suffix that a flavor asks for; None if it has none."""
+def node_traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the traits that the compute node itself must have, and those that it must not have."""
+    required, forbidden = traits(flavor, image)
+    return frozenset() if _of_the_tree(flavor) else required, forbidden
+
+
+def resource_request(flavor: Flavor, image: ImageMeta | None) -> ResourceRequest | None:
+    """Return what providers of the node's tree serve besides the node itself; None if nothing."""
     amounts: dict[str, dict[str, int]] = {}
     required: dict[str, set[str]] = {}
     forbidden: dict[str, set[str]] = {}
@@ -53,10 +72,17 @@ def resource_request(flavor: Flavor) -> ResourceRequest | None:
             (required if _trait_requirement(name, value) == "required" else forbidden).setdefault(suffix, set()).add(
                 name
             )
-    if not amounts:
+    elsewhere = _of_the_tree(flavor)
+    if not amounts and not elsewhere:
         return None
+    anywhere: tuple[RequestGroup, ...] = ()
+    if elsewhere:
+        wanted, unwanted = traits(flavor, image)
+        any_of = tuple(frozenset({name}) for name in sorted(wanted))
+        anywhere = (RequestGroup(resources=elsewhere, required=any_of, forbidden=unwanted, with_root=True),)
     return ResourceRequest(
-        groups=tuple(
+        groups=anywhere
+        + tuple(
             RequestGroup(
                 suffix=suffix,
                 resources={name: amount for name, amount in own.items() if amount},
@@ -81,22 +107,28 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     if both := required & forbidden:
         raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
     _own(flavor)
-    for kind, suffix, name, _ in _parts(flavor.extra_specs):
+    policy = flavor.extra_specs.get("hw:cpu_policy") or (image and image.properties.get("hw_cpu_policy"))
+    for kind, suffix, name, value in _parts(flavor.extra_specs):
+        if kind == "resources" and name in ("VCPU", "PCPU") and policy and _amount(name, value):
+            raise Invalid(
+                f"The extra spec resources{suffix}:{name} of flavor {flavor.name} contradicts the CPU policy {policy} "
+                "of the flavor or the image, from which the CPUs follow. Use one of them."
+            )
         if kind == "resources" and name == "PCPU":
             raise Invalid(
                 f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: hw:cpu_policy "
                 "dedicated or mixed asks for dedicated CPUs."
             )
     named = {suffix for kind, suffix, _, _ in _parts(flavor.extra_specs) if suffix and kind == "trait"}
-    request = resource_request(flavor)
-    asked = {group.suffix for group in request.groups} if request is not None else set()
+    request = resource_request(flavor, image)
+    asked = {group.suffix for group in request.groups if group.suffix} if request is not None else set()
     if without_resources := named - asked:
         group = min(without_resources)
         raise Invalid(f"Flavor {flavor.name} has traits of the request group {group}, and no resources{group}:CLASS.")
-    policy = flavor.extra_specs.get(GROUP_POLICY)
-    if policy not in (None, "none", "isolate"):
+    group_policy = flavor.extra_specs.get(GROUP_POLICY)
+    if group_policy not in (None, "none", "isolate"):
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
-    if len(asked) > 1 and policy is None:
+    if len(asked) > 1 and group_policy is None:
         raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
 
 
@@ -110,12 +142,17 @@ def _parts(specs: Mapping[str, object]) -> list[tuple[str, str, str, str]]:
 
 
 def _own(flavor: Flavor) -> dict[str, int]:
-    """Return the amounts that a flavor itself names for its compute node, by resource class."""
+    """Return the amounts that a flavor itself names without a suffix, by resource class."""
     return {
         name: _amount(name, value)
         for kind, suffix, name, value in _parts(flavor.extra_specs)
         if kind == "resources" and not suffix
     }
+
+
+def _of_the_tree(flavor: Flavor) -> dict[str, int]:
+    """Return the amounts without a suffix that any provider of the node's tree may serve, by resource class."""
+    return {name: amount for name, amount in _own(flavor).items() if amount and name not in OF_THE_NODE}
 
 
 def _amount(name: str, value: str) -> int:

@@ -91,6 +91,7 @@ class RequestGroup:
     member_of: tuple[frozenset[str], ...] = ()  # the provider is in an aggregate of each set
     not_member_of: frozenset[str] = NOTHING
     in_tree: str | None = None  # the uuid of a provider of the tree
+    with_root: bool = False  # the root serves the consumer besides: its traits count, too
 
     def admits_traits(self, traits: frozenset[str]) -> bool:
         """Return whether traits have what is required and nothing that is forbidden."""

@@ -5,6 +5,7 @@ The file has the names of os-traits 3.9.0 and of os-resource-classes 1.1.0.
 
 import functools
 import re
+from collections.abc import Collection
 from importlib import resources
 from typing import Final
 
@@ -17,6 +18,13 @@ CUSTOM: Final = "CUSTOM_"
 """How the names of traits and resource classes begin that a cloud adds itself."""
 
 CUSTOM_NAME: Final = re.compile(r"CUSTOM_[A-Z0-9_]+")
+
+HOST_TRAIT: Final = "CUSTOM_HOST_"
+"""How the names of custom traits begin that a host may report; operators set all others by the Placement API."""
+
+_REPORTED: Final = ("COMPUTE_", "HW_", "STORAGE_")
+_MOST_HOST_TRAITS: Final = 64
+_LONGEST_TRAIT: Final = 255
 
 
 class _Names(msgspec.Struct, frozen=True):
@@ -32,6 +40,21 @@ def _names() -> _Names:
 def standard_traits() -> frozenset[str]:
     """Return the names of the standard traits."""
     return _names().traits
+
+
+def reported_traits(traits: Collection[str]) -> list[str]:
+    """Return, sorted, those of the traits that a host may give its own node.
+
+    These are standard ones that describe hardware and hypervisor, and some custom ones of hosts. Flavors require or
+    forbid the others to tell hosts that operators trust from those that they do not.
+    """
+    standard = {each for each in traits if each in standard_traits() and each.startswith(_REPORTED)}
+    own = sorted(
+        each
+        for each in set(traits)
+        if each.startswith(HOST_TRAIT) and CUSTOM_NAME.fullmatch(each) and len(each) <= _LONGEST_TRAIT
+    )
+    return sorted({*standard, *own[:_MOST_HOST_TRAITS]})
 
 
 def standard_classes() -> tuple[str, ...]:

@@ -17,8 +17,9 @@ from micronova.scheduler.host_table import HostTable
 log = logging.getLogger(__name__)
 
 OVERLAP = 5.0  # seconds that are read again, because clocks differ and commits may be late
+LONG_OVERLAP = 60.0  # seconds, if a request finds no host: some commits are later
+LONG_OVERLAP_INTERVAL = 2.0  # seconds, however many requests find no host
 RELOAD_INTERVAL = 60.0  # seconds; finds deleted hosts, and changes that were missed
-LEAST_RELOAD_INTERVAL = 2.0  # seconds, however many requests find no host
 RELOAD_SHARE = 0.02  # of the time may be spent on reading all hosts: a larger fleet is read less often
 LONGEST_RELOAD_INTERVAL = 600.0  # seconds, however long it takes
 CHUNK = 500  # rows that are read and applied before other tasks may run
@@ -83,10 +84,10 @@ class HostFeed:
         # Not every read includes heartbeats: a host is not down as soon as one is late.
         self._heartbeat_interval = heartbeat_interval
         self._nodes_seen, self._amounts_seen, self._topologies_seen = _Seen(), _Seen(), _Seen()
-        # Wall clock when the last read began: of changes, of heartbeats, of everything.
-        self._as_of = self._heartbeats_as_of = self._all_as_of = NEVER
+        # Wall clock when the last read began: of changes, of heartbeats, of changes long ago, of everything.
+        self._as_of = self._heartbeats_as_of = self._long_ago_as_of = self._all_as_of = NEVER
         self._reload_took = 0.0  # seconds
-        self._heartbeats_due = False
+        self._heartbeats_due = self._long_ago_due = False
         self._outdated = False
         self._outdated_nodes: set[str] = set()
         self._reading = asyncio.Lock()
@@ -96,21 +97,19 @@ class HostFeed:
         await self._as_of_at_least(self._now() - max_age)
 
     async def refresh_fully(self) -> None:
-        """Read everything that is committed now, so that no request is refused because of old data."""
+        """Read everything that has changed until now, so that no request is refused because of old data.
+
+        However many requests are refused, not all hosts are read: a full cloud would be read all the time.
+        """
         moment = self._now()
-        least = self._reload_interval(LEAST_RELOAD_INTERVAL)
-        if self._all_as_of < moment - least:
-            await self.reload_all(at_most_every=least)
-        elif self._heartbeats_as_of < moment - LEAST_RELOAD_INTERVAL:
-            self._heartbeats_due = True
+        if self._long_ago_as_of < moment - LONG_OVERLAP_INTERVAL:
+            self._heartbeats_due = self._long_ago_due = True
         await self._as_of_at_least(moment)
 
-    async def reload_all(self, *, at_most_every: float = 0.0) -> None:
-        """Read all hosts, unless that was done within `at_most_every` seconds."""
-        needed = self._now() - at_most_every
+    async def reload_all(self) -> None:
+        """Read all hosts."""
         async with self._reading:
-            if self._all_as_of <= needed:
-                await self._read_all()
+            await self._read_all()
 
     async def reload_nodes(self, node_uuids: Collection[str]) -> None:
         """Read some nodes whose rows in the table are wrong."""
@@ -118,9 +117,9 @@ class HostFeed:
         # Another task may have applied newer changes of these nodes meanwhile, which are not read again.
         self._outdated_nodes |= set(node_uuids)
 
-    def _reload_interval(self, least: float) -> float:
-        """Return the seconds between two reads of all hosts, at least so many."""
-        return max(least, min(self._reload_took / RELOAD_SHARE, LONGEST_RELOAD_INTERVAL))
+    def _reload_interval(self) -> float:
+        """Return the seconds between two reads of all hosts."""
+        return max(RELOAD_INTERVAL, min(self._reload_took / RELOAD_SHARE, LONGEST_RELOAD_INTERVAL))
 
     def mark_outdated(self, node_uuids: Collection[str]) -> None:
         """Make the next refresh read changes in any case, and these nodes even if they did not change."""
@@ -130,7 +129,7 @@ class HostFeed:
     async def run(self) -> None:
         """Read all hosts periodically, until cancelled."""
         while True:
-            await self._clock.sleep(self._reload_interval(RELOAD_INTERVAL))
+            await self._clock.sleep(self._reload_interval())
             try:
                 await self.reload_all()
             except Exception:  # the database may be unreachable for a while; decisions then fail by themselves
@@ -143,7 +142,7 @@ class HostFeed:
             # Changes from now on have times before those that were read already; the overlap finds a few seconds.
             read = now if self._as_of - now < OVERLAP / 2 else NEVER
             self._as_of, self._heartbeats_as_of = min(self._as_of, read), min(self._heartbeats_as_of, read)
-            self._all_as_of = min(self._all_as_of, read)
+            self._long_ago_as_of, self._all_as_of = min(self._long_ago_as_of, read), min(self._all_as_of, read)
         return now
 
     async def _as_of_at_least(self, moment: float) -> None:
@@ -159,15 +158,18 @@ class HostFeed:
             await self._read_all()
             return
         with_heartbeats = self._heartbeats_due or begin - self._heartbeats_as_of >= self._heartbeat_interval
+        long_ago, self._long_ago_due = self._long_ago_due, False
         outdated, self._outdated_nodes, self._outdated = self._outdated_nodes, set(), False
         try:
-            await self._take_changes(begin, with_heartbeats, outdated)
+            await self._take_changes(begin, with_heartbeats, long_ago, outdated)
         except BaseException:
+            self._long_ago_due |= long_ago
             self.mark_outdated(outdated)
             raise
 
-    async def _take_changes(self, begin: float, with_heartbeats: bool, outdated: set[str]) -> None:
-        first, newest = micros(self._as_of - OVERLAP) // SLOT, micros(self._as_of) // SLOT
+    async def _take_changes(self, begin: float, with_heartbeats: bool, long_ago: bool, outdated: set[str]) -> None:
+        oldest, newest = micros(self._as_of - LONG_OVERLAP) // SLOT, micros(self._as_of) // SLOT
+        first = oldest if long_ago else micros(self._as_of - OVERLAP) // SLOT
         # A host that is not among the silent ones has been heard of since. The next read comes before this is so long
         # ago that the host would count as down.
         heard_since = begin - 2 * self._heartbeat_interval
@@ -183,7 +185,7 @@ class HostFeed:
             (self._amounts_seen, changes.amounts, self._read_amounts),
             (self._topologies_seen, changes.topologies, self._read_topologies),
         ):
-            seen.forget(0, first)
+            seen.forget(0, oldest)
             # The newest changes first: a row that has changed again is then not missing in its former slot.
             if any(slot >= newest for slot in seen.unread(digests, first * SLOT)):
                 seen.forget(newest, END)
@@ -194,6 +196,8 @@ class HostFeed:
         self._as_of = begin
         if with_heartbeats:
             self._heartbeats_as_of, self._heartbeats_due = begin, False
+        if long_ago:
+            self._long_ago_as_of = begin
         await self._reload_nodes(outdated | unknown)
 
     async def _read_nodes(self, since: int, until: int) -> set[str]:
@@ -255,5 +259,5 @@ class HostFeed:
                 after = page[-1].node_uuid
             await asyncio.sleep(0)  # on SQLite rows are decoded in another thread, and the table is updated here
         self.table.remove(set(self.table.uuids) - found)
-        self._as_of = self._heartbeats_as_of = self._all_as_of = begin
+        self._as_of = self._heartbeats_as_of = self._long_ago_as_of = self._all_as_of = begin
         self._reload_took = self._clock.monotonic() - started

@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import Explanation, FilterStep, Winner
+from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Destination, RequestSpec, Selected
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import free_amount, has_free
-from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.host_table import Bools, HostTable, HostView, Ints
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
@@ -29,6 +30,18 @@ from micronova.scheduler.weights.base import HostWeigher
 log = logging.getLogger(__name__)
 
 NOT_ENOUGH = "No valid host was found. There are not enough hosts available"
+
+
+class RemovedBy:
+    """Which filter removed each host of a decision, for those who ask about every host."""
+
+    def __init__(self) -> None:
+        self.hosts: HostView | None = None  # those that were considered
+        self.steps: Ints = np.zeros(0, np.int64)  # by position in `hosts`: the number of the filter, -1 if none did
+
+    def begin(self, hosts: HostView) -> None:
+        """Begin a pass through the filters; the last pass counts."""
+        self.hosts, self.steps = hosts, np.full(len(hosts), -1)
 
 
 class FilterScheduler:
@@ -65,12 +78,14 @@ class FilterScheduler:
         held: Mapping[str, str] | None = None,
         spread: int = 1,
         servable: Mapping[str, int] | None = None,
+        removed_by: RemovedBy | None = None,
     ) -> Selected:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
         `servable` is, by node, how many more instances its providers can serve, if the request has request groups.
+        `removed_by` gets the filter that removed each host.
         """
         table.now = now
         table.begin_consuming()
@@ -78,7 +93,7 @@ class FilterScheduler:
         resources = extra_specs.node_resources(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
-        filtered = self._filter(hosts, spec, resources, filters, servable)
+        filtered = self._filter(hosts, spec, resources, filters, servable, removed_by)
         passing_hosts = hosts if filtered.mask is None else hosts.only(filtered.mask)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
@@ -90,15 +105,15 @@ class FilterScheduler:
         for uuid in instance_uuids:
             if uuid in kept:
                 row = kept[uuid]
-                winners.append(_winner(table, row))
+                winners.append(_winner(table, uuid, row))
             elif len(ranking):
                 position = self._choose(ranking, spread)
                 row = ranking.row(position)
-                winners.append(_winner(table, row, ranking, position))
+                winners.append(_winner(table, uuid, row, ranking, position))
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
                 if counted:
-                    filtered = self._filter(hosts, spec, resources, filters, still_servable)
+                    filtered = self._filter(hosts, spec, resources, filters, still_servable, removed_by)
                     _undo(table, counted, resources)
                 message = _refusal(filtered, _Progress(len(rows), len(instance_uuids)))
                 reasons = Explanation(hosts=len(hosts), filters=tuple(filtered.steps)).reasons()
@@ -123,7 +138,7 @@ class FilterScheduler:
             ),
         )
 
-    def would_fit(
+    def preview(
         self,
         table: HostTable,
         spec: RequestSpec,
@@ -132,16 +147,16 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         servable: Mapping[str, int] | None = None,
-    ) -> bool:
-        """Return whether `select` would place all instances at this time; the table stays as it was."""
-        try:
-            decision = self.select(table, spec, instance_uuids, now=now, held=held, servable=servable)
-        except NoValidHost:
-            return False
+        removed_by: RemovedBy | None = None,
+    ) -> Selected:
+        """Return what `select` would return at this time, or raise NoValidHost; the table stays as it was."""
+        decision = self.select(
+            table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by
+        )
         chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in (held or {})]
         counted = [row for uuid in chosen if (row := table.index(uuid)) is not None]
         _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
-        return True
+        return decision
 
     def check_image(self, table: HostTable, spec: RequestSpec, node_uuid: str, *, now: float) -> Explanation:
         """Return what the filters that compare images decide about one node; raise NoValidHost if one refuses it.
@@ -165,8 +180,9 @@ class FilterScheduler:
         resources: Mapping[str, int],
         filters: Sequence[HostFilter],
         servable: Mapping[str, int] | None = None,
+        removed_by: RemovedBy | None = None,
     ) -> "_Filtered":
-        filtered = _Filtered(len(hosts))
+        filtered = _Filtered(hosts, removed_by)
         for name, amount in resources.items():
             if not any(name in each.covers for each in filters):
                 predicate = functools.partial(free_amount, name, amount)
@@ -179,7 +195,8 @@ class FilterScheduler:
             if not filtered.remaining:
                 break
             mask, error = _ask(each, hosts, spec)
-            filtered.apply(_name(each), functools.partial(each.describe, spec), mask, error)
+            predicate = functools.partial(_not_asked, each) if error else functools.partial(each.describe, spec)
+            filtered.apply(_name(each), predicate, mask, error)
             # Free resources, which the Ram and Disk filters cover, are checked again in any case.
             if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
                 filtered.again.append(each)
@@ -265,9 +282,13 @@ class FilterScheduler:
 class _Filtered:
     """The hosts that pass all steps so far, and what each step removed."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: HostView, removed_by: RemovedBy | None) -> None:
+        self._hosts = hosts
+        self._removed_by = removed_by
+        if removed_by is not None:
+            removed_by.begin(hosts)
         self.mask: Bools | None = None  # None: all pass
-        self.remaining = hosts
+        self.remaining = len(hosts)
         self.steps: list[FilterStep] = []
         self.predicates: list[Callable[[], str]] = []
         """Of each step that removed hosts: returns what a host that passes is or has, for users."""
@@ -275,13 +296,28 @@ class _Filtered:
 
     def apply(self, name: str, predicate: Callable[[], str], mask: Bools | None, error: str = "") -> None:
         """Remove the hosts that a mask excludes; `predicate` goes to `predicates`."""
-        before = self.remaining
+        before, entered = self.mask, self.remaining
+        names: tuple[str, ...] = ()
         if mask is not None:
-            self.mask = mask if self.mask is None else self.mask & mask
+            self.mask = mask if before is None else before & mask
             self.remaining = int(np.count_nonzero(self.mask))
-        if self.remaining < before:
-            self.predicates.append(predicate)
-        self.steps.append(FilterStep(name=name, removed=before - self.remaining, remaining=self.remaining, error=error))
+            if self.remaining < entered:
+                self.predicates.append(predicate)
+                names = self._note(np.flatnonzero(~mask if before is None else before > mask))  # before and not mask
+        step = FilterStep(
+            name=name,
+            removed=entered - self.remaining,
+            remaining=self.remaining,
+            error=error[:LONGEST_ERROR],
+            hosts=names,
+        )
+        self.steps.append(step)
+
+    def _note(self, removed: npt.NDArray[np.intp]) -> tuple[str, ...]:
+        """Note which hosts the present step removed; return the names of the first."""
+        if self._removed_by is not None:
+            self._removed_by.steps[removed] = len(self.steps)
+        return tuple(each.host for each in self._hosts.at(removed[:MOST_NAMED]).selections())
 
 
 class _Progress(NamedTuple):
@@ -306,7 +342,7 @@ def _refusal(filtered: _Filtered, progress: _Progress) -> str:
 
 
 def _serves_request_groups() -> str:
-    return "has what the request groups of the flavor ask for"
+    return "has the further resources, with their traits, that the flavor asks for"
 
 
 def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -> None:
@@ -325,30 +361,40 @@ def _considered(table: HostTable, spec: RequestSpec) -> HostView:
 
 
 def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
-    """Return a filter's mask and its error; a filter that fails is reported and lets all hosts pass."""
+    """Return a filter's mask and its error; a filter that fails is reported and lets no host pass.
+
+    It may be there to keep servers from hosts that are for others.
+    """
     try:
         mask = each.mask(hosts, spec)
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (len(hosts),)):
             raise TypeError("a filter gives one bool per host")
         return mask, ""
     except Exception as error:  # a plugin's code may raise anything
-        log.exception("the filter %s failed; all hosts pass it", _name(each))
-        return None, f"{type(error).__name__}: {error}"
+        log.exception("the filter %s failed; no host passes it", _name(each))
+        return np.zeros(len(hosts), np.bool_), f"{type(error).__name__}: {error}"
+
+
+def _not_asked(each: HostFilter) -> str:
+    return f"is known to meet the request, because the filter {_name(each)} failed"
 
 
 def _name(each: HostFilter) -> str:
     return each.name or type(each).__name__
 
 
-def _winner(table: HostTable, row: int, ranking: Ranking | None = None, position: int = 0) -> Winner:
+def _winner(
+    table: HostTable, instance_uuid: str, row: int, ranking: Ranking | None = None, position: int = 0
+) -> Winner:
     chosen = table.selections[row]
     if ranking is None:
-        return Winner(host=chosen.host, node=chosen.node)
+        return Winner(host=chosen.host, node=chosen.node, instance_uuid=instance_uuid)
     return Winner(
         host=chosen.host,
         node=chosen.node,
         weight=float(ranking.totals[position]),
         weighers=ranking.contributions(position),
+        instance_uuid=instance_uuid,
     )
 
 

@@ -515,6 +515,10 @@ class HostView:
             mask &= (self._take(table[name]) & np.uint64(relevant)) == np.uint64(wanted)
         return mask
 
+    def with_cells(self, request: TopologyRequest) -> Bools:
+        """Return which hosts have NUMA cells that suit a request; `cell_columns.decides` says whether this decides."""
+        return self._table._topologies.suit(request, self._take(self._table._columns["topology"]))
+
     def by_topology(self, key: bytes, passes: Passes, among: Bools | None) -> Bools:
         """Return which hosts' NUMA cells and devices pass, with what is held of them; results are kept by key.
 
@@ -526,6 +530,10 @@ class HostView:
         mask = among.copy()
         mask[among] = self._table._topologies.passing(key, passes, codes[among])
         return mask
+
+    def has_devices(self) -> bool:
+        """Return False if no host of the table has a free PCI device; faster than to count them."""
+        return self._table._topologies.has_devices()
 
     def free_devices(self) -> Ints:
         """Return how many PCI devices the hosts have free."""

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import random as random_module
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import allocations, host_states, provider_trees, services
+from micronova.db import aggregates, allocations, host_states, provider_trees, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
@@ -23,18 +24,29 @@ from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import Explanation
+from micronova.objects.explanation import Explanation, refusal
+from micronova.objects.fleet import Fleet, ListHosts
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import SERVER_HINTS, CheckImage, RequestSpec, SelectDestinations, Selected
+from micronova.objects.scheduling import (
+    SERVER_HINTS,
+    CheckImage,
+    DryRun,
+    DryRunResult,
+    RequestSpec,
+    SelectDestinations,
+    Selected,
+    Selection,
+)
 from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
+from micronova.scheduler import fleet
 from micronova.scheduler.feed import HostFeed
-from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
@@ -87,6 +99,7 @@ class SchedulerManager:
         pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self._pci_aliases = dict(pci_aliases or {})
+        self._prefilters = prefilters
         self._database = database
         self._bus = bus
         self._clock = clock
@@ -175,6 +188,53 @@ class SchedulerManager:
             await self._feed.refresh_fully()
         return self._scheduler.check_image(self._feed.table, request.spec, request.node_uuid, now=self._clock.now())
 
+    async def dry_run(self, context: Context, request: DryRun) -> DryRunResult:
+        """Return where the servers of a request would go, or what refuses them; nothing is claimed or counted."""
+        asked = SelectDestinations(spec=request.spec, instance_uuids=tuple(map(str, range(request.count))))
+        await self._feed.refresh(self._refresh_interval)
+        result = await self._preview(asked, request.with_hosts)
+        if not result.selections:
+            await self._feed.refresh_fully()
+            result = await self._preview(asked, request.with_hosts)
+        return result
+
+    async def _preview(self, request: SelectDestinations, with_hosts: bool) -> DryRunResult:
+        spec = await self._with_hosts(request)
+        servable = await self._servable(spec, request)
+        # There is no pause from here on: no other request sees what the decision counts and undoes.
+        table, now, uuids = self._feed.table, self._clock.now(), request.instance_uuids
+        removed_by, begun = RemovedBy(), self._clock.monotonic()
+        selections: tuple[Selection, ...] = ()
+        message = ""
+        try:
+            decision = self._scheduler.preview(table, spec, uuids, now=now, servable=servable, removed_by=removed_by)
+            selections = tuple(destination.selected for destination in decision.destinations)
+            explanation = decision.explanation
+            fit = len(selections)
+        except NoValidHost as error:
+            message, fit = error.message, error.details["placed"]
+            reasons = refusal(error)
+            assert reasons is not None  # the error comes from a decision
+            waits = self._would_fit(spec, uuids, now=now - self._service_down_time, servable=servable)
+            explanation = msgspec.structs.replace(reasons, waits=waits)
+        took = max(1, micros(self._clock.monotonic() - begun))
+        use = None
+        if with_hosts:
+            names = [step.name for step in explanation.filters]
+            use = fleet.use_of(table, now, self._service_down_time, removed_by, names, selections)
+        return DryRunResult(
+            selections=selections,
+            explanation=msgspec.structs.replace(explanation, took=took),
+            fit=fit,
+            message=message,
+            fleet=use,
+        )
+
+    async def list_hosts(self, context: Context, request: ListHosts) -> Fleet:
+        """Return all hosts with their use, as this scheduler knows them."""
+        await self._feed.refresh(self._refresh_interval)
+        return fleet.use_of(self._feed.table, self._clock.now(), self._service_down_time)
+
     async def _place(self, request: SelectDestinations) -> Selected:
         await self._feed.refresh(self._refresh_interval)
         spec = await self._with_hosts(request)
@@ -209,7 +269,7 @@ class SchedulerManager:
 
     async def _servable(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, int] | None:
         """Return, by node, how many of the instances its providers can serve; None if they have no request groups."""
-        resource_request = extra_specs.resource_request(spec.flavor)
+        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
         if resource_request is None:
             return None
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
@@ -226,7 +286,7 @@ class SchedulerManager:
     ) -> Selected:
         begun = self._clock.monotonic()
         try:
-            return self._scheduler.select(
+            decision = self._scheduler.select(
                 self._feed.table,
                 spec,
                 request.instance_uuids,
@@ -235,8 +295,17 @@ class SchedulerManager:
                 spread=spread,
                 servable=servable,
             )
-        finally:
-            self._timed(self._clock.monotonic() - begun)
+        except NoValidHost as error:
+            error.details["took"] = self._took(begun)
+            raise
+        explanation = msgspec.structs.replace(decision.explanation, took=self._took(begun))
+        return msgspec.structs.replace(decision, explanation=explanation)
+
+    def _took(self, begun: float) -> int:
+        """Count how long a decision took, and return it in microseconds, at least 1."""
+        seconds = self._clock.monotonic() - begun
+        self._timed(seconds)
+        return max(1, micros(seconds))
 
     async def _held_already(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, str]:
         """Return the nodes where instances hold resources of an earlier request: others may have too little."""
@@ -244,7 +313,7 @@ class SchedulerManager:
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
         own = extra_specs.node_resources(spec.flavor, spec.image)
-        resource_request = extra_specs.resource_request(spec.flavor)
+        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
         for uuid, all_held in found.items():
             allocation = allocations.node_allocation(all_held, own, resource_request)
             row = None if allocation is None else self._feed.table.index(allocation.node_uuid)
@@ -272,10 +341,18 @@ class SchedulerManager:
         except NoValidHost as error:
             earlier = self._clock.now() - self._service_down_time
             uuids = request.instance_uuids
-            if self._scheduler.would_fit(self._feed.table, spec, uuids, now=earlier, held=held, servable=servable):
+            if self._would_fit(spec, uuids, now=earlier, held=held, servable=servable):
                 error.details["hosts_may_return"] = True
             log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
+
+    def _would_fit(self, spec: RequestSpec, uuids: Sequence[str], **options: Any) -> bool:
+        """Return whether there would be hosts for all instances, at another time."""
+        try:
+            self._scheduler.preview(self._feed.table, spec, uuids, **options)
+        except NoValidHost:
+            return False
+        return True
 
     async def _claim(
         self, spec: RequestSpec, request: SelectDestinations, decision: Selected, on_deleted_nodes: set[str]
@@ -307,12 +384,16 @@ class SchedulerManager:
         await self._feed.reload_nodes(nodes | set(result.held.values()))
 
     async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
-        """Return the spec with the hosts of the servers that filters and weighers compare.
+        """Return the spec with what is read for it: whether aggregates name its project, if that limits it, and hosts.
 
-        These are the server group's present members without those that move, the servers that hints name, and those
-        with images like the requested one, if a weigher compares them.
+        The hosts are those of the server group's present members without those that move, of the servers that hints
+        name, and of those with images like the requested one, if a weigher compares them.
         """
         spec = request.spec
+        if self._prefilters.tenants:
+            known = await self._database.read(aggregates.list_)
+            limited = any(names_project(each.metadata, spec.project_id) for each in known)
+            spec = msgspec.structs.replace(spec, has_aggregates=limited)
         named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
             hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)

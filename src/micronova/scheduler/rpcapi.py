@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError
 from micronova.objects.explanation import Explanation
-from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
+from micronova.objects.fleet import Fleet, ListHosts
+from micronova.objects.scheduling import (
+    CheckImage,
+    DryRun,
+    DryRunResult,
+    RequestSpec,
+    SelectDestinations,
+    Selected,
+)
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
 from micronova.rpc.errors import register
@@ -15,9 +23,11 @@ register(MicronovaError)  # NoValidHost reaches the caller as NoValidHost
 CALL_TIMEOUT = 60.0
 
 
-SCHEDULER_INTERFACE = Interface("scheduler", version="1.1")
+SCHEDULER_INTERFACE = Interface("scheduler", version="1.2")
 SELECT_DESTINATIONS = SCHEDULER_INTERFACE.method("select_destinations", SelectDestinations, Selected)
 CHECK_IMAGE = SCHEDULER_INTERFACE.method("check_image", CheckImage, Explanation, since="1.1")
+DRY_RUN = SCHEDULER_INTERFACE.method("dry_run", DryRun, DryRunResult, since="1.2")
+LIST_HOSTS = SCHEDULER_INTERFACE.method("list_hosts", ListHosts, Fleet, since="1.2")
 
 
 class SchedulerAPI:
@@ -55,3 +65,21 @@ class SchedulerAPI:
         return await self._bus.call(
             SCHEDULER_INTERFACE.target(), CHECK_IMAGE, request, context=context, timeout=timeout
         )
+
+    async def dry_run(
+        self,
+        context: Context,
+        spec: RequestSpec,
+        count: int = 1,
+        *,
+        with_hosts: bool = False,
+        timeout: float = CALL_TIMEOUT,
+    ) -> DryRunResult:
+        """Return where servers would go, or what refuses them; nothing changes."""
+        request = DryRun(spec=spec, count=count, with_hosts=with_hosts)
+        return await self._bus.call(SCHEDULER_INTERFACE.target(), DRY_RUN, request, context=context, timeout=timeout)
+
+    async def list_hosts(self, context: Context, *, timeout: float = CALL_TIMEOUT) -> Fleet:
+        """Return all hosts with their use, as a scheduler knows them."""
+        target = SCHEDULER_INTERFACE.target()
+        return await self._bus.call(target, LIST_HOSTS, ListHosts(), context=context, timeout=timeout)

@@ -1,7 +1,7 @@
 """NUMA cells and PCI devices of hosts, and what is held of them: stored once for all hosts that have the same.
 
-Whether a request fits is found once per kind of host. When what is held of a host changes, the results of all others
-stay as they are.
+Whether the cells of hosts suit a request is found for all kinds of hosts at once. Where that does not decide, each kind
+is asked once. When what is held of a host changes, the results of all others stay as they are.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.objects.device_fitting import free_devices
-from micronova.objects.topology import NodeTopology, TopologyUse, decode_topology, decode_use
+from micronova.objects.topology import NodeTopology, TopologyRequest, TopologyUse, decode_topology, decode_use
+from micronova.scheduler.cell_columns import CellColumns
 from micronova.scheduler.interning import Interner
 
 Codes: TypeAlias = npt.NDArray[np.intp]
@@ -30,6 +31,7 @@ class Topologies:
         # By code: when it got its value, and how many devices are free.
         self._stamps = np.zeros(_FIRST_SIZE, np.int64)
         self._devices = np.zeros(_FIRST_SIZE, np.int64)
+        self._cells = CellColumns(_FIRST_SIZE)
         # By request: for which stamps of codes the results are, and the results.
         self._results: dict[bytes, tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = {}
 
@@ -41,7 +43,9 @@ class Topologies:
             if code >= len(self._stamps):
                 self._stamps, self._devices = _larger(self._stamps), _larger(self._devices)
             self._stamps[code] = self._interner.version
-            self._devices[code] = len(free_devices(*self.value(code)))
+            value = self.value(code)
+            self._devices[code] = len(free_devices(*value))
+            self._cells.set(code, *value)
         return code
 
     def release(self, code: int) -> None:
@@ -58,9 +62,17 @@ class Topologies:
         topology, held = self.texts(code)
         return decode_topology(topology) if topology else _NOTHING, decode_use(held)
 
+    def has_devices(self) -> bool:
+        """Return False if no host has a free device; True if one has, or had some time ago."""
+        return bool(self._devices.any())
+
     def devices(self, codes: Codes) -> npt.NDArray[np.int64]:
         """Return how many devices are free on hosts with these codes."""
         return self._devices.take(codes)
+
+    def suit(self, request: TopologyRequest, codes: Codes) -> npt.NDArray[np.bool_]:
+        """Return for each of these codes whether its cells suit a request (`CellColumns.suit`)."""
+        return self._cells.suit(request, codes)
 
     def passing(self, key: bytes, passes: Passes, codes: Codes) -> npt.NDArray[np.bool_]:
         """Return for each of these codes whether it passes; results are kept by key."""

@@ -5,7 +5,7 @@ instance actions and operations together. Only then a message tells a conductor,
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from micronova.db import (
     instance_actions,
     instances,
-    nodes,
     quotas,
     server_groups,
 )
@@ -31,7 +30,7 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import NetworkPlan, PlannedPorts
 from micronova.objects.operations import BuildPayload, OperationRow, instance_action
-from micronova.objects.scheduling import SERVER_HINTS, GroupSpec, RequestSpec
+from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.plugins.hooks import Hooks
 from micronova.servers.create_rules import (
     Created,
@@ -47,7 +46,7 @@ from micronova.servers.create_rules import (
 )
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import BootImages, named_image
-from micronova.servers.lookups import check_host, check_zone, flavor_for, public_key
+from micronova.servers.lookups import check_destination, check_hinted_servers, flavor_for, hinted_group, public_key
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
 
@@ -166,39 +165,9 @@ class ServerCreator:
         """Return the flavor, the public key and the server group that the request names; check hosts and zone."""
         flavor = flavor_for(conn, context, request.flavor_id)
         key = None if request.key_name is None else public_key(conn, context, request.key_name)
-        self._check_destination(conn, request)
-        _check_hinted_servers(conn, context.project_id, request.hints)
-        return flavor, key, self._server_group(conn, context, request)
-
-    def _check_destination(self, conn: sa.Connection, request: CreateRequest) -> None:
-        """Refuse hosts, nodes and availability zones that do not exist."""
-        hosts = {host for host in (request.force_host, request.requested_host) if host is not None}
-        for host in hosts:
-            check_host(conn, host)
-        for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
-            found = nodes.hosts_of_name(conn, node)
-            if not found or not hosts <= found:
-                raise Invalid(f"Compute host {node} could not be found.")
-        wanted = request.availability_zone
-        if wanted is None or request.force_host is not None or request.force_node is not None:
-            return
-        check_zone(conn, wanted, self._default_zone)
-
-    def _server_group(self, conn: sa.Connection, context: RequestContext, request: CreateRequest) -> GroupSpec | None:
-        named = request.hints.get("group")
-        if not named:
-            return None
-        try:
-            group = server_groups.get(conn, named[0])
-        except NotFound:
-            group = None
-        if group is None or group.project_id != context.project_id:
-            raise Invalid(f"Instance group {named[0]} could not be found.")
-        return GroupSpec(
-            id=group.uuid,
-            policy=group.policy,
-            max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
-        )
+        check_destination(conn, request, self._default_zone)
+        check_hinted_servers(conn, context.project_id, request.hints)
+        return flavor, key, hinted_group(conn, context.project_id, request.hints)
 
     async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
         if request.image_id is None:
@@ -295,14 +264,3 @@ class ServerCreator:
             payload=BuildPayload(),
             secrets=self._secrets.seal(secrets, id),
         )
-
-
-def _check_hinted_servers(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> None:
-    """Refuse hints that name servers which the project does not have."""
-    named = {uuid: hint for hint in SERVER_HINTS for uuid in hints.get(hint, ())}
-    if not named:
-        return
-    found = instances.get_many(conn, list(named))
-    for uuid, hint in named.items():
-        if uuid not in found or found[uuid]["project_id"] != project_id:
-            raise Invalid(f"The scheduler hint {hint} names the server {uuid}, which could not be found.")

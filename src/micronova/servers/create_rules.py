@@ -72,6 +72,18 @@ class Created:
     disk_config: str
 
 
+def parse_zone(text: str | None) -> tuple[str | None, str | None, str | None]:
+    """Return the availability zone, the host and the node that a request names as ZONE:HOST:NODE."""
+    if not text:
+        return None, None, None
+    zone, *rest = text.split(":")
+    if len(rest) > 2:
+        raise Invalid("Unable to parse availability_zone: it is ZONE, ZONE:HOST or ZONE:HOST:NODE.")
+    host = rest[0] if rest else ""
+    node = rest[1] if len(rest) > 1 else ""
+    return zone or None, host or None, node or None
+
+
 def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
     """Refuse an image that cannot be booted, or not with this flavor."""
     if image is None:

@@ -1,12 +1,29 @@
-"""What requests about servers name, looked up in the database: flavors, key pairs, hosts, availability zones."""
+"""What requests about servers name, looked up in the database.
+
+That are flavors, key pairs, hosts, availability zones, server groups and other servers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import sqlalchemy as sa
 
-from micronova.db import aggregates, flavors, keypairs, services
+from micronova.db import aggregates, flavors, instances, keypairs, nodes, server_groups, services
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.flavor import Flavor
+from micronova.objects.scheduling import SERVER_HINTS, GroupSpec
 from micronova.objects.service_names import COMPUTE
+
+
+class Destined(Protocol):
+    """The parts of a request that say where its servers go."""
+
+    availability_zone: str | None
+    force_host: str | None
+    force_node: str | None
+    requested_host: str | None
+    requested_node: str | None
 
 
 def flavor_for(conn: sa.Connection, context: RequestContext, flavor_id: str, *, present: str | None = None) -> Flavor:
@@ -47,3 +64,47 @@ def check_zone(conn: sa.Connection, zone: str, default_zone: str) -> None:
     """Raise Invalid if an availability zone has no host in service."""
     if not aggregates.zone_is_in_service(conn, zone, default_zone):
         raise Invalid(f"The requested availability zone {zone!r} is not available.")
+
+
+def check_destination(conn: sa.Connection, request: Destined, default_zone: str) -> None:
+    """Refuse hosts, nodes and availability zones that do not exist."""
+    hosts = {host for host in (request.force_host, request.requested_host) if host is not None}
+    for host in hosts:
+        check_host(conn, host)
+    for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
+        found = nodes.hosts_of_name(conn, node)
+        if not found or not hosts <= found:
+            raise Invalid(f"Compute host {node} could not be found.")
+    wanted = request.availability_zone
+    if wanted is None or request.force_host is not None or request.force_node is not None:
+        return
+    check_zone(conn, wanted, default_zone)
+
+
+def hinted_group(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> GroupSpec | None:
+    """Return the server group that the hint `group` names; raise Invalid if the project has none of that id."""
+    named = hints.get("group")
+    if not named:
+        return None
+    try:
+        group = server_groups.get(conn, named[0])
+    except NotFound:
+        group = None
+    if group is None or group.project_id != project_id:
+        raise Invalid(f"Instance group {named[0]} could not be found.")
+    return GroupSpec(
+        id=group.uuid,
+        policy=group.policy,
+        max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
+    )
+
+
+def check_hinted_servers(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> None:
+    """Refuse hints that name servers which the project does not have."""
+    named = {uuid: hint for hint in SERVER_HINTS for uuid in hints.get(hint, ())}
+    if not named:
+        return
+    found = instances.get_many(conn, list(named))
+    for uuid, hint in named.items():
+        if uuid not in found or found[uuid]["project_id"] != project_id:
+            raise Invalid(f"The scheduler hint {hint} names the server {uuid}, which could not be found.")

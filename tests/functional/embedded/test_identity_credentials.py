@@ -98,6 +98,25 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
+async def test_a_reader_changes_no_ec2_credentials_on_either_path(cloud: Cloud) -> None:
+    admin = await cloud.admin()
+    reader = await cloud.member(admin, "rita", "reader")
+    own = {"type": "EC2", "blob": ec2("own"), "project_id": reader.project_id, "user_id": reader.user_id}
+    made = await admin.make("/credentials", **own)
+    body = {"credential": {**own, "blob": ec2("other")}}
+    by_path = f"/users/{reader.user_id}/credentials/OS-EC2"
+    for method, path, sent in (
+        ("POST", "/credentials", body),
+        ("POST", by_path, {"tenant_id": reader.project_id}),
+        ("PATCH", f"/credentials/{made['id']}", {"credential": {"blob": ec2("own", "new")}}),
+        ("DELETE", f"/credentials/{made['id']}", None),
+        ("DELETE", f"{by_path}/own", None),
+    ):
+        assert (await reader.request(method, path, sent)).status == 403, (method, path)
+    assert (await reader.get(f"/credentials/{made['id']}"))["credential"]["blob"] == ec2("own")
+    await reader.make("/credentials", type="totp", blob="x")
+
+
 async def test_bad_input(cloud: Cloud) -> None:
     alice = await cloud.member(await cloud.admin(), "alice")
     project = alice.body["project"]["id"]

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from micronova.compute.resource_tracker import ResourceTracker
+from micronova.conductor.operations import engine
 from micronova.notifications.notifier import BusNotifier
 from micronova.objects.clock import SystemClock
 from micronova.objects.errors import InsufficientResources
@@ -120,6 +121,14 @@ async def _events(user: Caller, id: str, number: int = 0) -> list[str]:
     return events
 
 
+async def _hosts(user: Caller, id: str) -> list[str | None]:
+    """Return the hosts of the events of the newest action, that of the first one first."""
+    path = f"/servers/{id}/os-instance-actions"
+    action = (await user.get(path))["instanceActions"][0]
+    events = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    return [each["host"] for each in reversed(events)]
+
+
 @pytest.mark.parametrize(
     ("fault", "events", "sent"),
     [
@@ -202,6 +211,16 @@ async def test_destinations_that_refuse(cloud: OneProcess, user: Caller, told: T
         [*COLD_EVENTS, "compute_finish_resize"] if refusals == 1 else ["-conductor_migrate_server", "-cold_migrate"]
     )
     assert sorted(await _events(user, id)) == sorted(events)
+
+
+async def test_a_requested_destination_that_refuses(cloud: OneProcess, user: Caller, told: Told) -> None:
+    id, source = await _server(cloud, user, told)
+    other = next(host for host in cloud.hosts if host != source)
+    async with refusing(1):
+        await user.admin.act(id, "migrate", {"host": other})
+        await cloud.settled()
+    assert await _events(user, id) == ["conductor_migrate_server", "cold_migrate", "-compute_prep_resize"]
+    assert await _hosts(user, id) == [None, None, other]
 
 
 @pytest.mark.parametrize(
@@ -342,8 +361,46 @@ async def test_an_evacuation_that_fails(cloud: OneProcess, user: Caller, told: T
             assert [line for line in lines if "exception" not in line] == [
                 "nova-api evacuate", "nova-conductor rebuild_scheduled", "D rebuild.start", "D rebuild.error",
             ]  # fmt: skip
-            assert (await _events(user, id))[:2] == ["rebuild_server", "-compute_rebuild_instance"]
+            events = ["rebuild_server", "-compute_rebuild_instance", "-rebuild_server"]
+            assert await _events(user, id) == events
+            assert await _hosts(user, id) == [None, other, None]
     await user.admin.act(id, "os-resetState", {"state": "active"})
+
+
+async def test_an_evacuation_begins_once_if_a_host_lacks_something(
+    cloud: OneProcess, user: Caller, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host counts as one that was not tried."""
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    id, source = await _server(cloud, user, told)
+    async with cloud.forced_down(source):
+        async with cloud.faults({"operation": "spawn", "kind": "unavailable", "name": user.project, "count": 1}):
+            await user.admin.at(94).act(id, "evacuate", {}, 200)
+            await user.wait_for(id, "ACTIVE", task=None)
+        await cloud.settled()
+    names = [line.partition(" ")[2] for line in told.lines(id) if "exception" not in line]
+    assert names == ["evacuate", "rebuild_scheduled", "rebuild.start", "rebuild.end"]
+    assert await _events(user, id) == ["rebuild_server", "-compute_rebuild_instance", "compute_rebuild_instance"]
+    await cloud.assert_clean()
+
+
+async def test_an_unshelve_begins_once_if_a_host_lacks_something(
+    cloud: OneProcess, user: Caller, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    id, _ = await _server(cloud, user, told)
+    await user.act(id, "shelve")
+    await user.wait_for(id, "SHELVED_OFFLOADED")
+    told.made.clear()
+    async with cloud.faults({"operation": "spawn", "kind": "unavailable", "name": user.project, "count": 1}):
+        await user.act(id, "unshelve")
+        await user.wait_for(id, "ACTIVE")
+    names = [line.partition(" ")[2] for line in told.lines(id) if "exception" not in line]
+    assert names == ["unshelve.start", "unshelve.end"]
+    assert await _events(user, id) == [
+        "get_image_info", "schedule_instances", "-compute_unshelve_instance", "compute_unshelve_instance",
+    ]  # fmt: skip
+    await cloud.assert_clean()
 
 
 @pytest.mark.parametrize(

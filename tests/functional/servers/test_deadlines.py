@@ -219,7 +219,7 @@ async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller) -> None:
 async def test_a_place_that_was_left_does_not_remove_its_guest_in_time(
     cloud: Cloud, user: Caller, end: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is in its other place, so that it does not matter to its owner."""
+    """The server is on its other host, so that it does not matter to its owner."""
     monkeypatch.setattr(host, "FIRST_PAUSE", 0.05)
     name = _name()
     id = (await user.boot(name=name))["id"]
@@ -235,5 +235,5 @@ async def test_a_place_that_was_left_does_not_remove_its_guest_in_time(
     async def removed() -> bool | None:
         return True if [each for each in cloud.hosts if id in await cloud.guests(each)] == [place] else None
 
-    await cloud.until(removed, "the other place to remove its guest")
+    await cloud.until(removed, "the other host to remove its guest")
     await cloud.assert_clean()

@@ -39,7 +39,7 @@ async def test_the_filters_that_left_no_host_are_stored_once(tmp_path: Path) -> 
     """A request without a valid host stored its filters with each server."""
     async with one_process(tmp_path, CloudOptions(hosts=4)) as cloud:
         user = cloud.caller()
-        wanted = {"name": "large", "ram": 1 << 30, "vcpus": 1, "disk": 1}
+        wanted = {"name": "large", "ram": 1 << 26, "vcpus": 1, "disk": 1}
         flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
         asked = user.body(min_count=20, max_count=20, return_reservation_id=True, flavorRef=flavor)
         reservation = (await user.post("/servers", asked))["reservation_id"]

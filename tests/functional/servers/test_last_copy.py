@@ -1,13 +1,18 @@
 """A server in VERIFY_RESIZE has two guests; none is removed while the host of the other one is down."""
 
+import asyncio
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from micronova.clients.network.client import NetworkClient
+from micronova.conductor.operations import engine
 from micronova.db.tables import departures, operations
+from micronova.objects.errors import Conflict
 from micronova.rpc.bus import Bus
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
+from tests.functional.servers.embedded_services import network
 from tests.functional.servers.held_orders import HoldingBus, no_orders_by_heartbeat
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
@@ -22,6 +27,7 @@ def _wrap(bus: Bus) -> Bus:
 
 CLOUD = CloudOptions(
     hosts=2,
+    roles=("network",),
     wrap_bus=_wrap,
     settings={
         "default": {
@@ -69,6 +75,14 @@ async def _deadline_is_over(cloud: OneProcess, id: str, kind: str) -> None:
         conn.execute(operations.update().where(its).values(deadline=operations.c.created_at + 1))
 
     await cloud.process.database.write(change)
+
+
+async def _last_events(user: Caller, id: str) -> list[tuple[str, str, str | None]]:
+    """Return the events of the newest action of a server, with their results and hosts."""
+    path = f"/servers/{id}/os-instance-actions"
+    [action, *_] = (await user.get(path))["instanceActions"]
+    events = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    return [(event["event"], event["result"], event["host"]) for event in events]
 
 
 async def _taken_again(cloud: OneProcess, id: str) -> None:
@@ -138,6 +152,7 @@ async def test_a_host_that_dies_before_the_other_guest_is_removed(
     if late:
         await _deadline_is_over(cloud, id, "confirm_resize")
         await user.wait_for(id, "VERIFY_RESIZE")
+        assert await _last_events(user, id) == [("compute_confirm_resize", "Error", source)]
         assert id in await cloud.guests(source)
         await user.act(id, "revertResize")
         await user.wait_for(id, "ACTIVE")
@@ -169,6 +184,7 @@ async def test_a_source_that_dies_before_the_revert(
         await _deadline_is_over(cloud, id, "revert_resize")
         await user.wait_for(id, "VERIFY_RESIZE")
         assert await user.host_of(id) == destination
+        assert await _last_events(user, id) == [("compute_revert_resize", "Error", destination)]
         assert (await cloud.guests(destination))[id].power_state == 1
         await killable_host.start()
         await user.wait_for(id, "ACTIVE")  # by the job
@@ -198,5 +214,36 @@ async def test_a_move_goes_on_if_nothing_else_is_left(
     await _taken_again(cloud, id)
     assert list(await cloud.read(sa.select(departures).where(departures.c.instance_uuid == id))) == []
     await buses[0].release()
+    await user.wait_for(id, "VERIFY_RESIZE")
+    assert (await cloud.guests(await user.host_of(id)))[id].power_state == 1
+
+
+async def test_a_move_whose_ports_are_refused_waits_if_nothing_else_is_left(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network service was asked again and again without a pause, because the move could not be undone."""
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    bind, asked, down, refuses = NetworkClient.rebind, [0], asyncio.Event(), [True]
+
+    async def refused(*args: Any, **named: Any) -> Any:
+        asked[0] += 1
+        await down.wait()
+        if refuses[0]:
+            raise Conflict("No more bindings.")
+        return await bind(*args, **named)
+
+    await killable_host.start()
+    id = (await user.boot(networks=[{"uuid": (await network(user))["id"]}]))["id"]
+    assert await user.host_of(id) == killable_host.name
+    monkeypatch.setattr(NetworkClient, "rebind", refused)
+    await user.admin.act(id, "migrate")
+    await user.wait_for(id, "RESIZE", task="resize_migrated")
+    await _down(killable_host)
+    down.set()
+    await _taken_again(cloud, id)
+    query = sa.select(operations.c.leases).where(operations.c.instance_uuid == id, operations.c.finished_at.is_(None))
+    [before] = await cloud.read(query)
+    assert asked[0] <= before.leases
+    refuses[0] = False
     await user.wait_for(id, "VERIFY_RESIZE")
     assert (await cloud.guests(await user.host_of(id)))[id].power_state == 1

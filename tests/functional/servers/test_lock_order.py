@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from micronova.http.client import Answer
 from tests.functional.cloud import IMAGE, CloudOptions, OneProcess
 from tests.functional.servers.embedded_services import call, image, make, network, ok
 from tests.functional.servers.killable_host import KillableHost
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # As ARCHITECTURE.md has it.
 ORDER = (
     "instances", "operations", "compute_nodes", "server_groups", "server_group_hosts", "node_topologies",
-    "resource_providers", "inventories", "quota_usages", "services",
+    "resource_providers", "traits", "provider_traits", "inventories", "quota_usages", "services",
 )  # fmt: skip
 
 
@@ -50,7 +51,13 @@ class RecordedCloud(OneProcess):
 async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, list[Transaction]]]:
     """Return all transactions of a run of the main flows, by service."""
     place = tmp_path_factory.mktemp("cloud")
-    settings = {"default": {"report_interval": 0.2}, "conductor": {"sweep_interval": 0.2}}
+    rules = place / "placement.json"
+    rules.write_text('{"placement:reshaper:reshape": "role:admin"}')
+    gpus = [{"address": f"0000:8{number}:00.0", "types": {"nvidia-35": 2}} for number in range(2)]
+    settings: dict[str, dict[str, Any]] = {
+        "default": {"report_interval": 0.2}, "conductor": {"sweep_interval": 0.2}, "fake": {"mdev_devices": gpus},
+        "devices": {"enabled_mdev_types": ["nvidia-35"]}, "placement": {"policy_file": str(rules)},
+    }  # fmt: skip
     cloud = RecordedCloud(place, CloudOptions(hosts=3, roles=("network", "image"), settings=settings))
     await cloud.start()
     try:
@@ -60,6 +67,7 @@ async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[di
         await _change_interfaces(cloud)
         await _stop_hosts(cloud, place)
         await _use_networks(cloud)
+        await _use_providers(cloud)
         await cloud.delete_all()
         await cloud.assert_clean()
     finally:
@@ -185,6 +193,55 @@ async def _use_networks(cloud: RecordedCloud) -> None:
     for group in groups:
         await call(user, "DELETE", f"/network/v2.0/security-groups/{group['id']}")
     await call(user, "DELETE", f"/network/v2.0/networks/{made['id']}")
+
+
+async def _use_providers(cloud: RecordedCloud) -> None:
+    """Give servers of a group virtual GPUs, and move some of their allocations to other providers."""
+    user = cloud.caller()
+    group = (
+        await user.post("/os-server-groups", {"server_group": {"name": "g", "policy": "soft-anti-affinity"}}, 200)
+    )["server_group"]["id"]
+    flavor = {"name": f"gpu-{user.project}", "ram": 64, "vcpus": 1, "disk": 1}
+    id = (await user.admin.post("/flavors", {"flavor": flavor}, 200))["flavor"]["id"]
+    await user.admin.post(f"/flavors/{id}/os-extra_specs", {"extra_specs": {"resources:VGPU": "1"}}, 200)
+    servers = [await user.create({"group": group}, flavorRef=id) for _ in range(4)]
+    await asyncio.gather(*(user.wait_for(each, "ACTIVE") for each in servers))
+    reshaped = await _reshape(cloud, servers)
+    assert reshaped.status == 204, reshaped
+    await asyncio.gather(*(user.delete(f"/servers/{each}") for each in servers))
+    await asyncio.gather(*(user.gone(each) for each in servers))
+
+
+async def _reshape(cloud: RecordedCloud, servers: list[str]) -> Answer:
+    """Give each node that servers are on a provider below it, with as much memory, which the servers hold then."""
+    admin, version = cloud.caller().admin, {"openstack-api-version": "placement 1.39"}
+
+    async def placement(method: str, path: str, body: Any = None) -> Any:
+        answer = await call(admin, method, f"/placement{path}", body, version)
+        assert answer.status < 300, answer
+        return answer.json() if answer.body else None
+
+    inventories: dict[str, Any] = {}
+    allocations = {}
+    below: dict[str, str] = {}
+    for server in servers:
+        held = await placement("GET", f"/allocations/{server}")
+        for provider, each in list(held["allocations"].items()):
+            if "MEMORY_MB" not in each["resources"]:
+                continue
+            if provider not in below:
+                made = {"name": f"memory of {provider}", "parent_provider_uuid": provider}
+                below[provider] = (await placement("POST", "/resource_providers", made))["uuid"]
+                stock = await placement("GET", f"/resource_providers/{provider}/inventories")
+                memory = stock["inventories"]["MEMORY_MB"]
+                inventories[provider] = stock
+                inventories[below[provider]] = {"inventories": {"MEMORY_MB": memory}, "resource_provider_generation": 0}
+            amount = each["resources"].pop("MEMORY_MB")
+            held["allocations"][below[provider]] = {"resources": {"MEMORY_MB": amount}}
+        allocations[server] = held
+    return await call(
+        admin, "POST", "/placement/reshaper", {"inventories": inventories, "allocations": allocations}, version
+    )
 
 
 async def test_statements_lock_rows_in_the_order_of_their_keys(transactions: list[Transaction]) -> None:

@@ -1,9 +1,13 @@
 """Hosts that are silent for some time, because they are restarted or stand still, cost builds nothing but time."""
 
+from typing import Any
+
 import pytest
 
+from micronova.cli.explain import read_decisions
 from micronova.conductor import heartbeats
 from micronova.conductor.manager import ConductorManager
+from micronova.conductor.operations import transitions
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
@@ -22,6 +26,7 @@ SLOW = {"operation": "spawn", "kind": "hang"}
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(transitions, "LONGEST_WAIT_FOR_HOSTS", 1.0)
 
 
 async def _healthy(cloud: OneProcess) -> None:
@@ -44,6 +49,11 @@ async def _placed_in_vain(cloud: OneProcess) -> None:
     await cloud.until(probe, "the build to be tried again")
 
 
+async def _decisions(cloud: OneProcess, id: str) -> list[list[dict[str, Any]]]:
+    """Give what `micronova explain` tells of a server: the decisions of each operation."""
+    return [request["decisions"] for request in (await read_decisions(cloud.process, id))["requests"]]
+
+
 async def test_a_server_created_while_all_agents_restart_is_built_afterwards(
     cloud: OneProcess, user: Caller, killable_host: KillableHost
 ) -> None:
@@ -53,9 +63,13 @@ async def test_a_server_created_while_all_agents_restart_is_built_afterwards(
     await killable_host.stop()
     id = await user.admin.create(host=killable_host.name)
     await _placed_in_vain(cloud)
+    [[decision]] = await _decisions(cloud, id)
+    assert decision["waits"] and decision["filters"][-1]["name"] == "ComputeFilter"
     await killable_host.start()
     await user.wait_for(id, "ACTIVE")
     assert await killable_host.has_guest(id)
+    [[decision]] = await _decisions(cloud, id)
+    assert "waits" not in decision and decision["winners"][0]["host"] == killable_host.name
     await cloud.assert_clean()
 
 
@@ -77,6 +91,8 @@ async def test_a_build_returns_to_its_host_that_was_lost(
     await killable_host.start()
     await user.wait_for(id, "ACTIVE")
     assert await killable_host.has_guest(id)
+    [decisions] = await _decisions(cloud, id)
+    assert len(decisions) > 1 and not [each for each in decisions if "waits" in each], "decisions to wait go"
     await cloud.assert_clean()
 
 

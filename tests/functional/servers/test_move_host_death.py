@@ -161,6 +161,12 @@ async def test_a_revert_without_the_destination(
         await killable_host.kill()
     await user.wait_for(id, "ACTIVE")
     assert await user.host_of(id) == source
+    path = f"/servers/{id}/os-instance-actions"
+    [action, *_] = (await user.get(path))["instanceActions"]
+    events = (await user.admin.get(f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    begun = [] if when == "before" else [("compute_revert_resize", "Error", killable_host.name)]
+    expected = [*begun, ("compute_finish_revert_resize", "Success", source)]
+    assert [(event["event"], event["result"], event["host"]) for event in reversed(events)] == expected
     await cloud.assert_clean()
     await killable_host.start()
     await killable_host.guest_removed(id)

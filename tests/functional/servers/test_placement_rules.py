@@ -47,8 +47,8 @@ async def _aggregates(user: Caller, metadata: dict[str, dict[str, str]]) -> Asyn
         await user.admin.post(f"{path}/action", {"remove_host": {"host": host}}, 200)
 
 
-async def _flavor(user: Caller, **extra_specs: str) -> str:
-    wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}
+async def _flavor(user: Caller, ram: int = 64, /, **extra_specs: str) -> str:
+    wanted = {"name": user.project, "ram": ram, "vcpus": 1, "disk": 1}
     id = str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
     await user.admin.post(f"/flavors/{id}/os-extra_specs", {"extra_specs": extra_specs}, 200)
     return id
@@ -74,6 +74,15 @@ async def test_aggregates_decide(cloud: Cloud, user: Caller) -> None:
         fast = await _flavor(user, **{"aggregate_instance_extra_specs:ssd": "<or> nvme <or> optane"})
         assert [await _host_of(user, flavorRef=fast) for _ in range(2)] == [first] * 2
         assert {await _host_of(user) for _ in range(3)} == {first}  # the third one does not take this flavor
+
+
+async def test_a_host_takes_what_the_scheduler_has_claimed_of_it(cloud: Cloud, user: Caller) -> None:
+    """Extra specs let a server claim less than its flavor has; its host counts the same."""
+    await user.admin.put(f"/os-quota-sets/{user.project}", {"quota_set": {"ram": -1}})
+    flavor = await _flavor(user, 300_000, **{"resources:MEMORY_MB": "1"})  # hosts have 262,144 MiB
+    for flavor_ref in (flavor, flavor, "1"):
+        for host in cloud.hosts:
+            assert await _host_of(user.admin, flavorRef=flavor_ref, availability_zone=f"nova:{host}") == host
 
 
 async def test_what_monitors_measure_reaches_the_scheduler(cloud: OneProcess) -> None:
@@ -109,7 +118,8 @@ async def test_hints_decide(cloud: Cloud, user: Caller) -> None:
         ({"query": '["<", "$free_ram_mb"]'}, "two operands or more"),
         ({"query": '["and"]'}, "and needs a query"),
         ({"query": ['["<", "$free_ram_mb", 1]', "2"]}, "one text in JSON"),
-        ({"query": json.dumps(["or", *[["=", "$host", "a"]] * 70])}, "more than 64 operators"),
+        ({"query": json.dumps(["or", *[["=", "$host", "a"]] * 30])}, "more than 64 operators and operands"),
+        ({"query": json.dumps(["in", "$host", *["a"] * 63])}, "more than 64 operators and operands"),
         ({"build_near_host_ip": "127.0.0.1", "cidr": "24"}, "such as /24"),
         ({"build_near_host_ip": "127.0.0.1", "cidr": "/99"}, "such as /24"),
         ({"cidr": "/24"}, "build_near_host_ip"),

@@ -259,6 +259,9 @@ async def test_pci_devices_belong_to_one_server(cloud: Cloud, user: Caller) -> N
         ({"pci_passthrough:alias": "fpga:1"}, "PCI alias fpga is not defined"),
         ({"pci_passthrough:alias": "gpu:99"}, "NAME:COUNT"),
         ({"resources:PCPU": "1"}, "hw:cpu_policy dedicated or mixed asks for dedicated CPUs"),
+        ({"resources:VCPU": "1"} | DEDICATED, "resources:VCPU of flavor"),
+        ({"resources1:VCPU": "1", "hw:cpu_policy": "shared"}, "contradicts the CPU policy shared"),
+        ({"resources:PCPU": "1"} | DEDICATED, "contradicts the CPU policy dedicated"),
     ],
 )
 async def test_what_cannot_be_asked_for(user: Caller, specs: dict[str, str], message: str) -> None:

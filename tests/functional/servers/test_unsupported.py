@@ -137,6 +137,17 @@ async def test_image_properties_that_are_done(user: Caller) -> None:
         ({"hw:cpu_thread_policy": "isolate"}, {}, "needs hw:cpu_policy dedicated"),
         ({"hw:emulator_threads_policy": "isolate"}, {}, "needs hw:cpu_policy dedicated"),
         ({"hw:numa_nodes": "3"}, {}, "cannot be divided"),
+        (
+            {},
+            {
+                "hw_numa_nodes": "2",
+                "hw_numa_cpus.0": "0",
+                "hw_numa_cpus.1": "1",
+                "hw_numa_mem.0": "-64",
+                "hw_numa_mem.1": "128",
+            },
+            "hw:numa_mem.0 is '-64': it should be a number of at least 1",
+        ),
         ({"hw:numa_nodes": "1", "hw:numa_cpus.0": "0-5", "hw:numa_mem.0": "64"}, {}, "each of the 2 CPUs once"),
     ],
 )

@@ -38,7 +38,9 @@ def _make(url: str, revision: str) -> None:
     asyncio.run(make())
 
 
-@pytest.mark.parametrize("command", ["audit", "timeline web", "host list", "db purge --before 2020-01-01"])
+@pytest.mark.parametrize(
+    "command", ["audit", "timeline web", "explain web", "host list", "db purge --before 2020-01-01"]
+)
 @pytest.mark.parametrize(
     ("revision", "remedy"), [(BEFORE, "micronova db upgrade"), ("9999", "newer micronova"), (None, "is empty")]
 )

@@ -120,7 +120,7 @@ def test_the_schedulers_reasons_are_told() -> None:
     assert explain(operation(attempt("h1", 1, 2, 0, 3, 4, 5), explanation=decision)) == [
         "scheduler: 10 hosts",
         "  RamFilter removed 7, left 3",
-        "  OddFilter failed and was skipped: oh",
+        "  OddFilter failed and let no host pass: oh",
         "  1 filter removed none",
         "  chose h1, weight 1.50 (RAMWeigher +1.00, CPUWeigher +0.50)",
     ]

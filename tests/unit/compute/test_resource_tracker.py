@@ -58,8 +58,11 @@ def test_capacity_is_total_less_reserved_times_ratio() -> None:
     tracker = make_tracker(reserved_host_memory_mb=512, ram_allocation_ratio=2.0)
     for number in range(6):  # (2048 - 512) * 2 / 512
         tracker.hold(order(uuid=f"i-{number}"))
-    with pytest.raises(InsufficientResources):
+    with pytest.raises(InsufficientResources) as refused:
         tracker.hold(order(uuid="i-6"))
+    # The owner of a server reads the message: neither the node nor what others use of it.
+    assert refused.value.message == "The host has not enough resources left for the server."
+    assert refused.value.details["details"] == f"{tracker.node}: 512 MB of memory asked for, 0 left"
 
 
 def test_the_update_agrees_with_claims() -> None:
@@ -71,6 +74,30 @@ def test_the_update_agrees_with_claims() -> None:
     seen = msgspec.structs.replace(NODE, vcpus_used=1, memory_mb_used=512, local_gb_used=1)
     tracker.update(seen, [guest], {"i-2"})  # i-2 is being built
     assert tracker.used() == before
+
+
+def test_an_instance_holds_what_the_scheduler_claims() -> None:
+    tracker = make_tracker()
+    specs = {"resources:MEMORY_MB": "256", "resources:VCPU": "0", "resources:CUSTOM_LICENCE": "1"}
+    large = msgspec.structs.replace(TINY, vcpus=64, ram=8192, extra_specs=specs)
+    claims = {"VCPU": 0, "PCPU": 0, "MEMORY_MB": 256, "DISK_GB": 1}
+    for _ in range(2):
+        tracker.hold(order(instance_flavor=large))
+        assert tracker.used() == claims
+    # The hypervisor reports what its guest uses, and what was claimed for it.
+    guest = Guest(
+        uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=64, memory_mb=8192, local_gb=1,
+        claimed={"MEMORY_MB": 256, "DISK_GB": 1, "CUSTOM_LICENCE": 1},
+    )  # fmt: skip
+    seen = msgspec.structs.replace(NODE, vcpus_used=64, memory_mb_used=8192, local_gb_used=1)
+    tracker.update(seen, [guest], ())
+    assert tracker.used() == claims
+    tracker.hold(order(uuid="i-2"))
+    restarted = make_tracker()
+    restarted.update(seen, [guest], ())
+    assert restarted.used() == claims
+    tracker.release("i-1")
+    assert tracker.used() == {"VCPU": 1, "PCPU": 0, "MEMORY_MB": 512, "DISK_GB": 1}
 
 
 def test_guests_of_other_clouds_use_resources() -> None:

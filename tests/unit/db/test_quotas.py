@@ -54,6 +54,15 @@ async def test_the_message_names_one_resource(database: Database) -> None:
     assert caught.value.message == ("Quota exceeded for instances: Requested 1, but already used 10 of 10 instances")
 
 
+async def test_no_limit_is_as_much_as_can_be_counted(database: Database) -> None:
+    most, unlimited = 2**31 - 1, {"ram": -1}
+    with pytest.raises(QuotaExceeded, match=f"of {most} ram"):
+        await database.write(quotas.charge, "p", {"ram": most + 1}, unlimited)
+    await database.write(quotas.charge, "p", {"ram": most}, unlimited)
+    with pytest.raises(QuotaExceeded, match=f"already used {most} of {most} ram"):
+        await database.write(quotas.charge, "p", {"ram": 1}, unlimited)
+
+
 async def test_minus_one_is_no_limit_and_zero_is_nothing(database: Database) -> None:
     await database.write(quotas.charge, "p", {"instances": 5000}, {"instances": -1})
     with pytest.raises(QuotaExceeded):

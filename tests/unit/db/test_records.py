@@ -8,13 +8,15 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, nodes, services
+from micronova.db import flavors, nodes, placement_names, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
+from micronova.objects.host_limits import LONGEST_DESCRIPTIONS
 from micronova.objects.orders import NodeResources
+from micronova.objects.topology import HostCell, NodeTopology
 from micronova.placement.model import MOST_UNITS
 from tests.unit.db.databases import KINDS, compute_database
 
@@ -136,6 +138,54 @@ async def test_a_capacity_is_never_larger_than_a_column_holds(database: Database
     assert found == {"VCPU": 32, "MEMORY_MB": MOST_UNITS, "DISK_GB": MOST_UNITS}
 
 
+async def test_the_nodes_of_a_host_have_bounded_descriptions_together(database: Database) -> None:
+    """A host may report other nodes each time; schedulers have all of them in memory."""
+    cells = tuple(HostCell(id=id, memory_mb=1, dedicated=tuple(range(1000, 2500))) for id in range(64))
+    large = _node("n0", topology=NodeTopology(cells=cells))
+    size = len(msgspec.json.encode(large.topology))
+    fitting = LONGEST_DESCRIPTIONS // (size + 1000)
+    for number in range(fitting):
+        one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
+        await database.write(nodes.upsert, "h1", [one], 10)
+    for number in range(fitting, fitting + 2):
+        one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
+        with pytest.raises(Conflict, match="descriptions of the nodes of host h1"):
+            await database.write(nodes.upsert_all, {"h1": [one], "h2": [_node("other")]}, 10)
+    await database.write(nodes.upsert, "h1", [_node("small")], 10)
+
+
+async def test_a_host_cannot_take_the_provider_of_another_service(database: Database) -> None:
+    await database.write(providers.create, "uuid-storage", "STORAGE", None, 5)
+    with pytest.raises(Conflict, match="uuid-storage, which is a resource provider of another service"):
+        await database.write(nodes.upsert, "h1", [_node("storage")], 10)
+    assert await database.read(nodes.list_) == []
+    await database.write(nodes.upsert, "h1", [_node("n1")], 10)
+    with pytest.raises(Conflict, match="already exists"):
+        await database.write(providers.create, "uuid-n1", "other", None, 20)
+
+
+async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -> None:
+    await database.write(placement_names.create_trait, "CUSTOM_TRUSTED", 5)
+
+    async def reported(*names: str) -> set[str]:
+        await database.write(nodes.upsert, "h1", [_node("n1", traits=names)], 10)
+        found: dict[str, set[str]] = await database.read(providers.traits_of, ["uuid-n1"])
+        return found.get("uuid-n1", set())
+
+    async def custom() -> set[str]:
+        found = await database.read(placement_names.list_traits, names=None, prefix="CUSTOM_", associated=None)
+        return set(found)
+
+    allowed = {"HW_CPU_X86_AVX", "COMPUTE_NODE", "CUSTOM_HOST_RACK_7"}
+    refused = {"CUSTOM_TRUSTED", "CUSTOM_NEW", "MISC_SHARES_VIA_AGGREGATE", "OWNER_CYBORG", "CUSTOM_HOST_\n", "HW_NONE"}
+    assert await reported(*allowed, *refused) == allowed
+    assert await custom() == {"CUSTOM_TRUSTED", "CUSTOM_HOST_RACK_7"}
+    for turn in range(3):
+        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 64
+        assert len(await custom()) == 65
+    assert await reported() == set() and await custom() == {"CUSTOM_TRUSTED"}
+
+
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:
     reports = {f"h{number}": [_node(f"n{number}")] for number in range(50)}
     counted = []
@@ -152,5 +202,5 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
             return len(statements)
 
         counted.append(await database.write(upsert))
-    assert counted == [9, 3]
+    assert counted == [10, 3]
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))

@@ -1,15 +1,19 @@
 """Fitting instances onto hosts. `make nova-numa` compares the same with Nova; here is what holds in any case."""
 
+import itertools
 import random
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from micronova.objects.device_fitting import choose_devices
 from micronova.objects.fitting import fit, given_back, lacking, taken, total_use
 from micronova.objects.topology import (
     NOTHING_USED,
     Assignment,
+    CellAssignment,
     CellRequest,
     CellUse,
     DeviceRequest,
@@ -178,6 +182,46 @@ def test_a_later_request_gets_what_only_it_can_use() -> None:
     assert [each.address[5:7] for each in place(host, TopologyRequest(devices=requests)).devices] == ["02", "01"]
 
 
+@pytest.mark.parametrize("cells", [8, 16, 64])
+@pytest.mark.parametrize("nodes", [2, 8])
+@pytest.mark.parametrize("where", [None, 63, 0])
+def test_a_device_at_the_wrong_place_is_found_out_at_once(cells: int, nodes: int, where: int | None) -> None:
+    """Trying all orders of cells would take hours. A host may also say that it has many."""
+    host = NodeTopology(cells=tuple(cell(n, memory_mb=2048 + n) for n in range(cells)), devices=(device(1, where),))
+    # Only the second node of the guest fits onto the first cell; that has the only device.
+    guest = tuple(CellRequest(id=n, memory_mb=1024 + n, shared=(n,)) for n in range(nodes))
+    small = CellUse(memory_mb=2048 - 1025)
+    use = TopologyUse(cells={0: small})
+    begin = time.process_time()
+    found = fit(host, use, TopologyRequest(cells=guest, devices=(wanting("required"),)))
+    assert time.process_time() - begin < 0.5
+    assert (found is not None) is (where is not None and where < cells)
+    assert found is None or where in {each.host for each in found.cells}
+
+
+def test_devices_of_several_requests_are_looked_for_within_a_bound() -> None:
+    """Only the last node of the guest fits onto the cells of both devices."""
+    host = NodeTopology(
+        cells=tuple(cell(n, memory_mb=2048 if n > 1 else 512, pages=()) for n in range(64)),
+        devices=(device(1, 0), device(2, 1, product_id="154c")),
+    )
+    guest = tuple(CellRequest(id=n, memory_mb=1024 - n if n < 7 else 256, shared=(n,)) for n in range(8))
+    both = wanting("required", product_id="1572"), wanting("required", product_id="154c")
+    begin = time.process_time()
+    assert fit(host, NOTHING_USED, TopologyRequest(cells=guest, devices=both)) is None
+    assert time.process_time() - begin < 2
+    assert fit(host, NOTHING_USED, TopologyRequest(cells=guest, devices=both[:1])) is not None
+
+
+def test_functions_that_belong_to_each_other_are_looked_at_within_a_bound() -> None:
+    """A host may say anything: here each device is the physical function of another one."""
+    devices = [device(n, None, dev_type="type-VF", parent=device((n + 1) % 40, None).address) for n in range(40)]
+    begin = time.process_time()
+    wanted = wanting("legacy", 15), wanting("legacy", 15)
+    assert fit(NodeTopology(devices=tuple(devices)), NOTHING_USED, TopologyRequest(devices=wanted)) is None
+    assert time.process_time() - begin < 2
+
+
 def test_what_a_host_has_lost() -> None:
     use = taken(NOTHING_USED, place(TWO, pinned(4)), TWO)
     assert lacking(TWO, use) == []
@@ -218,6 +262,55 @@ def test_whatever_fits_is_there_and_belongs_to_nobody_else(seed: int) -> None:
         assert before.cells.get(id, CellUse()) == was
 
 
+def _random_case(chance: random.Random) -> tuple[NodeTopology, TopologyUse, TopologyRequest]:
+    ids = range(chance.choice((2, 3, 4)))
+    cells = [
+        HostCell(
+            id=id,
+            memory_mb=chance.choice((512, 1024, 2048)),
+            shared=tuple(range(4 * id, 4 * id + 4)),
+            socket=id // 2 if chance.random() < 0.9 else None,
+        )
+        for id in ids
+    ]
+    devices = [
+        device(n, chance.choice((None, *ids)), product_id=chance.choice(("a", "b")))
+        for n in range(chance.randint(0, 5))
+    ]
+    wanted = [
+        wanting(chance.choice(("required", "socket", "legacy")), chance.choice((1, 2)), product_id=product)
+        for product in ("a", "b")[: chance.randint(1, 2)]
+    ]
+    guest = [
+        CellRequest(id=n, memory_mb=chance.choice((256, 1024, 2048)), shared=(n,)) for n in range(chance.choice((2, 3)))
+    ]
+    use = TopologyUse(devices=tuple(each.address for each in devices if chance.random() < 0.2))
+    return (
+        NodeTopology(cells=tuple(cells), devices=tuple(devices)),
+        use,
+        TopologyRequest(cells=tuple(guest), devices=tuple(wanted)),
+    )
+
+
+@given(st.integers(0, 1 << 32))
+def test_an_instance_fits_if_one_of_all_orders_of_cells_can_take_it(seed: int) -> None:
+    topology, use, request = _random_case(random.Random(seed))
+
+    def takes(host: HostCell, guest: CellRequest) -> bool:
+        return fit(NodeTopology(cells=(host,)), use, TopologyRequest(cells=(guest,))) is not None
+
+    ways = [
+        way
+        for way in itertools.permutations(topology.cells, len(request.cells))
+        if all(map(takes, way, request.cells))
+        and choose_devices(topology, use, request.devices, frozenset(each.id for each in way)) is not None
+    ]
+    found = fit(topology, use, request)
+    assert (found is not None) is bool(ways)
+    if found is not None:
+        assert [each.host for each in found.cells] in [[each.id for each in way] for way in ways]
+
+
 @given(st.integers(0, 1 << 32))
 def test_stored_texts_are_read_as_they_were(seed: int) -> None:
     case = fit_case(random.Random(seed))
@@ -226,3 +319,16 @@ def test_stored_texts_are_read_as_they_were(seed: int) -> None:
     found = fit(case["topology"], NOTHING_USED, case["asked"])
     if found is not None:
         assert total_use(case["topology"], {"one": found}) == taken(NOTHING_USED, found, case["topology"])
+
+
+def test_a_record_of_less_than_nothing_takes_nothing_from_others() -> None:
+    """A claim may have been recorded before such requests were refused; the audit then counts it as nothing."""
+    other = place(TWO, pinned(2))
+    use = taken(NOTHING_USED, other, TWO)
+    less = CellAssignment(id=0, host=other.cells[0].host, memory_mb=-2048)
+    more = CellAssignment(id=1, host=1 - less.host, memory_mb=2560)
+    odd = Assignment(cells=(less, more))
+    after = taken(use, odd, TWO)
+    assert after.cells[less.host] == use.cells[less.host]
+    assert given_back(after, odd, TWO) == use
+    assert total_use(TWO, {"odd": odd, "other": other}) == after

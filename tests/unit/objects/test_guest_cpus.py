@@ -1,6 +1,8 @@
 """What flavor and image ask for together. The topologies are those that Nova 34 chooses for the same input."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
@@ -90,3 +92,43 @@ def test_the_vcpus_that_are_pinned() -> None:
     assert pinned("dedicated") == (0, 1, 2, 3)
     assert pinned("mixed", cpu_dedicated_mask="1-2") == (1, 2)
     assert pinned("mixed", cpu_dedicated_mask="^0") == (1, 2, 3)
+
+
+def _with_nodes(image: dict[str, object]) -> GuestProperties:
+    return _properties({}, {"numa_nodes": 2, "numa_cpus.0": "0", "numa_cpus.1": "1", **image})
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"numa_mem.0": "-512", "numa_mem.1": "1024"},
+        {"numa_mem.0": "0", "numa_mem.1": "512"},
+        {"numa_mem.0": "2_56", "numa_mem.1": "256"},
+        {"numa_mem.0": "\u0662\u0665\u0666", "numa_mem.1": "256"},
+        {"numa_mem.0": "256", "numa_mem.1": "256", "numa_cpus.0": "0-1", "numa_cpus.1": ""},
+        {"numa_mem.0": "256", "numa_mem.1": "256", "numa_cpus.1": "\u0661"},
+        {"numa_mem.0": "9" * 5000, "numa_mem.1": "256"},
+    ],
+)
+def test_each_numa_node_has_cpus_and_memory(image: dict[str, object]) -> None:
+    with pytest.raises(Invalid):
+        cpu_request(_with_nodes(image), 2, 512)
+
+
+@given(memory=st.lists(st.integers(-4096, 4096), min_size=1, max_size=4), form=st.sampled_from(["{}", " {}", "{:_}"]))
+def test_no_accepted_numa_node_takes_less_than_nothing(memory: list[int], form: str) -> None:
+    image: dict[str, object] = {"numa_nodes": len(memory)}
+    for number, megabytes in enumerate(memory):
+        image |= {f"numa_cpus.{number}": str(number), f"numa_mem.{number}": form.format(megabytes)}
+    try:
+        cells = cpu_request(_properties({}, image), len(memory), sum(memory)).cells
+    except Invalid:
+        assert min(memory) < 1 or form == "{:_}"
+        return
+    assert [cell.memory_mb for cell in cells] == memory and min(memory) >= 1
+
+
+@pytest.mark.parametrize("size", ["0", "0MB", "-2048", "2_048", "\u0662MB", "9" * 5000, "4XB"])
+def test_sizes_of_pages_that_are_none(size: str) -> None:
+    with pytest.raises(Invalid, match="it should be small, large, any"):
+        page_size(_properties({"mem_page_size": size}, {}))

@@ -1,6 +1,14 @@
 """Allocation candidates as a function of plain data. Placement's own tests (`make placement-gabbi`) have many more."""
 
+import dataclasses
+import itertools
+import random
+import time
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
@@ -70,6 +78,54 @@ def test_groups_together_take_no_more_than_there_is() -> None:
     assert len(_found(ResourceRequest(groups=small, isolate=True), *_node("n"))) == 2
 
 
+@pytest.mark.parametrize(("groups", "isolate", "capacity"), [(8, True, 8), (20, True, 8), (12, False, 1)])
+def test_more_groups_than_providers_are_refused_at_once(groups: int, isolate: bool, capacity: int) -> None:
+    """Trying all orders of the groups would take minutes, for each tree."""
+    free = (_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(capacity)}) for n in range(groups - 1))
+    request = ResourceRequest(groups=tuple(_net(str(number), 1) for number in range(groups)), isolate=isolate, limit=1)
+    tree = [_provider("n"), *free]
+    begin = time.process_time()
+    assert _found(request, *tree) == []
+    assert time.process_time() - begin < 1
+    one_more = _provider("last", "n", "n", stock={"BANDWIDTH": _stock(capacity)})
+    assert len(_found(request, *tree, one_more)) == 1
+
+
+def test_a_list_of_candidates_has_an_end() -> None:
+    tree = [_provider("n"), *(_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(8)}) for n in range(8))]
+    for limit in (None, 999_999_999):
+        request = ResourceRequest(groups=tuple(_net(str(number), 1) for number in range(6)), limit=limit)
+        assert len(_found(request, *tree)) == candidates.MOST_CANDIDATES
+
+
+@given(st.integers(0, 1 << 32))
+def test_the_candidates_are_all_combinations_that_fit(seed: int) -> None:
+    chance = random.Random(seed)
+    tree = [
+        _provider("n"),
+        *(_provider(f"p{n}", "n", "n", stock={"BANDWIDTH": _stock(chance.randint(1, 4))}) for n in range(3)),
+        _provider("q", "p0", "n", stock={"BANDWIDTH": _stock(2)}),
+    ]
+    groups = tuple(_net(str(number), chance.randint(1, 3)) for number in range(chance.randint(1, 4)))
+    subtrees = (frozenset(("0", "1")),) if len(groups) > 1 and chance.random() < 0.4 else ()
+    request = ResourceRequest(groups=groups, isolate=chance.random() < 0.5, same_subtrees=subtrees)
+    expected = set()
+    for chosen in itertools.product(tree[1:], repeat=len(groups)):
+        total = Counter[str]()
+        for group, each in zip(groups, chosen, strict=True):
+            total[each.uuid] += group.resources["BANDWIDTH"]
+        related = {each.uuid for each in chosen[:2]} if subtrees else {"p1"}
+        if (
+            all(each.inventories["BANDWIDTH"].has(total[each.uuid]) for each in chosen)
+            and not (request.isolate and len({each.uuid for each in chosen}) < len(chosen))
+            and (len(related) == 1 or related == {"p0", "q"})
+        ):
+            expected.add(tuple(each.uuid for each in chosen))
+    found = candidates.find(request, tree)
+    assert {tuple(each.mappings[group.suffix][0] for group in groups) for each in found} == expected
+    assert bool(candidates.find(dataclasses.replace(request, limit=1), tree)) is bool(expected)
+
+
 def test_units_are_kept() -> None:
     assert _found(ResourceRequest(groups=(_net("1", 3),)), *_node("n")) == []
 
@@ -98,22 +154,60 @@ def test_extra_specs_replace_and_add_amounts() -> None:
     flavor = _flavor(
         resources__VCPU="0", resources__VGPU="1", resources_NET__BANDWIDTH="5", trait_NET__CUSTOM_A="required"
     )
-    assert extra_specs.node_resources(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1, "VGPU": 1}
-    groups = extra_specs.resource_request(flavor)
+    assert extra_specs.node_resources(flavor, None) == {"MEMORY_MB": 64, "DISK_GB": 1}
+    groups = extra_specs.resource_request(flavor, None)
     assert groups is not None
-    [one] = groups.groups
+    anywhere, one = groups.groups
+    assert (anywhere.suffix, anywhere.resources, anywhere.required) == ("", {"VGPU": 1}, ())
     assert (one.suffix, one.resources, one.required) == ("_NET", {"BANDWIDTH": 5}, (frozenset({"CUSTOM_A"}),))
-    assert extra_specs.resource_request(_flavor()) is None
+    assert extra_specs.resource_request(_flavor(), None) is None
+
+
+def test_traits_without_a_suffix_may_be_those_of_any_provider_that_serves_the_server() -> None:
+    """A node with the trait of its host, and two GPUs below it of which one has the wanted type."""
+    image = ImageMeta(id="i", properties={"trait:CUSTOM_HOST": "required"})
+    specs = {"resources__VGPU": "1", "trait__CUSTOM_NVIDIA_35": "required", "trait__CUSTOM_OLD": "forbidden"}
+    flavor = _flavor(**specs)
+    assert extra_specs.node_traits(flavor, image) == (frozenset(), frozenset({"CUSTOM_OLD"}))
+    only_node = _flavor(trait__CUSTOM_NVIDIA_35="required")
+    assert extra_specs.node_traits(only_node, image)[0] == {"CUSTOM_NVIDIA_35", "CUSTOM_HOST"}
+    request = extra_specs.resource_request(flavor, image)
+    assert request is not None
+
+    def served(of_node: set[str], *of_gpus: set[str]) -> list[str]:
+        stock = {"VGPU": Inventory(1, 0, 1, 8, 1, 1.0, 1, 0)}
+        node = Provider("n", "n", None, "n", traits=frozenset(of_node))
+        gpus = [
+            Provider(f"g{number}", f"g{number}", "n", "n", traits=frozenset(traits), inventories=stock)
+            for number, traits in enumerate(of_gpus)
+        ]
+        return [provider for each in candidates.find(request, [node, *gpus]) for provider in each.allocations]
+
+    assert served({"CUSTOM_HOST"}, {"CUSTOM_NVIDIA_36"}, {"CUSTOM_NVIDIA_35"}) == ["g1"]
+    assert served({"CUSTOM_HOST", "CUSTOM_NVIDIA_35"}, set(), {"CUSTOM_OLD"}) == ["g0"]
+    assert served(set(), {"CUSTOM_NVIDIA_35"}) == []
 
 
 def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
     dedicated = {"PCPU": 2, "MEMORY_MB": 64, "DISK_GB": 1}
     assert extra_specs.node_resources(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
     image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
-    assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated | {"VGPU": 1}
+    assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated
     for specs in ({"resources__PCPU": "2"}, {"resources1__PCPU": "2"}):
         with pytest.raises(Invalid, match="hw:cpu_policy"):
             extra_specs.check(_flavor(**specs))
+
+
+def test_amounts_of_cpus_contradict_a_policy_of_flavor_or_image() -> None:
+    image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
+    for name in ("VCPU", "PCPU"):
+        for policy in ("dedicated", "mixed", "shared"):
+            with pytest.raises(Invalid, match=f"resources1:{name} .* contradicts the CPU policy {policy}"):
+                extra_specs.check(_flavor(**{f"resources1__{name}": "2"}, hw__cpu_policy=policy))
+        with pytest.raises(Invalid, match=f"resources:{name} .* contradicts the CPU policy dedicated"):
+            extra_specs.check(_flavor(**{f"resources__{name}": "2"}), image)
+    extra_specs.check(_flavor(resources__VCPU="0"), image)  # as in Nova, no amount is no contradiction
+    extra_specs.check(_flavor(resources__VCPU="2"))
 
 
 def test_flavor_and_image_must_not_contradict_each_other() -> None:

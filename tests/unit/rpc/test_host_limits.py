@@ -25,6 +25,7 @@ from micronova.compute.rpcapi import COMPUTE_INTERFACE, FAULT_RULES
 from micronova.conductor.rpcapi import HOSTS, KEYS
 from micronova.objects.host_limits import LONGEST_DETAILS, LONGEST_MESSAGE
 from micronova.objects.orders import BootResult, NodeResources, Report
+from micronova.objects.topology import MdevParent
 from micronova.rpc.contract import Method
 from micronova.rpc.envelope import OutgoingReply, decode_reply, encode
 from micronova.rpc.errors import ErrorBody, from_body
@@ -112,3 +113,32 @@ def test_an_error_that_a_host_answers_is_cut() -> None:
 def _as_old_agents_do(message: msgspec.Struct, /, **values: Any) -> bytes:
     """Return a message with values that today's agents cut."""
     return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **values})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"capabilities": {f"{number:0250}": "x" * 250 for number in range(200)}},
+        {"supported": [["x" * 250] * 3] * 200},
+    ],
+)
+def test_descriptions_of_nodes_have_a_limit_in_bytes(more: dict[str, Any]) -> None:
+    message = msgspec.msgpack.encode({**msgspec.structs.asdict(NODE), **more})
+    with pytest.raises(msgspec.ValidationError, match="has more than 65536 bytes"):
+        msgspec.msgpack.decode(message, type=NodeResources)
+
+
+@pytest.mark.parametrize("field", ["name", "mdev_type", "resource_class"])
+def test_names_of_devices_have_no_newline_at_their_end(field: str) -> None:
+    good = {"name": "pci_0000_84_00_0", "mdev_type": "nvidia-35", "total": 1, "resource_class": "CUSTOM_X"}
+    msgspec.convert(good, MdevParent)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**good, field: f"{good[field]}\n"}, MdevParent)
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), -1.0, 0.0])
+def test_ratios_are_numbers_that_can_be_stored(ratio: float) -> None:
+    """One that is not would keep every scheduler from reading the host."""
+    message = msgspec.msgpack.encode({**msgspec.structs.asdict(NODE), "allocation_ratios": {"VCPU": ratio}})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(message, type=NodeResources)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -141,6 +142,43 @@ async def test_no_valid_host_arrives_as_itself_and_claims_nothing(databases: lis
         assert error.details["reasons"][-1]["remaining"] == 0
         assert set((await c.database.read(used)).values()) == {0}
         assert len(await c.select(a_spec(), *(f"i{number}" for number in range(12)))) == 12
+
+
+async def test_a_dry_run_says_what_a_request_would_get_and_changes_nothing(databases: list[Database]) -> None:
+    """Neither claims nor what the scheduler counts in its own table."""
+    async with cloud(databases[:1], refresh=3600.0) as c:
+        await c.database.write(add_instances, "i0", "i1")
+        await c.select(a_spec(), "i0")
+        await c.api.dry_run(CONTEXT, a_spec(), 12)  # a refusal reads all hosts, with the servers that they report
+        before = await c.database.read(used), await c.api.list_hosts(CONTEXT)
+        told = await c.api.dry_run(CONTEXT, a_spec(), 11, with_hosts=True)
+        assert Counter(each.host for each in told.selections).total() == told.fit == 11
+        assert told.fleet is not None and sum(each.chosen for each in told.fleet.hosts) == 11
+        assert {each.refused_by for each in told.fleet.hosts} == {-1}
+        assert told.explanation.took > 0 and len(told.explanation.winners) == 11
+        refused = await c.api.dry_run(CONTEXT, a_spec(), 12, with_hosts=True)
+        assert (refused.selections, refused.fit) == ((), 11)
+        assert "no host has 1 free vCPU. There is room for 11 of 12 servers." in refused.message
+        [step] = [step for step in refused.explanation.filters if step.removed]
+        assert (step.name, step.entered, step.remaining, step.hosts) == ("Capacity(VCPU)", 3, 0, ("h0", "h1", "h2"))
+        assert refused.fleet is not None and refused.fleet.filters[refused.fleet.hosts[0].refused_by] == step.name
+        assert (await c.database.read(used), await c.api.list_hosts(CONTEXT)) == before
+        assert c.events[2:] == [], "nobody is told of a dry run"
+        (placement,) = await c.select(a_spec(), "i1")
+        assert placement.selected.host == told.selections[0].host
+
+
+async def test_a_dry_run_says_that_a_silent_host_may_return(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=1, down_time=60.0) as c:
+        CLOCK.ahead = 70.0
+        try:
+            told = await c.api.dry_run(CONTEXT, a_spec())
+            [host] = (await c.api.list_hosts(CONTEXT)).hosts
+        finally:
+            CLOCK.ahead = 0.0
+        assert told.selections == () and told.explanation.waits
+        assert told.explanation.filters[-1].name == "ComputeFilter"
+        assert host.state == "down"
 
 
 async def test_what_was_given_back_elsewhere_is_seen_before_refusing(databases: list[Database]) -> None:

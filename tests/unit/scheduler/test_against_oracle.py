@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.errors import NoValidHost
+from micronova.objects.explanation import MOST_NAMED
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
 from micronova.objects.topology import (
@@ -348,6 +349,8 @@ def test_explanation_counts_what_each_filter_removed(
     for step in steps:
         kept = [host for host in left if oracle.passes(host, spec, NOW, settings)[step["name"]]]
         assert (step["removed"], step["remaining"]) == (len(left) - len(kept), len(kept)), step
+        removed = [host.host for host in left if host not in kept]
+        assert list(step.get("hosts", ())) == removed[:MOST_NAMED], step
         left = kept
 
 

@@ -88,38 +88,6 @@ async def test_what_others_claim_of_numa_cells_is_followed(tmp_path: Path) -> No
         await database.close()
 
 
-class SlowClock(SettableClock):
-    """A clock by which every read takes ten seconds."""
-
-    def monotonic(self) -> float:
-        self.reads = getattr(self, "reads", 0) + 1
-        return self.reads * 10.0
-
-
-async def test_a_full_cloud_is_not_read_as_a_whole_all_the_time(tmp_path: Path) -> None:
-    """Reading all hosts took ten seconds; requests that find no host read what has changed instead."""
-    database = open_database(f"sqlite:///{tmp_path}/compute.db")
-    clock = SlowClock()
-    feed = HostFeed(database, clock, default_zone="nova")
-    try:
-        await make_tables(database)
-        await database.write(lambda conn: add_host(conn, "old", 1, now=micros(clock.now())))
-        await feed.refresh_fully()
-        for number in range(2, 6):
-            clock.time += 10.0
-            now = micros(clock.now())
-            await database.write(lambda conn, name, at: add_host(conn, name, at, now=at), f"new{number}", now)
-            clock.time += 0.1
-            await feed.refresh_fully()
-            assert f"node-new{number}" in feed.table
-        assert database.statistics.by_function["load_page"] == 1
-        clock.time += 600.0
-        await feed.refresh_fully()
-        assert database.statistics.by_function["load_page"] == 2
-    finally:
-        await database.close()
-
-
 class CountingTable(HostTable):
     """A table that counts the rows that were read into it."""
 
@@ -258,6 +226,43 @@ async def test_a_stop_that_a_host_announces_is_read_with_the_next_changes(cloud:
     cloud.clock.time += 0.1
     await cloud.feed.refresh(0.0)
     assert up(cloud, 20.0) == {"host0", "host2"}
+
+
+@pytest.mark.parametrize("late", [10.0, 55.0])
+async def test_a_commit_that_is_very_late_refuses_no_request(cloud: Cloud, late: float) -> None:
+    """Before a request is refused, the last minute is read again, and of it only what is not known."""
+    await cloud.add_hosts(20)
+    await cloud.refresh_for(90.0)
+    moment = cloud.now
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], moment)
+    await cloud.refresh_for(late)
+    await cloud.database.write(lambda conn: add_host(conn, "late", 99, now=moment))
+    cloud.clock.time += 1.0
+    await cloud.feed.refresh(0.0)
+    assert "node-late" not in cloud.table
+    cloud.table.forget_counts()
+    await cloud.feed.refresh_fully()
+    assert "node-late" in cloud.table
+    assert cloud.table.nodes == 6, "those that changed in the same tenth of a second"
+
+
+async def test_a_full_cloud_is_not_read_as_a_whole(cloud: Cloud) -> None:
+    """Requests that find no host read what has changed: a host that is new, or has room again."""
+    await cloud.add_hosts(20)
+    await cloud.feed.refresh(0.0)
+    cloud.clock.time += 100.0
+    await cloud.feed.refresh_fully()
+    cloud.table.forget_counts()
+    pages = cloud.database.statistics.by_function["load_page"]
+    for number in range(100):
+        cloud.clock.time += 3.0
+        if number == 50:
+            await cloud.database.write(lambda conn: add_host(conn, "new", 99, now=cloud.now))
+            cloud.clock.time += 0.1
+        await cloud.feed.refresh_fully()
+        assert ("node-new" in cloud.table) == (number >= 50)
+    assert cloud.database.statistics.by_function["load_page"] == pages
+    assert cloud.table.nodes == 1
 
 
 async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> None:

@@ -55,7 +55,8 @@ def test_processors_are_respected_though_no_default_filter_looks_at_them() -> No
     with pytest.raises(NoValidHost) as caught:
         place(table, a_spec(flavor=a_flavor(vcpus=3)))
     assert caught.value.message == f"{NOT_ENOUGH}: no host has 3 free vCPUs."
-    assert caught.value.details["reasons"] == [{"name": "Capacity(VCPU)", "removed": 1, "remaining": 0, "error": ""}]
+    refused = {"name": "Capacity(VCPU)", "removed": 1, "remaining": 0, "hosts": ("h1",)}
+    assert caught.value.details["reasons"] == [refused]
 
 
 def test_any_resource_class() -> None:
@@ -81,7 +82,8 @@ def test_not_enough_for_all_means_none() -> None:
         place(table, a_spec(), 4)
     assert free_of(table) == before
     assert caught.value.details["placed"] == 3
-    assert {"name": "RamFilter", "removed": 2, "remaining": 0, "error": ""} in caught.value.details["reasons"]
+    refused = {"name": "RamFilter", "removed": 2, "remaining": 0, "hosts": ("h1", "h2")}
+    assert refused in caught.value.details["reasons"]
     assert Counter(place(table, a_spec(), 3)) == {"h1": 2, "h2": 1}
 
 

@@ -1,9 +1,12 @@
 """Single filters: requirements on capabilities and images, and how filters are found."""
 
+import json
 import logging
+import random
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +15,8 @@ from micronova.objects.errors import Invalid, NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.filter_scheduler import FilterScheduler
-from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter
+from micronova.scheduler.filters.attributes import TEXTS
+from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, capability_path
 from micronova.scheduler.filters.image import ImagePropertiesFilter, version_fulfils
 from micronova.scheduler.filters.operators import Requirement
@@ -209,22 +213,84 @@ def test_a_plugin_is_asked_for_every_instance() -> None:
     assert [each.selected.host for each in decision.destinations] == ["h2", "h2"]
     with pytest.raises(NoValidHost) as caught:
         scheduler.select(table, a_spec(), ["c"], now=NOW)
-    assert caught.value.details["reasons"][-1] == {"name": "OnlyH2", "removed": 3, "remaining": 0, "error": ""}
+    refused = {"name": "OnlyH2", "removed": 3, "remaining": 0, "hosts": ("h1", "h2", "h3")}
+    assert caught.value.details["reasons"][-1] == refused
 
 
 @pytest.mark.usefixtures("plugins")
-def test_faulty_plugins_are_reported_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR):
-        scheduler = with_filters("Unmakeable", "Gone", "Broken")
-        assert [each.name for each in scheduler.filters] == [*BUILT_IN, "Broken"]
-        assert "Unmakeable" in caplog.text
-        assert "Gone" in caplog.text
-        decision = scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
-    assert decision.explanation.filters[-1].error == "RuntimeError: out of order"
+@pytest.mark.parametrize("name", ["Unmakeable", "Gone"])
+def test_a_plugin_that_cannot_be_loaded_stops_the_scheduler(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), pytest.raises(Invalid, match=f"filter {name} of a plugin cannot be loaded"):
+        with_filters(name)
+    assert name in caplog.text
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plugin_that_fails_lets_no_host_pass(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = with_filters("Broken")
+    with caplog.at_level(logging.ERROR), pytest.raises(NoValidHost) as caught:
+        scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
+    assert "no host is known to meet the request, because the filter Broken failed" in caught.value.message
+    assert "out of order" not in caught.value.message  # for admins
+    assert caught.value.details["reasons"][-1]["error"] == "RuntimeError: out of order"
     assert "Broken" in caplog.text
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@pytest.mark.parametrize("fails", [OSError("no answer"), None])
+def test_no_filter_that_fails_lets_hosts_pass(
+    name: str, fails: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose answer is not a mask over the hosts."""
+
+    def mask(self: HostFilter, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        if fails is not None:
+            raise fails
+        return np.ones(7, np.bool_)
+
+    monkeypatch.setattr(BUILT_IN[name], "mask", mask)
+    scheduler = FilterScheduler(load_filters(OPTIONS, [name]), [], random=random.Random(1))
+    with pytest.raises(NoValidHost, match=f"because the filter {name} failed"):
+        scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
+
+
+class FailsLater(EachHost):
+    """A filter that fails when the first server of a request has a host."""
+
+    name = "FailsLater"
+    scope = Scope.HOST
+
+    def passes(self, host: HostState, spec: RequestSpec) -> bool:
+        if host.num_instances:
+            raise RuntimeError("out of order")
+        return True
+
+
+def test_a_filter_that_fails_between_two_servers_of_a_request_lets_no_host_pass() -> None:
+    scheduler = FilterScheduler([FailsLater(OPTIONS)], [], random=random.Random(1))
+    table = a_table(a_host("h1"))
+    with pytest.raises(NoValidHost, match="because the filter FailsLater failed"):
+        scheduler.select(table, a_spec(), ["a", "b"], now=NOW)
 
 
 @pytest.mark.usefixtures("plugins")
 def test_a_misspelt_filter_is_an_error() -> None:
     with pytest.raises(Invalid, match="RamFitler"):
         load_filters(OPTIONS, ["RamFitler"])
+
+
+def test_a_query_has_bounded_parts_and_looks_each_variable_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def hosts_of(hosts: HostView) -> list[str]:
+        asked.append(len(hosts))
+        return [each.host for each in hosts.selections()]
+
+    monkeypatch.setitem(TEXTS, "host", hosts_of)
+    json_filter, table = BUILT_IN["JsonFilter"](OPTIONS), a_table(a_host("h1"), a_host("h2"))
+    longest = json.dumps(["in", "$host", *["$host"] * 61, "h2"])
+    mask = json_filter.mask(table.view(), a_spec(hints={"query": [longest]}))
+    assert mask is not None and mask.all() and asked == [2]
+    for longer in (["in", "$host", *["$host_ip"] * 542], ["in", "$host", *["$host"] * 63]):
+        with pytest.raises(Invalid, match="more than 64 operators and operands"):
+            json_filter.check({"query": [json.dumps(longer)]}, {})

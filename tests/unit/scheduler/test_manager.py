@@ -8,6 +8,8 @@ import pytest_asyncio
 from micronova.db.engine import Database, open_database
 from tests.unit.scheduler import manager_cases
 from tests.unit.scheduler.manager_cases import (  # noqa: F401
+    test_a_dry_run_says_that_a_silent_host_may_return,
+    test_a_dry_run_says_what_a_request_would_get_and_changes_nothing,
     test_a_host_that_came_or_was_disabled_is_noticed,
     test_a_host_that_has_just_gone_may_come_back,
     test_a_host_that_was_disabled_just_now_gets_nothing,

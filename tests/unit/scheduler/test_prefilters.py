@@ -1,5 +1,6 @@
 """What is asked before the filters."""
 
+import msgspec
 import pytest
 
 from micronova.objects.flavor import Flavor
@@ -39,7 +40,9 @@ def _spec(project: str = "p", **more: str) -> RequestSpec:
     extra = {key.replace("__", ":"): value for key, value in more.items() if key.startswith("trait")}
     flavor = Flavor(id="1", name="f", ram=1, vcpus=1, disk=1, extra_specs=extra)
     image = ImageMeta(id="i", disk_format=more["disk_format"]) if "disk_format" in more else None
-    return RequestSpec(project_id=project, user_id="u", flavor=flavor, image=image)
+    return RequestSpec(
+        project_id=project, user_id="u", flavor=flavor, image=image, has_aggregates=project in ("p", "q")
+    )
 
 
 def test_traits() -> None:
@@ -58,3 +61,8 @@ def test_projects_have_the_hosts_of_their_aggregates(project: str, optional: str
     assert _passing(Prefilters(), _spec(project)) == "abc"
     assert _passing(Prefilters(tenants=True), _spec(project)) == optional
     assert _passing(Prefilters(tenants=True, tenants_need_aggregates=True), _spec(project)) == needed
+
+
+def test_a_project_whose_aggregates_have_no_host_has_none() -> None:
+    spec = msgspec.structs.replace(_spec("r"), has_aggregates=True)
+    assert _passing(Prefilters(tenants=True), spec) == ""

@@ -1,6 +1,7 @@
 """Instance actions: what users requested of a server, and the results."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType, field
 
@@ -9,6 +10,7 @@ from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery, Paged
 from micronova.api.links import LINKS, Links, host_id
 from micronova.api.view import OMIT, Field, View
+from micronova.db import explanations
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
@@ -16,6 +18,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.explanation import Explanation, sentences
 
 RULE = "os_compute_api:os-instance-actions"
 
@@ -29,15 +32,29 @@ ACTION = View(
     Field("message", "message", type=str | None),
     Field("updated_at", lambda row, _: iso_micros(row.updated_at), since(58), type=str | None),
 )
+DETAILS = since(84)  # of events
+
+
+class EventContext(NamedTuple):
+    """What the view of an event needs besides its row."""
+
+    project: str
+    explained: Mapping[int, str]  # by the sequence number of the event: how the scheduler decided
+
+    def details(self, event: actions.InstanceActionEventRow) -> str | None:
+        """Return what went wrong, and how the scheduler decided."""
+        return "\n".join(filter(None, (event.details, self.explained.get(event.sequence)))) or None
+
+
 EVENT = View(
     Field("event", "event", type=str),
     Field("start_time", lambda row, _: iso_micros(row.start_time), type=str),
     Field("finish_time", lambda row, _: iso_micros(row.finish_time), type=str | None),
     Field("result", "result", type=str | None),
     Field("traceback", "traceback", when="insight", type=str | None),
-    Field("hostId", lambda row, project: host_id(project, row.host), since(62), type=str),
+    Field("hostId", lambda row, context: host_id(context.project, row.host), since(62), type=str),
     Field("host", "host", since(62), when="insight", type=str | None),
-    Field("details", "details", since(84), when="details", type=str | None),
+    Field("details", lambda row, context: context.details(row), DETAILS, when="details", type=str | None),
 )
 
 # An action with its events, which only some callers see before 2.51.
@@ -105,8 +122,36 @@ class InstanceActions:
             if request.allows(f"{RULE}:events:details", target):
                 flags.add("details")
             shape = EVENT.at(request.minor, frozenset(flags))
-            shown = [shape(event, row.project_id or owner) for event in events]
+            explained: dict[int, str] = {}
+            if flags == {"insight", "details"} and request.minor in DETAILS:
+                # Explanations name hosts: who sees only details does not get them.
+                decided = await self._database.read(explanations.of_server, id)
+                decisions = [each for one in decided if one.request_id == request_id for each in one.decisions]
+                explained = explain_events(events, decisions)
+            context = EventContext(row.project_id or owner, explained)
+            shown = [shape(event, context) for event in events]
         return {"instanceAction": DETAILED.at(request.minor)(row, shown)}
+
+
+def explain_events(
+    events: Sequence[actions.InstanceActionEventRow], decisions: Sequence[Explanation]
+) -> dict[int, str]:
+    """Return decisions in words, by the sequence number of the event that each belongs to.
+
+    This is the event of the chosen host; if there is none, the conductor's own; else the first one.
+    """
+    in_order = sorted(events, key=lambda event: (event.start_time, event.sequence))
+    of_hosts = [event for event in in_order if event.host is not None]
+    own = [event for event in in_order if event.host is None] or in_order
+    told: dict[int, str] = {}
+    for decision in decisions if in_order else ():
+        chosen = {winner.host for winner in decision.winners}
+        event = next((event for event in of_hosts if event.host in chosen), None)
+        if event is not None:
+            of_hosts.remove(event)  # a later decision for the same host is that of a later event
+        number = (event or own[0]).sequence
+        told[number] = "\n".join(filter(None, (told.get(number), " ".join(sentences(decision)))))
+    return told
 
 
 def _moment(value: str | UnsetType, name: str) -> int | None:

@@ -29,7 +29,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
 from micronova.objects.scheduling import SERVER_HINTS
 from micronova.servers.create import ServerCreator
-from micronova.servers.create_rules import Created, CreateRequest
+from micronova.servers.create_rules import Created, CreateRequest, parse_zone
 
 MOST_SERVERS = 100_000  # most servers in one request, independent of quota
 
@@ -112,7 +112,7 @@ def create_request(request: Request) -> CreateRequest:
     """Return the CreateRequest for a body; raise Invalid where a rule is broken that a type cannot say."""
     body: Body = request.body
     server, minor = body.server, request.minor
-    zone, force_host, force_node = _zone(server)
+    zone, force_host, force_node = parse_zone(given(server.availability_zone))
     least, most = _counts(server)
     if server.hostname is not UNSET and most > 1:
         raise Invalid("Invalid input for field/attribute hostname: only one server may be made with a hostname.")
@@ -163,18 +163,6 @@ def _counts(server: NewServer) -> tuple[int, int]:
     if least > most:
         raise Invalid("min_count must be <= max_count")
     return least, most
-
-
-def _zone(server: NewServer) -> tuple[str | None, str | None, str | None]:
-    text = given(server.availability_zone)
-    if not text:
-        return None, None, None
-    zone, *rest = text.split(":")
-    if len(rest) > 2:
-        raise Invalid("Unable to parse availability_zone: it is ZONE, ZONE:HOST or ZONE:HOST:NODE.")
-    host = rest[0] if rest else ""
-    node = rest[1] if len(rest) > 1 else ""
-    return zone or None, host or None, node or None
 
 
 def _image_id(server: NewServer) -> str | None:

@@ -33,16 +33,16 @@ class AllocationCandidates:
         """List the candidates, and what their providers have."""
         wanted = query.request(request.raw_query, request.minor)
         sharing, roots = await self._database.snapshot(_begin, wanted)
+        most = min(wanted.limit or candidates.MOST_CANDIDATES, candidates.MOST_CANDIDATES)
         found: list[Candidate] = []
         known: dict[str, Provider] = {each.uuid: each for each in sharing}
         for first in range(0, len(roots), provider_trees.PART):
             part = roots[first : first + provider_trees.PART]
             trees = await self._database.snapshot(_load, part)
             known |= {each.uuid: each for each in trees}
-            left = None if wanted.limit is None else wanted.limit - len(found)
-            asked = dataclasses.replace(wanted, limit=left)
+            asked = dataclasses.replace(wanted, limit=most - len(found))
             found += await asyncio.to_thread(candidates.find, asked, [*trees, *sharing], part)
-            if wanted.limit is not None and len(found) >= wanted.limit:
+            if len(found) >= most:
                 break
         body = {
             "allocation_requests": _requests(found, request.minor),

@@ -1,13 +1,12 @@
 """Allocations: what consumers hold of resource providers."""
 
-import uuid as uuids
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from micronova.api.placement import schemas
-from micronova.api.placement.schema import is_uuid
+from micronova.api.placement.schema import is_uuid, normal_uuid, with_normal_uuids
 from micronova.api.placement.service import Answers
 from micronova.db import provider_allocations, providers
 from micronova.db.engine import Database
@@ -33,9 +32,9 @@ def allocation_request(request: Request, consumer: str, body: Mapping[str, Any])
     """Return the allocations that the body has for a consumer."""
     given = body["allocations"]
     if isinstance(given, list):
-        allocations = {each["resource_provider"]["uuid"]: dict(each["resources"]) for each in given}
+        allocations = {normal_uuid(each["resource_provider"]["uuid"]): dict(each["resources"]) for each in given}
     else:
-        allocations = {provider: dict(each["resources"]) for provider, each in given.items()}
+        allocations = {provider: dict(each["resources"]) for provider, each in with_normal_uuids(given).items()}
     return AllocationRequest(
         consumer=consumer,
         allocations=allocations,
@@ -45,6 +44,11 @@ def allocation_request(request: Request, consumer: str, body: Mapping[str, Any])
         generation=body.get("consumer_generation"),
         checks_generation=request.minor >= 28,
     )
+
+
+def _stored(consumer_uuid: str) -> str:
+    """Return the uuid of a consumer as it is stored; what is no uuid is that of no consumer."""
+    return normal_uuid(consumer_uuid) if is_uuid(consumer_uuid) else consumer_uuid
 
 
 class Allocations:
@@ -57,6 +61,7 @@ class Allocations:
 
     async def show(self, request: Request, consumer_uuid: str) -> Response:
         """Show the allocations of a consumer."""
+        consumer_uuid = _stored(consumer_uuid)
 
         def read(conn: sa.Connection) -> tuple[dict[str, Any], int | None]:
             found = provider_allocations.allocations_of_consumers(conn, [consumer_uuid])
@@ -100,7 +105,7 @@ class Allocations:
         """Replace the allocations of a consumer."""
         if not is_uuid(consumer_uuid):
             raise Invalid(f"Malformed consumer_uuid: {consumer_uuid[:64]}")
-        consumer = str(uuids.UUID(consumer_uuid))
+        consumer = normal_uuid(consumer_uuid)
         try:
             await self._write([allocation_request(request, consumer, request.body)])
         except UnknownClass as error:
@@ -109,7 +114,8 @@ class Allocations:
     async def replace_many(self, request: Request) -> None:
         """Replace the allocations of consumers, of all or of none."""
         try:
-            await self._write([allocation_request(request, consumer, body) for consumer, body in request.body.items()])
+            bodies = with_normal_uuids(request.body)
+            await self._write([allocation_request(request, consumer, body) for consumer, body in bodies.items()])
         except UnknownClass as error:
             raise Invalid(f"Unable to allocate inventory: {error.message}") from None
 
@@ -118,7 +124,7 @@ class Allocations:
 
     async def delete(self, request: Request, consumer_uuid: str) -> None:
         """Remove the allocations of a consumer."""
-        await self._database.write(provider_allocations.release, consumer_uuid, micros(self._clock.now()))
+        await self._database.write(provider_allocations.release, _stored(consumer_uuid), micros(self._clock.now()))
 
 
 def routes(database: Database, clock: Clock, answers: Answers) -> list[Route]:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from micronova.api.placement import schemas
 from micronova.api.placement.allocations import allocation_request
 from micronova.api.placement.inventories import complete
+from micronova.api.placement.schema import with_normal_uuids
 from micronova.db import provider_allocations, provider_inventories, providers
 from micronova.db.engine import Database
 from micronova.db.provider_inventories import UnknownClass
@@ -30,15 +31,17 @@ class Reshaper:
         await self._database.write(self._reshape, request)
 
     def _reshape(self, conn: sa.Connection, request: Request) -> None:
-        inventories, now = request.body["inventories"], micros(self._clock.now())
-        _check_generations(conn, inventories)
+        inventories, now = with_normal_uuids(request.body["inventories"]), micros(self._clock.now())
         stock = {
             uuid: {name: complete(request, uuid, name, values) for name, values in given["inventories"].items()}
             for uuid, given in inventories.items()
         }
         changes = [
-            allocation_request(request, consumer, body) for consumer, body in request.body["allocations"].items()
+            allocation_request(request, consumer, body)
+            for consumer, body in with_normal_uuids(request.body["allocations"]).items()
         ]
+        provider_allocations.lock_reshape(conn, stock, changes, now)
+        _check_generations(conn, inventories)
         try:
             # First everything that is new, so that the allocations fit; then what is no longer there.
             for uuid, new in sorted(stock.items()):
@@ -51,8 +54,8 @@ class Reshaper:
 
 
 def _check_generations(conn: sa.Connection, inventories: Mapping[str, Any]) -> None:
-    """Lock the providers; raise Conflict if the generation of one is not the given one."""
-    known = providers.get_many(conn, inventories, lock=True)
+    """Raise Conflict if the generation of a provider is not the given one; Invalid if there is no such provider."""
+    known = providers.get_many(conn, inventories)
     for uuid, given in sorted(inventories.items()):
         if uuid not in known:
             raise Invalid(

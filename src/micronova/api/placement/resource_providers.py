@@ -1,10 +1,11 @@
 """Resource providers: compute nodes, and what other services add."""
 
-import uuid as uuids
 from random import Random
+from types import EllipsisType
 from typing import Any
 
 from micronova.api.placement import query, schemas
+from micronova.api.placement.schema import normal_uuid
 from micronova.api.placement.service import Answers, path_of
 from micronova.db import placement_names, provider_trees, providers
 from micronova.db.engine import Database
@@ -67,8 +68,8 @@ class ResourceProviders:
     async def create(self, request: Request) -> Response:
         """Create a provider."""
         body = request.body
-        uuid = str(uuids.UUID(body["uuid"])) if "uuid" in body else new_uuid(self._random)
-        parent, now = body.get("parent_provider_uuid"), micros(self._clock.now())
+        uuid = normal_uuid(body["uuid"]) if "uuid" in body else new_uuid(self._random)
+        parent, now = _parent(body.get("parent_provider_uuid")), micros(self._clock.now())
         row = await self._database.write(providers.create, uuid, body["name"], parent, now)
         where = f"/resource_providers/{uuid}"
         if request.minor < 20:
@@ -82,7 +83,7 @@ class ResourceProviders:
 
     async def update(self, request: Request, uuid: str) -> Response:
         """Rename a provider, or give it another parent."""
-        parent = request.body.get("parent_provider_uuid", ...)
+        parent = _parent(request.body.get("parent_provider_uuid", ...))
         now, may_move = micros(self._clock.now()), request.minor >= 37
         row = await self._database.write(
             providers.update, uuid, request.body["name"], parent, may_move=may_move, now=now
@@ -92,6 +93,10 @@ class ResourceProviders:
     async def delete(self, request: Request, uuid: str) -> None:
         """Delete a provider that has neither children nor allocations."""
         await self._database.write(providers.delete, uuid, micros(self._clock.now()))
+
+
+def _parent(given: str | EllipsisType | None) -> Any:
+    return normal_uuid(given) if isinstance(given, str) else given
 
 
 def _search(conn: Any, name: str | None, uuid: str | None, group: RequestGroup) -> list[ProviderRow]:

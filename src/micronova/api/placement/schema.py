@@ -6,11 +6,14 @@ Its messages have the form that clients of Placement know: what is wrong, then t
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from micronova.objects.errors import Invalid
 
+T = TypeVar("T")
 Schema = Mapping[str, Any]
+_LONGEST_SHOWN: Final = 300
+_MOST_NAMED: Final = 10
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -36,6 +39,32 @@ def is_uuid(text: object) -> bool:
         return False
 
 
+def normal_uuid(text: str) -> str:
+    """Return a uuid as it is stored: one thing has one name; raise Invalid if the text is none."""
+    if not is_uuid(text):
+        raise Invalid(f"{_shown(text)} is not a uuid.")
+    return str(uuid.UUID(text))
+
+
+def with_normal_uuids(given: Mapping[str, T]) -> dict[str, T]:
+    """Return values by their uuids as these are stored; raise Invalid if a key is no uuid, or two are the same."""
+    found = {normal_uuid(key): value for key, value in given.items()}
+    if len(found) != len(given):
+        raise Invalid("A uuid is there twice, written in two ways.")
+    return found
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message, which may be as long as the whole body."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Return whether a text matches; `$` is its end here, as in JSON Schema, and not before a newline at its end."""
+    return re.search(pattern.replace("$", r"\Z"), text) is not None
+
+
 def _fail(message: str, keyword: str, place: str) -> None:
     raise Invalid(f"{message}\n\nFailed validating '{keyword}' in {place}")
 
@@ -50,7 +79,7 @@ def _type(value: Any, wanted: Any, schema: Schema, place: str) -> None:
     names = wanted if isinstance(wanted, list) else [wanted]
     known = tuple(kind for name in names for kind in _TYPES[name])
     if not isinstance(value, known) or (isinstance(value, bool)):
-        _fail(f"{value!r} is not of type {', '.join(map(repr, names))}", "type", place)
+        _fail(f"{_shown(value)} is not of type {', '.join(map(repr, names))}", "type", place)
 
 
 def _properties(value: Any, wanted: Any, schema: Schema, place: str) -> None:
@@ -62,7 +91,7 @@ def _properties(value: Any, wanted: Any, schema: Schema, place: str) -> None:
 def _pattern_properties(value: Any, wanted: Any, schema: Schema, place: str) -> None:
     for pattern, own in wanted.items():
         for name, item in value.items():
-            if re.search(pattern, name):
+            if _matches(pattern, name):
                 _check(item, own, f"{place}['patternProperties']['{pattern}']")
 
 
@@ -73,11 +102,11 @@ def _additional(value: Any, allowed: Any, schema: Schema, place: str) -> None:
     more = [
         name
         for name in value
-        if name not in schema.get("properties", {}) and not any(re.search(pattern, name) for pattern in patterns)
+        if name not in schema.get("properties", {}) and not any(_matches(pattern, name) for pattern in patterns)
     ]
     if not more:
         return
-    named = ", ".join(map(repr, sorted(more)))
+    named = ", ".join(map(_shown, sorted(more)[:_MOST_NAMED]))
     if patterns:
         verb = "does" if len(more) == 1 else "do"
         listed = ", ".join(map(repr, sorted(patterns)))
@@ -94,17 +123,22 @@ def _required(value: Any, names: Any, schema: Schema, place: str) -> None:
 
 def _min_properties(value: Any, least: int, schema: Schema, place: str) -> None:
     if len(value) < least:
-        _fail(f"{value!r} does not have enough properties", "minProperties", place)
+        _fail(f"{_shown(value)} does not have enough properties", "minProperties", place)
+
+
+def _max_properties(value: Any, most: int, schema: Schema, place: str) -> None:
+    if len(value) > most:
+        _fail(f"{_shown(value)} has too many properties", "maxProperties", place)
 
 
 def _min_items(value: Any, least: int, schema: Schema, place: str) -> None:
     if len(value) < least:
-        _fail(f"{value!r} is too short", "minItems", place)
+        _fail(f"{_shown(value)} is too short", "minItems", place)
 
 
 def _unique(value: Any, wanted: bool, schema: Schema, place: str) -> None:
     if wanted and len({repr(item) for item in value}) != len(value):
-        _fail(f"{value!r} has non-unique elements", "uniqueItems", place)
+        _fail(f"{_shown(value)} has non-unique elements", "uniqueItems", place)
 
 
 def _items(value: Any, own: Schema, schema: Schema, place: str) -> None:
@@ -114,43 +148,44 @@ def _items(value: Any, own: Schema, schema: Schema, place: str) -> None:
 
 def _min_length(value: Any, least: int, schema: Schema, place: str) -> None:
     if isinstance(value, str) and len(value) < least:
-        _fail(f"{value!r} is too short", "minLength", place)
+        _fail(f"{_shown(value)} is too short", "minLength", place)
 
 
 def _max_length(value: Any, most: int, schema: Schema, place: str) -> None:
     if isinstance(value, str) and len(value) > most:
-        _fail(f"{value!r} is too long", "maxLength", place)
+        _fail(f"{_shown(value)} is too long", "maxLength", place)
 
 
 def _pattern(value: Any, pattern: str, schema: Schema, place: str) -> None:
-    if isinstance(value, str) and not re.search(pattern, value):
-        _fail(f"{value!r} does not match {pattern!r}", "pattern", place)
+    if isinstance(value, str) and not _matches(pattern, value):
+        _fail(f"{_shown(value)} does not match {pattern!r}", "pattern", place)
 
 
 def _format(value: Any, name: str, schema: Schema, place: str) -> None:
     if isinstance(value, str) and not is_uuid(value):
-        _fail(f"{value!r} is not a {name!r}", "format", place)
+        _fail(f"{_shown(value)} is not a {name!r}", "format", place)
 
 
 def _minimum(value: Any, least: int, schema: Schema, place: str) -> None:
     if isinstance(value, int | float) and value < least:
-        _fail(f"{value!r} is less than the minimum of {least}", "minimum", place)
+        _fail(f"{_shown(value)} is less than the minimum of {least}", "minimum", place)
 
 
 def _maximum(value: Any, most: float, schema: Schema, place: str) -> None:
     if isinstance(value, int | float) and value > most:
-        _fail(f"{value!r} is greater than the maximum of {most}", "maximum", place)
+        _fail(f"{_shown(value)} is greater than the maximum of {most}", "maximum", place)
 
 
 def _enum(value: Any, known: Any, schema: Schema, place: str) -> None:
     if value not in known:
-        _fail(f"{value!r} is not one of {known!r}", "enum", place)
+        _fail(f"{_shown(value)} is not one of {known!r}", "enum", place)
 
 
 _KEYWORDS: dict[str, Callable[[Any, Any, Schema, str], None]] = {
     "type": _type,
     "required": _required,
     "minProperties": _min_properties,
+    "maxProperties": _max_properties,
     "additionalProperties": _additional,
     "properties": _properties,
     "patternProperties": _pattern_properties,

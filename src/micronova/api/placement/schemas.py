@@ -9,12 +9,15 @@ LARGEST_RATIO: Final = 3.40282e38
 UUID_KEY: Final = "^[0-9a-fA-F-]{36}$"
 CLASS: Final = "^[A-Z0-9_]+$"
 CUSTOM: Final = "^CUSTOM_[A-Z0-9_]+$"
+PRINTABLE: Final = "^[^\\x00-\\x1f\\x7f]*$"
 NUMBERED: Final = "[1-9][0-9]*"  # the suffixes of groups before 1.33
 NAMED: Final = "[a-zA-Z0-9_-]{1,64}"  # and since
 
 _UUID: Schema = {"type": "string", "format": "uuid"}
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
+_MOST: Final = 1000
+"""Consumers or providers of one request: each takes statements in one transaction."""
 _GENERATION: Schema = {"type": "integer", "minimum": -MOST_UNITS, "maximum": MOST_UNITS}  # the columns are alike
 
 
@@ -38,7 +41,7 @@ def provider_query(minor: int) -> Schema:
 
 def new_provider(minor: int) -> Schema:
     """The body of POST /resource_providers."""
-    properties: Schema = {"name": {"type": "string", "maxLength": 200}, "uuid": _UUID}
+    properties: Schema = {"name": {"type": "string", "maxLength": 200, "pattern": PRINTABLE}, "uuid": _UUID}
     if minor >= 14:
         properties["parent_provider_uuid"] = {"type": ["string", "null"], "format": "uuid"}
     return _object(properties, ("name",))
@@ -138,6 +141,7 @@ def _by_provider(least: int) -> Schema:
     return {
         "type": "object",
         "minProperties": least,
+        "maxProperties": _MOST,
         "patternProperties": {UUID_KEY: one},
         "additionalProperties": False,
     }
@@ -173,6 +177,7 @@ def many_allocations(minor: int, least: int = 1) -> Schema:
     return {
         "type": "object",
         "minProperties": least,
+        "maxProperties": _MOST,
         "patternProperties": {UUID_KEY: allocations(minor, of_one=False)},
         "additionalProperties": False,
     }
@@ -183,6 +188,7 @@ def reshaped(minor: int) -> Schema:
     inventories = {
         "type": "object",
         "minProperties": 1,
+        "maxProperties": _MOST,
         "patternProperties": {UUID_KEY: all_inventories(minor)},
         "additionalProperties": False,
     }

@@ -1,6 +1,5 @@
 """The compute API: its routes, what they call, and the flavors that every cloud begins with."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ from micronova.api.compute.extensions import load_extensions
 from micronova.api.compute.versions_doc import VENDOR_TYPE, VERSIONS, root_routes
 from micronova.api.installed_extensions import Extensions
 from micronova.api.placement import app as placement
+from micronova.cli.unsupported import unsupported
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
-from micronova.conf.settings import Settings
 from micronova.db import flavors, schema
 from micronova.db.tables import flavors as table
 from micronova.http.faults import compute_fault
 from micronova.http.service import Route, Service
 from micronova.objects.clock import micros
 from micronova.objects.flavor import Flavor
-from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
 from micronova.policies.enforcer import Enforcer
 from micronova.policies.placement import RULES as PLACEMENT_RULES
@@ -42,7 +40,6 @@ from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
 from micronova.servers.shelving import ServerShelving
-from micronova.servers.unsupported import Honoured, Unsupported
 
 
 async def make(process: Process) -> Role:
@@ -176,9 +173,7 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
         secrets=process.secret_box(),
         image_client=process.clients.image_client(),
         network_client=process.clients.network_client(),
-        unsupported=Unsupported(
-            functools.cache(functools.partial(_honoured, settings)), parse_aliases(settings.pci.alias)
-        ),
+        unsupported=unsupported(settings),
         signatures=_image_signatures(process),
         quota_defaults=settings.quota.limits(),
         operation_timeout=default.instance_build_timeout,
@@ -198,26 +193,6 @@ def _image_signatures(process: Process) -> ImageSignatures:
             validate=glance.enable_certificate_validation,
             default_trusted=glance.default_trusted_certificate_ids,
         ),
-    )
-
-
-def _honoured(settings: Settings) -> Honoured:
-    """Return the scheduler hints and extra specs that the enabled filters honour, and their checks of these."""
-    # Imported for the first request that needs them: filters need numpy, which is large.
-    from micronova.scheduler.filters.base import FilterOptions
-    from micronova.scheduler.filters.registry import load_filters
-
-    filters = load_filters(
-        FilterOptions(
-            service_down_time=settings.default.service_down_time,
-            settings=settings.filter_scheduler,
-            metrics=settings.metrics,
-        )
-    )
-    return Honoured(
-        hints=frozenset().union(*(each.hints for each in filters)),
-        extra_specs=frozenset().union(*(each.extra_specs for each in filters)),
-        checks=tuple(each.check for each in filters),
     )
 
 

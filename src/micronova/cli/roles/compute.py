@@ -16,7 +16,7 @@ from micronova.virt.loader import DriverSetup, create_drivers
 async def make(process: Process) -> Role:
     """Make the compute agent of this host, or of many simulated ones."""
     assert process.bus is not None
-    default, compute = process.settings.default, process.settings.compute
+    default, compute, devices = process.settings.default, process.settings.compute, process.settings.devices
     section = {"fake": process.settings.fake, "libvirt": process.settings.libvirt}.get(compute.compute_driver)
     options: dict[str, Any] = {} if section is None else msgspec.to_builtins(section)
     drivers = create_drivers(
@@ -29,6 +29,8 @@ async def make(process: Process) -> Role:
             state_dir=Path(process.directory.path),
             options=options,
             device_spec=process.settings.pci.device_spec,
+            mdev_types=devices.enabled_mdev_types,
+            mdev_sections=msgspec.to_builtins(devices.mdev),
             vendor_data=vendor_data_source(process.settings.api),
             image_service=process.settings.glance.endpoint_override,
             images=process.clients.image_downloads(),

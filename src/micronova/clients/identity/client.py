@@ -13,7 +13,7 @@ import msgspec
 
 from micronova.http.client import ServiceClient, Transport, raise_for
 from micronova.http.paging import iso_from_seconds
-from micronova.objects.errors import Forbidden, NotFound, Unauthorized, Unavailable
+from micronova.objects.errors import Forbidden, Invalid, NotFound, Unauthorized, Unavailable
 
 ACCESS_RULES = "openstack-identity-access-rules"  # a header: the version of access rules that we enforce
 MARGIN = 120.0  # seconds before its expiry at which a token is renewed, so that it outlives requests under way
@@ -121,6 +121,21 @@ class IdentityClient:
         except Forbidden:
             return True
         return True
+
+    async def find_project(self, named: str, token: str | None = None) -> str:
+        """Return the id of a project by its id or name; raise Invalid if there is none, or several of that name."""
+        if await self.project_exists(named, token):
+            return named
+        try:
+            body = await self._service.request("GET", f"/v3/projects?name={quote(named, safe='')}", token=token)
+        except Forbidden:
+            raise Invalid(f"There is no project with the id {named}, and its name may not be looked up.") from None
+        found = [str(project["id"]) for project in body["projects"]]
+        if len(found) > 1:
+            raise Invalid(f"{len(found)} projects are called {named}: give the id of one.")
+        if not found:
+            raise Invalid(f"There is no project {named}.")
+        return found[0]
 
     async def revocations(self, since: float) -> list[dict[str, Any]]:
         """Return what an embedded identity service has revoked since a time; see `micronova.clients.identity.feed`."""

@@ -24,10 +24,10 @@ from micronova.compute.handlers.shared import (
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state, states
-from micronova.objects.errors import Invalid, MicronovaError, Stale
+from micronova.objects.errors import Invalid, MicronovaError, NotSupported, Stale
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
-from micronova.objects.orders import Guest, MoveOrder
+from micronova.objects.orders import Guest, InstanceSpec, MoveOrder
 from micronova.virt.driver import LiveMigrate, Migrate, Resize
 
 log = logging.getLogger(__name__)
@@ -107,11 +107,23 @@ async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
     order = work.order
     try:
         driver = _live_driver(host)
+        _check_mdev_types(order.instance, _move(work))
         host.tracker(order.instance.node).hold(order)
         await driver.check_live_migration(guest_plan(work))
     except MicronovaError as error:
         return reschedule(error)
     return Outcome(outcome="done")
+
+
+def _check_mdev_types(instance: InstanceSpec, move: MoveOrder) -> None:
+    """Raise NotSupported if mediated devices here are of other types: what they keep cannot be sent to those."""
+    here = () if instance.assignment is None else instance.assignment.mdevs
+    types = sorted(each.mdev_type for each in here)
+    if types != sorted(move.mdev_types):
+        raise NotSupported(
+            f"The guest has mediated devices of the types {', '.join(move.mdev_types) or 'none'}; this host would give "
+            f"it {', '.join(types) or 'none'}. A guest that runs needs the same."
+        )
 
 
 async def live_migration(host: Host, work: Work) -> Outcome:

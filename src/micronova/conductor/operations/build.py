@@ -109,7 +109,7 @@ class Build(HostKind):
             await self._schedule([server.operation for server in servers])
             return
         except NoValidHost as error:
-            if not await self.transitions.wait_for_hosts([server.operation for server in servers], error):
+            if not await self.transitions.wait_for_hosts(servers, error):
                 await self._fail_together(servers, error)
             return
         placed = self._engine.now()
@@ -232,8 +232,8 @@ class Build(HostKind):
             if server.explanation is not None:
                 first = result.explained.setdefault(id(server.explanation), server.operation.id)
                 same_as = first if first != server.operation.id else ""
-                own = server.explanation.of_one(chosen.host, chosen.node, same_as)
-                operation_rows.explain(conn, server.operation.id, own, again=bool(server.payload.dispatches))
+                own = server.explanation.of_one(server.row["uuid"], chosen.host, chosen.node, same_as)
+                operation_rows.explain(conn, server.operation.id, own, again=server.payload.placed_before)
             order = self.order(conn, dispatched, changed(server.row, changes))
             result.orders.append((server, order))
         return result

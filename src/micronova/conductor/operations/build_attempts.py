@@ -7,6 +7,7 @@ the chosen host).
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
@@ -15,7 +16,7 @@ from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import SteppedKind, reported_error
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed
-from micronova.objects.instance import InstanceRow, fault_of
+from micronova.objects.instance import InstanceChanges, InstanceRow, fault_of
 from micronova.objects.operations import ChosenPayload, Step
 from micronova.objects.orders import Report
 
@@ -24,10 +25,9 @@ C_contra = TypeVar("C_contra", bound=ChosenPayload, contravariant=True)
 
 
 class LeaveHost(Protocol[C_contra]):
-    """Ends the attempt on the chosen host, if there is one, and persists that this conductor continues with `step`.
+    """Ends the attempt on the chosen host, or the one to choose it, and its event.
 
-    If something may be `left_behind`, it records the departure, so that the host removes it. After `seconds` any
-    conductor may continue. The step `unbind` has no deadline.
+    If something may be `left_behind`, it records the departure, so that the host removes it.
     """
 
     def __call__(
@@ -35,14 +35,12 @@ class LeaveHost(Protocol[C_contra]):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: C_contra,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """Return the operation as it is persisted."""
+    ) -> InstanceChanges:
+        """Return the changes of the server."""
 
 
 class BuildAttempts(Generic[C]):
@@ -97,8 +95,7 @@ class BuildAttempts(Generic[C]):
             return None
         reason, pause = reported_error(report).message, retry_pause(operation)
         payload.put_off(report.host, reason)
-        left = report.left_behind
-        self._leave_host(conn, operation, row, "schedule", payload, error=reason, left_behind=left, seconds=pause)
+        self._continue_with(conn, operation, row, "schedule", payload, reason, report.left_behind, seconds=pause)
         return NoMoreWork()
 
     def _try_another(
@@ -109,9 +106,7 @@ class BuildAttempts(Generic[C]):
             error = NoValidHost(f"No host could take the server: {error.message}")
             return self.give_up(conn, operation, row, error, left_behind=left_behind)
         payload.last_error = error.message
-        return Continue(
-            self._leave_host(conn, operation, row, "schedule", payload, error=error.message, left_behind=left_behind)
-        )
+        return Continue(self._continue_with(conn, operation, row, "schedule", payload, error.message, left_behind))
 
     def give_up(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, *, left_behind: bool
@@ -119,6 +114,26 @@ class BuildAttempts(Generic[C]):
         """Persist that only the ports are left."""
         payload = operation.payload_as(self._payload_type)
         payload.error = fault_of(error, self._engine.now())["message"]
-        return Continue(
-            self._leave_host(conn, operation, row, "unbind", payload, error=payload.error, left_behind=left_behind)
+        return Continue(self._continue_with(conn, operation, row, "unbind", payload, payload.error, left_behind))
+
+    def _continue_with(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        step: Step,
+        payload: C,
+        error: str,
+        left_behind: bool,
+        *,
+        seconds: float | None = None,
+    ) -> Operation:
+        """End the attempt and persist that this conductor continues with a step; after `seconds`, any conductor may.
+
+        The step `unbind` has no deadline.
+        """
+        changes = self._leave_host(conn, operation, row, payload, error=error, left_behind=left_behind)
+        encoded, endless = msgspec.msgpack.encode(payload), step == "unbind"
+        return self._kind.transitions.advance(
+            conn, operation, step, payload=encoded, changes=changes, endless=endless, seconds=seconds
         )

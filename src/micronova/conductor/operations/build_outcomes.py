@@ -6,6 +6,7 @@ All methods run in a transaction: the server, its operation, its instance action
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
@@ -180,7 +181,7 @@ def _decision(error: Exception, same_as: str) -> Explanation | None:
     found = refusal(error) if isinstance(error, NoValidHost) else None
     if found is None or not same_as:
         return found
-    return Explanation(hosts=found.hosts, same_as=same_as)
+    return msgspec.structs.replace(found, filters=(), same_as=same_as)
 
 
 def timed(operation: Operation, report: Report) -> BuildPayload:

@@ -31,7 +31,7 @@ from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, nodes, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
-from micronova.objects.errors import HostUnavailable, Unavailable
+from micronova.objects.errors import HostUnavailable, OperationFailed, Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
@@ -110,7 +110,7 @@ class ResizedKind(MoveKind):
         fault = fault_of(error, now)
         changes = {**changes, "task_state": None, "fault": fault, "epoch": operation.epoch + 1}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        self.transitions.end(conn, operation, "error", fault=fault)
         server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
         return NoMoreWork(ended="error")
 
@@ -135,21 +135,33 @@ class ResizedKind(MoveKind):
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return None
-        return self.left_behind(conn, operation, row, self.migration_of(conn, operation))
+        error = OperationFailed("The host does not answer any more.")
+        return self.left_behind(conn, operation, row, self.migration_of(conn, operation), error)
 
     def left_behind(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, error: Exception
     ) -> StepResult:
-        """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last."""
+        """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last.
+
+        `error` is why it has not removed its guest now.
+        """
         self.may_leave(conn, row, migration)
         self.record_departure(conn, operation, row, migration)
-        return self.other_host_left(conn, operation, row, migration)
+        return self.other_host_left(conn, operation, row, migration, error)
 
     @abstractmethod
     def other_host_left(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception | None = None,
     ) -> StepResult:
-        """End or continue the operation: the server has only the host that it belongs to."""
+        """End or continue the operation: the server has only the host that it belongs to.
+
+        `error` is why the other host removes its guest only later, if it does.
+        """
 
 
 class ConfirmResize(ResizedKind):
@@ -201,7 +213,7 @@ class ConfirmResize(ResizedKind):
                 return self.resized_again(conn, operation, row, migration, error, {})
             return super().failed(conn, operation, row, error)
         try:
-            return self.left_behind(conn, operation, row, migration)
+            return self.left_behind(conn, operation, row, migration, error)
         except HostUnavailable:
             if operation.payload_as(ResizedPayload).begun:
                 raise
@@ -213,7 +225,7 @@ class ConfirmResize(ResizedKind):
         if migration["source_compute"] == row["host"]:
             return super().postponed(conn, operation, row, report)
         try:
-            return self.left_behind(conn, operation, row, migration)
+            return self.left_behind(conn, operation, row, migration, reported_error(report))
         except HostUnavailable:
             return super().postponed(conn, operation, row, report)
 
@@ -227,9 +239,14 @@ class ConfirmResize(ResizedKind):
         return self.postponed(conn, operation, row, report)
 
     def other_host_left(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception | None = None,
     ) -> NoMoreWork:
-        """End the operation: the resize is confirmed."""
+        """End the operation: the resize is confirmed, also if the source removes its guest later."""
         now = self._engine.now()
         changes: InstanceChanges = {"vm_state": states.after_resize(row["power_state"]), "task_state": None}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
@@ -299,7 +316,7 @@ class RevertResize(ResizedKind):
     ) -> StepResult:
         migration, payload = self.migration_of(conn, operation), operation.payload_as(ResizedPayload)
         try:
-            result = self.left_behind(conn, operation, row, migration)
+            result = self.left_behind(conn, operation, row, migration, error)
         except HostUnavailable:
             if payload.begun or not payload.destination:
                 raise
@@ -324,13 +341,22 @@ class RevertResize(ResizedKind):
         return self.resized_again(conn, operation, row, migration, error, changes)
 
     def other_host_left(
-        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: Exception | None = None,
     ) -> Continue:
         """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
+        now = self._engine.now()
+        if operation.step == "dispatched":  # else the event has not begun
+            reason = None if error is None else fault_of(error, now)["message"]
+            self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
         away = migration["dest_compute"] != row["host"]
         step: Step = "bind" if away and row["network_info"] else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
-        server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, self._engine.now())
+        server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
@@ -389,14 +415,11 @@ class RevertResize(ResizedKind):
         """Continue with the ports and the source; a destination that has not removed its guest does it later."""
         migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            self.transitions.end_event(conn, operation, host=report.host)
             return self.other_host_left(conn, operation, row, migration)
         try:
-            result = self.left_behind(conn, operation, row, migration)
+            return self.left_behind(conn, operation, row, migration, reported_error(report))
         except HostUnavailable:
             return self.postponed(conn, operation, row, report)
-        self.transitions.end_event(conn, operation, host=report.host, error=reported_error(report).message)
-        return result
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str

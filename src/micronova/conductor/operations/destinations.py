@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.placing import Placer, ServerToPlace
+from micronova.db import operations as operation_rows
 from micronova.objects.errors import MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.network import VIF
-from micronova.objects.operations import RequestedPayload
+from micronova.objects.operations import ChosenPayload, RequestedPayload
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 P = TypeVar("P", bound=RequestedPayload)
+C = TypeVar("C", bound=ChosenPayload)
 
 
 class BoundPorts(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class Destinations:
         try:
             await self._placer.place([server])
         except NoValidHost as error:
-            if not await self._kind.transitions.wait_for_hosts([server.operation], error):
+            if not await self._kind.transitions.wait_for_hosts([server], error):
                 await self._kind.fail(server.operation, error)
             return False
         return True
@@ -71,3 +73,10 @@ class Destinations:
     def may_choose_again(self, conn: sa.Connection, payload: RequestedPayload, excluded: Iterable[str]) -> bool:
         """Return whether there may be another destination than the one that lacks something: a host that is up."""
         return payload.requested_host is None and self._placer.any_host_besides(conn, [*payload.tried, *excluded])
+
+
+def record_explanation(conn: sa.Connection, server: ServerToPlace[C]) -> None:
+    """Record why the scheduler chose the host, if it did; those of earlier attempts are kept."""
+    if server.explanation is not None:
+        own = server.explanation.of_one(server.row["uuid"], server.chosen.host, server.chosen.node, "")
+        operation_rows.explain(conn, server.operation.id, own, again=server.payload.placed_before)

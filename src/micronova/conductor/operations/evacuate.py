@@ -13,7 +13,6 @@ epoch: other operations go on, and nothing is interrupted for a host that is not
 later, the evacuation ends, and the server is on it as before; it is in ERROR if other work on it was interrupted.
 """
 
-import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -36,11 +35,9 @@ from micronova.objects.errors import Conflict, OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import NEVER_CANCELLED, EvacuatePayload, OperationRow, Step
+from micronova.objects.operations import NEVER_CANCELLED, EvacuatePayload, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 ACTION = states.ACTIONS["evacuate"]
 CONDUCTOR_EVENT = "rebuild_server"
@@ -91,15 +88,16 @@ class Evacuate(MoveKind):
 
     # --- the beginning ---------------------------------------------------------------------------------------
 
-    async def _begin(self, operation: Operation) -> None:
-        result = await self._engine.database.write(self._begun, operation)
+    async def _begin(self, operation: Operation, error: Exception | None = None) -> None:
+        """Begin the evacuation, or end it because of an error."""
+        result = await self._engine.database.write(self._begun, operation, error)
         self._engine.committed(self.name, "new")
         if result is None:
             await self.overtaken(operation)
         else:
             await self.continue_with(operation, result)
 
-    def _begun(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
+    def _begun(self, conn: sa.Connection, operation: Operation, error: Exception | None) -> StepResult | None:
         """End all other work on the server if its host is lost; else end the evacuation.
 
         Return None if another conductor has the operation, or a later request has ended it. Raise HostUnavailable if it
@@ -109,7 +107,7 @@ class Evacuate(MoveKind):
         if row is None:
             return None
         payload = operation.payload_as(EvacuatePayload)
-        reason = self._reason_against(conn, row, payload)
+        reason = error or self._reason_against(conn, row, payload)
         if reason is not None:
             return self._refused(conn, operation, row, reason)
         now, epoch = self._engine.now(), row["epoch"] + 1
@@ -199,7 +197,7 @@ class Evacuate(MoveKind):
             return
         if order is None:
             return
-        if not payload.tried:  # of several attempts, the first begins what the last ends
+        if payload.chosen is None:  # of several attempts, the first begins what the last ends
             self.transitions.notify("rebuild.scheduled", operation, row, sender=CONDUCTOR)
             self.transitions.notify_exists(operation, row)
             self.transitions.notify("rebuild.start", operation, row, sender=server.chosen.host)
@@ -224,7 +222,7 @@ class Evacuate(MoveKind):
             return None
         if not self.transitions.host_is_lost(conn, source):
             raise HostNotLost()
-        if not server.payload.tried:
+        if server.payload.chosen is None:
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
         return self.order(conn, dispatched, changed(server.row, changes))
@@ -334,25 +332,18 @@ class Evacuate(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give the evacuation up; its ports return to the host that it belongs to."""
-        result = await self._engine.database.write(self._fail, operation, error)
-        if result is None:
-            await self.overtaken(operation)
-            return
-        self._engine.committed(self.name, "failed")
-        await self.continue_with(operation, result)
-
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
         if operation.step == "new":
-            unchanged = self._lock(conn, operation)
-            return None if unchanged is None else self._refused(conn, operation, unchanged, error)
-        row = self.transitions.lock_current(conn, operation)
-        if row is None:
-            return None
+            await self._begin(operation, error)
+        elif not await self.recorded_failure(operation, error, self._failed):
+            await self.overtaken(operation)
+
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         if operation.step == "finish":  # the server is there, and runs
             changes: InstanceChanges = {"task_state": None}
             instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
             self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
             return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
+        self.transitions.explain_failure(conn, operation, error)
         # The host of the last attempt may be at work.
         return self._give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
 
@@ -370,29 +361,20 @@ class Evacuate(MoveKind):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: EvacuatePayload,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """End the attempt; the server still belongs to its lost host."""
-        host = payload.chosen.host if payload.chosen else None
-        if left_behind and host is not None:
-            departures.record(conn, host, row["uuid"], operation.epoch, self._engine.now())
-        # A step without a host has failed in the conductor's own part.
-        event = CONDUCTOR_EVENT if operation.step == "schedule" else None
-        self.transitions.end_event(conn, operation, host=host, error=error, event=event)
-        return self.transitions.advance(
-            conn,
-            operation,
-            step,
-            payload=msgspec.msgpack.encode(payload),
-            changes={"task_state": states.REBUILDING},
-            endless=step == "unbind",
-            seconds=seconds,
-        )
+    ) -> InstanceChanges:
+        """End the attempt; the server still belongs to its lost host, and its claim is replaced or released later."""
+        if operation.step == "schedule":  # the conductor's own part has failed
+            self.transitions.end_event(conn, operation, host=None, error=error, event=CONDUCTOR_EVENT)
+        else:
+            assert payload.chosen is not None
+            self.transitions.end_event(conn, operation, host=payload.chosen.host, error=error)
+            if left_behind:
+                departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, self._engine.now())
+        return {"task_state": states.REBUILDING}
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
         """End the evacuation: the server is in ERROR, or as before if its host was not lost and nothing interrupted."""
@@ -410,7 +392,7 @@ class Evacuate(MoveKind):
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end_without_event(conn, operation)
         failed = changed(row, changes)
-        if payload.chosen is None:  # no host was found
+        if payload.chosen is None:  # no host was ever found
             server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
             spec = instances.request_spec(conn, row["uuid"])
             return NoMoreWork(ended="error", gave_up=GaveUp("rebuild_server", failed, spec, fault))

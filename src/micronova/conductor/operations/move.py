@@ -9,7 +9,6 @@ again as before: error), which is repeated until it succeeds. Source and destina
 A live migration takes the same steps: in `migrate` the guest runs while its memory is sent, and `finish` ends the move.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,7 +26,7 @@ from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, 
 from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import instances, server_migrations
+from micronova.db import instances, server_migrations, topologies
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
 from micronova.objects.flavor import Flavor
@@ -36,9 +35,8 @@ from micronova.objects.migration import MigrationChanges, MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
 from micronova.objects.orders import Report, WorkOrder
+from micronova.placement import extra_specs
 from micronova.scheduler.rpcapi import SchedulerAPI
-
-log = logging.getLogger(__name__)
 
 MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
 SOURCE_STEPS: Final = frozenset({"migrate", "undo"})
@@ -213,9 +211,20 @@ class Move(MoveKind):
             block_devices=devices,
             holder=migration["uuid"] if step in SOURCE_STEPS else None,
             move=move_order(
-                migration, arrived=payload.arrived, migrate_data=payload.migrate_data if step == "finish" else b""
+                migration,
+                arrived=payload.arrived,
+                migrate_data=payload.migrate_data if step == "finish" else b"",
+                mdev_types=self._mdev_types(conn, migration) if step not in SOURCE_STEPS else (),
             ),
         )
+
+    def _mdev_types(self, conn: sa.Connection, migration: MigrationRow) -> tuple[str, ...]:
+        """Return the types of the mediated devices on the source of a live migration."""
+        flavor = msgspec.convert(migration["old_flavor"], Flavor)
+        if not self._names.live or extra_specs.resource_request(flavor, None) is None:
+            return ()
+        held = topologies.assignments_of(conn, [migration["uuid"]]).values()
+        return tuple(sorted(device.mdev_type for _, assignment in held for device in assignment.mdevs))
 
     def progressed(self, conn: sa.Connection, operation: Operation) -> None:
         """Record that the source sends the guest: before, it may have waited until it had sent others."""
@@ -420,7 +429,7 @@ class Move(MoveKind):
         except HostUnavailable:
             if operation.step not in ("bind", "finish"):
                 raise
-            await self.run_one(operation)
+            await self.run([operation])
 
     async def _undo(self, operation: Operation, error: Exception) -> None:
         if not await self.recorded_failure(operation, error, self._failed):

@@ -5,11 +5,11 @@ from typing import TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations.destinations import record_explanation
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import server_of
-from micronova.db import operations as operation_rows
 from micronova.db import server_migrations
 from micronova.objects import states
 from micronova.objects.flavor import Flavor
@@ -46,10 +46,8 @@ class MoveKind(SteppedKind):
 
     def record_destination(self, conn: sa.Connection, server: ServerToPlace[P], status: str) -> None:
         """Record the chosen host in the migration, and why the scheduler chose it."""
-        operation, chosen = server.operation, server.chosen
-        if server.explanation is not None:
-            own = server.explanation.of_one(chosen.host, chosen.node, "")
-            operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
+        record_explanation(conn, server)
+        chosen = server.chosen
         changes: MigrationChanges = {
             "status": status,
             "dest_compute": chosen.host,
@@ -59,7 +57,9 @@ class MoveKind(SteppedKind):
         server_migrations.update(conn, server.payload.migration, self._engine.now(), changes)
 
 
-def move_order(migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"") -> MoveOrder:
+def move_order(
+    migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
+) -> MoveOrder:
     """Return what an order says of the move; the destination is chosen."""
     assert migration["dest_compute"] is not None
     return MoveOrder(
@@ -69,4 +69,5 @@ def move_order(migration: MigrationRow, *, arrived: bool = True, migrate_data: b
         power_on=migration["old_vm_state"] == states.ACTIVE,
         arrived=arrived,
         migrate_data=migrate_data,
+        mdev_types=mdev_types,
     )

@@ -101,7 +101,7 @@ class MoveOutcomes:
         """
         fault = fault_of(error, self._engine.now())
         values = self._stay(conn, operation, row, migration, fault, migration_states.ERROR)
-        self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
+        self._transitions.end(conn, operation, "error", fault=fault, event=event)
         gave_up = None
         if isinstance(error, NoValidHost) or operation.step == "schedule":
             spec = instances.request_spec(conn, row["uuid"])

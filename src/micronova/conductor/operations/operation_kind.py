@@ -110,7 +110,10 @@ class OperationKind(Kind):
         self, conn: sa.Connection, operation: Operation, error: Exception, record: RecordFailure
     ) -> StepResult | None:
         row = self.transitions.lock_current(conn, operation)
-        return None if row is None else record(conn, operation, row, error)
+        if row is None:
+            return None
+        self.transitions.explain_failure(conn, operation, error)
+        return record(conn, operation, row, error)
 
     async def start_follow_ups(self, result: StepResult) -> None:
         """Start the operations that a transaction has recorded; if that fails now, the sweep finds them."""

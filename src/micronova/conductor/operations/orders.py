@@ -16,6 +16,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.orders import InstanceSpec, MoveOrder, WorkOrder
 from micronova.objects.topology_request import is_concerned
+from micronova.placement import extra_specs
 
 LARGEST_ORDER: Final = 4 << 20
 """Bytes. What one request or image can bring is far less; the interfaces of a server can bring more."""
@@ -87,7 +88,8 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
 
     Raise OperationFailed if they are of another host: there they may be another guest's.
     """
-    if not is_concerned(instance.flavor, instance.image):
+    of_tree = extra_specs.resource_request(instance.flavor, instance.image) is not None
+    if not of_tree and not is_concerned(instance.flavor, instance.image):
         return instance
     consumer = holder or instance.uuid
     found = topologies.assignments_of(conn, [consumer]).get(consumer)

@@ -15,14 +15,18 @@ from micronova.conductor.operations.operation_kind import GaveUp, NoMoreWork, St
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
 from micronova.conductor.operations.transitions import Notification, server_of
-from micronova.db import instances, nodes
+from micronova.db import allocations, instances, nodes, providers
+from micronova.db import operations as operation_rows
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import states
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import NoValidHost, Unavailable
+from micronova.objects.explanation import Explanation
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import RebuildPayload
 from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.scheduling import RequestSpec
+from micronova.placement import extra_specs
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 ACTION = states.ACTIONS["rebuild"]
@@ -49,11 +53,12 @@ class Rebuild(HostKind):
         if row is None or row["host"] is None:
             await self.transitions.cancel(operation)
             return
+        explanation = None
         if operation.step == "new":
-            await self._check_image(operation, row)
+            explanation = await self._check_image(operation, row)
         elif await self.transitions.host_is_down(row["host"]):
             raise Unavailable(f"Host {row['host']} does not answer.")
-        order = await self._engine.database.write(self._dispatch, operation)
+        order = await self._engine.database.write(self._dispatch, operation, explanation)
         self._engine.committed(self.name, "dispatched")
         if order is None:
             await self.transitions.cancel(operation)
@@ -66,17 +71,21 @@ class Rebuild(HostKind):
             self.transitions.notify("rebuild.start", operation, row)
         await self.transitions.send(operation, order)
 
-    async def _check_image(self, operation: Operation, row: InstanceRow) -> None:
-        """Raise NoValidHost if the server's host cannot run its new image; the present one needs no check."""
+    async def _check_image(self, operation: Operation, row: InstanceRow) -> Explanation | None:
+        """Return why the server's host can run its new image, or raise NoValidHost; the present one needs no check."""
         if row["image_ref"] == operation.payload_as(RebuildPayload).previous_image_ref or row["node_uuid"] is None:
-            return
+            return None
         spec = await self._engine.database.read(instances.request_spec, row["uuid"])
         if spec is None:
-            return
+            return None
+        if await self._engine.database.read(_lacks_traits, row["uuid"], spec):
+            raise NoValidHost(
+                "No valid host was found. The server's host and devices lack traits that the image requires."
+            )
         with asking_scheduler(self._engine):
-            await self._scheduler.check_image(operation.context, spec, row["node_uuid"])
+            return await self._scheduler.check_image(operation.context, spec, row["node_uuid"])
 
-    def _dispatch(self, conn: sa.Connection, operation: Operation) -> WorkOrder | None:
+    def _dispatch(self, conn: sa.Connection, operation: Operation, explanation: Explanation | None) -> WorkOrder | None:
         """Make the server's host the owner; return the order, or None if another request or conductor has taken over.
 
         The first dispatch raises the epoch. An order that is sent again has the same one: its host may have rebuilt the
@@ -96,6 +105,8 @@ class Rebuild(HostKind):
             return None
         if operation.step == "new":
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
+        if explanation is not None:
+            operation_rows.explain(conn, operation.id, explanation)
         return self.order(conn, dispatched, changed(row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
@@ -180,3 +191,16 @@ class Rebuild(HostKind):
             return NoMoreWork(ended="error", gave_up=gave_up)
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
         return NoMoreWork(ended="error", notifications=[Notification("rebuild.error", changed(row, changes), fault)])
+
+
+def _lacks_traits(conn: sa.Connection, uuid: str, spec: RequestSpec) -> bool:
+    """Return whether a server has an image whose traits the providers do not have that it holds resources of.
+
+    The scheduler compares the traits that the node itself must have, or must not have.
+    """
+    required, forbidden = extra_specs.traits(spec.flavor, spec.image)
+    if required == extra_specs.node_traits(spec.flavor, spec.image)[0]:
+        return False
+    held = {each.node_uuid for each in allocations.get_many(conn, [uuid]).get(uuid, ())}
+    traits = set[str]().union(*providers.traits_of(conn, held).values())
+    return not required <= traits or bool(forbidden & traits)

@@ -14,13 +14,14 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.placing import ServerToPlace
 from micronova.db import allocations, instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
 from micronova.objects import states
 from micronova.objects.errors import HostUnavailable, NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import COMPUTE_FILTER, refusal
+from micronova.objects.explanation import COMPUTE_FILTER, Explanation, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
@@ -30,6 +31,8 @@ from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
+
+LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is tried again; hosts may be back soon
 
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
@@ -163,14 +166,32 @@ class Transitions:
             raise HostUnavailable(f"Whether host {host} is lost is not known: heartbeats may have been lost, too.")
         return True
 
-    async def wait_for_hosts(self, operations: Sequence[Operation], error: NoValidHost) -> bool:
-        """Continue operations later for which there is no host if silent hosts may return; return whether they may."""
+    async def wait_for_hosts(self, servers: Sequence[ServerToPlace[Any]], error: NoValidHost) -> bool:
+        """Place servers later for which there is no host if silent hosts may return; return whether they may."""
         if not await self._hosts_may_return(error):
             return False
+        if (decision := refusal(error)) is not None:
+            decision = msgspec.structs.replace(decision, waits=True)
+            await self._engine.database.write(self._explain_wait, servers, decision)
         reason = Unavailable("A host that does not answer for the moment may have room.")
-        # The longest pause is short beside the time in which hosts return.
-        await self._engine.later(list(operations), reason, longest=self._dependencies.service_down_time / 4)
+        operations = [server.operation for server in servers]
+        await self._engine.later(operations, reason, longest=LONGEST_WAIT_FOR_HOSTS)
         return True
+
+    def explain_failure(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
+        """Record why the scheduler found no host, for admins, if that is why the operation fails."""
+        if isinstance(error, NoValidHost) and (decision := refusal(error)) is not None:
+            operation_rows.explain(conn, operation.id, decision, again=True)
+
+    def _explain_wait(self, conn: sa.Connection, servers: Sequence[ServerToPlace[Any]], decision: Explanation) -> None:
+        """Record why servers wait for a host."""
+        explained = ""  # the operation that has the filters
+        for server in servers:
+            id = server.operation.id
+            if server.operation.is_current(operation_rows.get(conn, id)):
+                own = msgspec.structs.replace(decision, filters=(), same_as=explained) if explained else decision
+                operation_rows.explain(conn, id, own, again=server.payload.placed_before)
+                explained = explained or id
 
     async def _hosts_may_return(self, error: NoValidHost) -> bool:
         """Return whether hosts are silent only for a short time, or only because nobody got their heartbeats."""
@@ -371,6 +392,7 @@ class Transitions:
     ) -> bool:
         """End the operation, its event and its instance action; return False if it has got another owner.
 
+        Without `host` the event keeps the one that it began with.
         When the transaction is committed, the caller counts the end: see `NoMoreWork.ended`.
         """
         now = self._engine.now()

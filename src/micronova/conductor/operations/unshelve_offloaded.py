@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.build_attempts import BuildAttempts
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.operations.destinations import Destinations
+from micronova.conductor.operations.destinations import Destinations, record_explanation
 from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
@@ -24,13 +24,12 @@ from micronova.conductor.operations.orders import devices_of, work_order
 from micronova.conductor.operations.placing import NO_HOST, ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
-from micronova.db import operations as operation_rows
 from micronova.objects import power_state, shelved, states
 from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.network import VIF, unplugged
-from micronova.objects.operations import Step, UnshelvePayload
+from micronova.objects.operations import UnshelvePayload
 from micronova.objects.orders import Report, WorkOrder
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -94,11 +93,10 @@ class UnshelveOffloaded(SteppedKind):
         bound = await self._destinations.choose_and_bind(server)
         if bound is None:
             return
-        first = not payload.tried
         order = await self.dispatched(operation, "dispatched", self._dispatch, server, bound.vifs)
         if order is None:
             return
-        if first:
+        if payload.chosen is None:  # of several attempts, the first begins what the last ends
             self.transitions.notify("unshelve.start", operation, row)
         await self.transitions.send(operation, order)
 
@@ -121,12 +119,10 @@ class UnshelveOffloaded(SteppedKind):
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
-        self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
-        if not server.payload.tried:
+        if server.payload.chosen is None:
+            self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
             self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
-        if server.explanation is not None:
-            own = server.explanation.of_one(chosen.host, chosen.node, "")
-            operation_rows.explain(conn, operation.id, own, again=bool(server.payload.tried))
+        record_explanation(conn, server)
         return self.order(conn, dispatched, changed(server.row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
@@ -210,34 +206,23 @@ class UnshelveOffloaded(SteppedKind):
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        step: Step,
         payload: UnshelvePayload,
         *,
         error: str,
         left_behind: bool,
-        seconds: float | None = None,
-    ) -> Operation:
-        """Take the server from its host, if it has one, and end the event of the host, or that of the conductor."""
+    ) -> InstanceChanges:
+        """Release the claim, take the server from its host, and end the event of the host, or of the conductor."""
         now = self._engine.now()
         if left_behind and row["host"] is not None:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         event = self.action_event
         if row["host"] is None:
             event = IMAGE_EVENT if payload.image_gone else CONDUCTOR_EVENT
-            if not payload.image_gone and not payload.tried:
+            if not payload.image_gone and payload.chosen is None:
                 self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
-        advanced = self.transitions.advance(
-            conn,
-            operation,
-            step,
-            payload=msgspec.msgpack.encode(payload),
-            changes={**NO_HOST, "task_state": states.UNSHELVING},
-            endless=step == "unbind",
-            seconds=seconds,
-        )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        return advanced
+        return {**NO_HOST, "task_state": states.UNSHELVING}
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         if self._dependencies.network_client is not None and row["network_info"]:

@@ -29,7 +29,8 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 _COMBINE: Final = ("and", "or", "not")
 _PARTS: Final = ("cpu_info", "stats")  # facts that have parts
 _DEEPEST: Final = 16
-_MOST_OPERATORS: Final = 64
+_MOST_PARTS: Final = 64
+"""Operators and operands of a query. Each operand is compared with each host, in the event loop."""
 
 _Operand = Any  # a number, a text, or an array with one of these (or None) per host
 
@@ -47,7 +48,7 @@ class JsonFilter(HostFilter):
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         query = query_of(spec.hints)
-        return None if query is None else _evaluate(hosts, query)
+        return None if query is None else _Evaluation(hosts).mask(query)
 
 
 def query_of(hints: Mapping[str, Sequence[str]]) -> list[Any] | None:
@@ -63,8 +64,8 @@ def query_of(hints: Mapping[str, Sequence[str]]) -> list[Any] | None:
         except (msgspec.DecodeError, RecursionError) as error:
             raise Invalid(f"it is no JSON: {error}") from error
         _check(query, 1)
-        if _operators(query) > _MOST_OPERATORS:
-            raise Invalid(f"it has more than {_MOST_OPERATORS} operators")
+        if _parts(query) > _MOST_PARTS:
+            raise Invalid(f"it has more than {_MOST_PARTS} operators and operands")
     except Invalid as error:
         raise Invalid(
             f"The scheduler hint query is wrong: {error.message}. "
@@ -117,33 +118,49 @@ def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode()[:64]
 
 
-def _operators(query: Any) -> int:
-    return 1 + sum(map(_operators, query[1:])) if isinstance(query, list) else 0
+def _parts(query: Any) -> int:
+    return 1 + sum(map(_parts, query[1:])) if isinstance(query, list) else 1
 
 
-def _evaluate(hosts: HostView, query: list[Any]) -> Bools:
-    name, *operands = query
-    if name in _COMPARE:
-        first, *others = (_operand(hosts, each) for each in operands)
-        masks: Iterable[Bools] = [_compared(len(hosts), _COMPARE[name], first, other) for other in others]
-        return reduce(np.logical_or if name == "in" else np.logical_and, masks)
-    masks = [_evaluate(hosts, each) for each in operands]
-    if name == "or":
-        return reduce(np.logical_or, masks)
-    together = reduce(np.logical_and, masks)
-    return ~together if name == "not" else together
+class _Evaluation:
+    """The evaluation of a query: each variable is looked up once."""
 
+    def __init__(self, hosts: HostView) -> None:
+        self._hosts = hosts
+        self._known: dict[str, _Operand] = {}
 
-def _operand(hosts: HostView, operand: Any) -> _Operand:
-    if not isinstance(operand, str) or not operand.startswith("$"):
-        return operand
-    name = operand[1:]
-    if name in NUMBERS:
-        return NUMBERS[name](hosts)
-    if name in TEXTS:
-        return np.array(list(TEXTS[name](hosts)), object)
-    path = name.replace(".", ":")
-    return hosts.objects_by_facts(("JsonFilter", path), lambda facts: find_fact(facts, path))
+    def mask(self, query: list[Any]) -> Bools:
+        """Return for which hosts a query is true."""
+        name, *operands = query
+        masks: Iterable[Bools]
+        if name in _COMPARE:
+            first, *others = operands
+            masks = (
+                _compared(len(self._hosts), _COMPARE[name], self._operand(first), self._operand(other))
+                for other in others
+            )
+            return reduce(np.logical_or if name == "in" else np.logical_and, masks)
+        masks = map(self.mask, operands)
+        if name == "or":
+            return reduce(np.logical_or, masks)
+        together = reduce(np.logical_and, masks)
+        return ~together if name == "not" else together
+
+    def _operand(self, operand: Any) -> _Operand:
+        if not isinstance(operand, str) or not operand.startswith("$"):
+            return operand
+        if operand not in self._known:
+            self._known[operand] = self._variable(operand[1:])
+        return self._known[operand]
+
+    def _variable(self, name: str) -> _Operand:
+        hosts = self._hosts
+        if name in NUMBERS:
+            return NUMBERS[name](hosts)
+        if name in TEXTS:
+            return np.array(list(TEXTS[name](hosts)), object)
+        path = name.replace(".", ":")
+        return hosts.objects_by_facts(("JsonFilter", path), lambda facts: find_fact(facts, path))
 
 
 def _compared(size: int, compare: Callable[[Any, Any], Any], first: _Operand, other: _Operand) -> Bools:

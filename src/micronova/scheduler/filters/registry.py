@@ -87,15 +87,20 @@ def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> 
     wanted += [name for name, each in BUILT_IN.items() if each.always and name not in wanted]
     others = {name for name in wanted if name not in BUILT_IN}
     loaded = dict(entry_points.load(GROUP, lambda each: _make(each, options), others)) if others else {}
+    # A filter is refused, not skipped: without it instances would land where they must not.
     missing = others - loaded.keys()
     if missing and (unknown := missing - entry_points.registered(GROUP)):
-        # A misspelt name is refused, not skipped: without the filter instances would land where they must not.
         raise Invalid(
             f"Unknown scheduler filter {', '.join(sorted(unknown))}: "
             f"enabled_filters may name {', '.join(sorted(BUILT_IN))}, or a filter that a plugin brings."
         )
+    if missing:
+        raise Invalid(
+            f"The scheduler filter {', '.join(sorted(missing))} of a plugin cannot be loaded, the log says why: "
+            "mend it, or remove it from enabled_filters."
+        )
     made = {name: BUILT_IN[name](options) for name in wanted if name in BUILT_IN} | loaded
-    return [made[name] for name in wanted if name in made]
+    return [made[name] for name in wanted]
 
 
 def _make(loaded: type[HostFilter], options: FilterOptions) -> HostFilter:

@@ -14,6 +14,7 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.objects.topology import TopologyRequest
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
+from micronova.scheduler.cell_columns import decides
 from micronova.scheduler.filters.base import FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostView
@@ -50,14 +51,16 @@ class NUMATopologyFilter(_TopologyFilter):
             return None
         wanted = request
         # Hosts that have the amounts at all: only for these an assignment is looked for.
-        among: Bools | None = None
+        suited = hosts.with_cells(wanted)
         if wanted.devices:
-            among = hosts.free_devices() >= sum(each.count for each in wanted.devices)
+            suited &= hosts.free_devices() >= sum(each.count for each in wanted.devices)
         for name, amount in extra_specs.node_resources(spec.flavor, spec.image).items():
             free = has_free(hosts, name, amount)
             if free is not None:
-                among = free if among is None else among & free
-        return hosts.by_topology(key, lambda topology, use: fit(topology, use, wanted) is not None, among)
+                suited &= free
+        if decides(wanted):
+            return suited
+        return hosts.by_topology(key, lambda topology, use: fit(topology, use, wanted) is not None, suited)
 
 
 class PciPassthroughFilter(_TopologyFilter):

@@ -22,5 +22,7 @@ class PCIWeigher(HostWeigher):
     scope = Scope.HOST
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
+        if not hosts.has_devices():
+            return None
         free = hosts.free_devices()
         return MOST_DEVICES - np.minimum(free, MOST_DEVICES - 1) if free.any() else None

@@ -15,6 +15,7 @@ from micronova.objects.errors import (
     InstanceNotFound,
 )
 from micronova.objects.image import ImageMeta
+from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt.driver import (
@@ -56,10 +57,11 @@ class FakeDriver:
         cloud_id: str,
         clock: Clock,
         images: ImageDownloads | None = None,
+        mdev_types: MdevTypes = NO_TYPES,
     ) -> None:
         self.host = host
         self._signed = SignedImages(images or ImageDownloads())
-        self._simulated = SimulatedHost(host, settings, store, faults, cloud_id, clock)
+        self._simulated = SimulatedHost(host, settings, store, faults, cloud_id, clock, mdev_types)
         self._store = store
         self._faults = faults
         self._clock = clock
@@ -248,6 +250,8 @@ class FakeDriver:
         if old is not None and old.power_state == power_state.RUNNING:
             await self._simulated.shut_down(old, timeout)
         guest = self._simulated.new(plan)
+        if old is not None:
+            guest.mdevs = old.mdevs
         # Stored before a fault can occur, as a real hypervisor has removed the old disks by now.
         self._store.put(guest)
         self._simulated.consoles.end(uuid)
@@ -464,4 +468,5 @@ def _view(guest: FakeGuest) -> Guest:
         pcpus=guest.pcpus,
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
+        claimed=guest.claimed,
     )

@@ -35,6 +35,14 @@ class FakeDisk(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     text: str = ""  # what the guest has written to it
 
 
+class FakeMdev(msgspec.Struct, kw_only=True, frozen=True):
+    """A mediated device that a simulated host has made for a guest."""
+
+    uuid: str
+    parent: str
+    mdev_type: str
+
+
 class FakeSize(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """What a guest was before it was resized, kept until that is confirmed or reverted."""
 
@@ -42,8 +50,10 @@ class FakeSize(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     vcpus: int
     memory_mb: int
     local_gb: int
+    claimed: dict[str, int] | None = None
     disks: tuple[FakeDisk, ...] = ()
     assignment: Assignment | None = None
+    mdevs: tuple[FakeMdev, ...] = ()
 
 
 class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -59,7 +69,9 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
+    claimed: dict[str, int] | None = None  # of its node; None of a guest that an earlier version made
     assignment: Assignment | None = None  # its host CPUs, memory pages and PCI devices
+    mdevs: tuple[FakeMdev, ...] = ()
     image: str = ""
     kernel: str = ""  # the name of its image; empty: it boots from its disk
     interfaces: tuple[FakeInterface, ...] = ()

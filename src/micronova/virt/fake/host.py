@@ -1,6 +1,8 @@
 """A simulated host: its guests, what happens to them, and the faults that its rules cause."""
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 from uuid import UUID, uuid5
@@ -19,15 +21,19 @@ from micronova.objects.errors import (
     Unavailable,
 )
 from micronova.objects.image import ImageMeta
+from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import Assignment
+from micronova.placement import extra_specs
 from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
 from micronova.virt.fake import moves
 from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
 from micronova.virt.fake.topology import topology_of
+
+log = logging.getLogger(__name__)
 
 _NODES: Final = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
@@ -45,7 +51,14 @@ class SimulatedHost:
     """One simulated host."""
 
     def __init__(
-        self, name: str, settings: FakeSettings, store: GuestStore, faults: FaultRules, cloud_id: str, clock: Clock
+        self,
+        name: str,
+        settings: FakeSettings,
+        store: GuestStore,
+        faults: FaultRules,
+        cloud_id: str,
+        clock: Clock,
+        mdev_types: MdevTypes = NO_TYPES,
     ) -> None:
         self.events: DriverEvents | None = None
         self.consoles = FakeConsoles()
@@ -55,7 +68,7 @@ class SimulatedHost:
         self._faults = faults
         self._cloud_id = cloud_id
         self._clock = clock
-        self._topology = topology_of(settings)
+        self._topology = topology_of(settings, mdev_types)
 
     # --- the guests ---
 
@@ -94,7 +107,9 @@ class SimulatedHost:
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(flavor, instance.image),
             assignment=instance.assignment,
+            mdevs=moves.mdevs_of(plan),
             image=_image_of(plan),
             kernel=kernel_of(instance.image),
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
@@ -108,13 +123,31 @@ class SimulatedHost:
         They are claimed for the plan, so that guest is about to leave. The guest of the plan itself may have them,
         unless it keeps what it has for a revert.
         """
+        self._check_mdevs(plan, keeps_old=keeps_old)
         wanted = _parts(plan.instance.assignment)
         for guest in self._store:
             held = _parts(guest.assignment) if keeps_old or guest.uuid != plan.instance.uuid else set()
             if guest.previous is not None:
                 held |= _parts(guest.previous.assignment)
             if both := sorted(wanted & held):
-                raise Unavailable(f"{', '.join(both)} of this host belong to guest {guest.uuid}, which has to leave.")
+                log.warning("guest %s has %s, which guest %s gets", guest.uuid, ", ".join(both), plan.instance.uuid)
+                raise Unavailable("CPUs or devices of the server belong to another guest, which has to leave.")
+
+    def _check_mdevs(self, plan: GuestPlan, *, keeps_old: bool) -> None:
+        """Raise an error if a device of the host cannot have the mediated devices of this plan as well."""
+        wanted = Counter((each.parent, each.mdev_type) for each in moves.mdevs_of(plan))
+        totals = {(each.name, each.mdev_type): each.total for each in self._topology.mdevs}
+        held: Counter[tuple[str, str]] = Counter()
+        for guest in self._store:
+            own = guest.mdevs if keeps_old or guest.uuid != plan.instance.uuid else ()
+            before = guest.previous.mdevs if guest.previous is not None else ()
+            held.update((each.parent, each.mdev_type) for each in (*own, *before))
+        for (parent, mdev_type), count in sorted(wanted.items()):
+            total = totals.get((parent, mdev_type))
+            if total is None:
+                raise InsufficientResources(f"{parent} of this host offers no mediated devices of type {mdev_type}.")
+            if held[parent, mdev_type] + count > total:
+                raise Unavailable(f"All mediated devices of {parent} belong to guests, of which one has to leave.")
 
     def remove(self, uuid: str) -> None:
         """Remove a guest."""

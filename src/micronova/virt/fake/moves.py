@@ -1,15 +1,38 @@
-"""The disks of simulated guests, and what a resize changes. A disk is on the host of its guest, and moves with it."""
+"""The disks and mediated devices of simulated guests, and what a resize changes.
+
+Both are on the host of their guest. A disk moves with it; mediated devices are made anew.
+"""
+
+from typing import Final
+from uuid import UUID, uuid5
 
 import msgspec
 
 from micronova.objects.flavor import Flavor
+from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
-from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeSize
+from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeMdev, FakeSize
+
+_MDEVS: Final = UUID("0e8a3d1f-7c26-4f0e-9a5b-6d6963726f6e")
+"""Namespace of the uuids of mediated devices."""
 
 
 def disks_of(plan: GuestPlan) -> tuple[FakeDisk, ...]:
     """Return the empty disks of a new guest."""
     return tuple(FakeDisk(name=name, size_gb=size) for name, size in _sizes(plan.instance.flavor).items())
+
+
+def mdevs_of(plan: GuestPlan) -> tuple[FakeMdev, ...]:
+    """Return the mediated devices that are made for a guest."""
+    assignment = plan.instance.assignment
+    return tuple(
+        FakeMdev(
+            uuid=str(uuid5(_MDEVS, f"{plan.instance.uuid}/{plan.epoch}/{number}")),
+            parent=each.parent,
+            mdev_type=each.mdev_type,
+        )
+        for number, each in enumerate(() if assignment is None else assignment.mdevs)
+    )
 
 
 def booted(disks: tuple[FakeDisk, ...]) -> tuple[FakeDisk, ...]:
@@ -66,8 +89,10 @@ def size_of(guest: FakeGuest) -> FakeSize:
         vcpus=guest.vcpus,
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
+        claimed=guest.claimed,
         disks=guest.disks,
         assignment=guest.assignment,
+        mdevs=guest.mdevs,
     )
 
 
@@ -76,7 +101,8 @@ def give_size(guest: FakeGuest, plan: GuestPlan) -> None:
     flavor = plan.instance.flavor
     guest.epoch, guest.vcpus, guest.memory_mb = plan.epoch, flavor.vcpus, flavor.ram
     guest.local_gb = flavor.resources().get("DISK_GB", 0)
-    guest.assignment = plan.instance.assignment
+    guest.claimed = extra_specs.node_resources(flavor, plan.instance.image)
+    guest.assignment, guest.mdevs = plan.instance.assignment, mdevs_of(plan)
     known = {disk.name: disk for disk in guest.disks}
     guest.disks = tuple(
         msgspec.structs.replace(known[name], size_gb=size) if name in known else FakeDisk(name=name, size_gb=size)
@@ -89,7 +115,8 @@ def restore_size(guest: FakeGuest, plan: GuestPlan) -> None:
     if guest.previous is not None:
         before = guest.previous
         guest.vcpus, guest.memory_mb, guest.local_gb = before.vcpus, before.memory_mb, before.local_gb
-        guest.disks, guest.assignment = before.disks, before.assignment
+        guest.claimed, guest.disks = before.claimed, before.disks
+        guest.assignment, guest.mdevs = before.assignment, before.mdevs
         guest.previous = None
     guest.epoch = plan.epoch
 

@@ -6,6 +6,7 @@ import msgspec
 
 from micronova.conf.hosts import FakeSettings
 from micronova.objects.errors import Invalid
+from micronova.objects.mediated_devices import parse_mdev_types
 from micronova.virt.fake.driver import FakeDriver
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import GuestStore
@@ -20,6 +21,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
         raise Invalid(f"The settings of the fake driver are wrong: {error}") from error
     faults = FaultRules(setup.random)
     faults.replace(list(settings.rules))
+    mdev_types = parse_mdev_types(setup.mdev_types, setup.mdev_sections)
     drivers = {}
     for name in _names(settings, setup.host):
         path = None if setup.state_dir is None else setup.state_dir / "guests" / f"{quote(name, safe='')}.jsonl"
@@ -31,6 +33,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
             cloud_id=setup.cloud_id,
             clock=setup.clock,
             images=setup.images,
+            mdev_types=mdev_types,
         )
     return drivers
 

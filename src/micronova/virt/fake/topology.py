@@ -1,16 +1,26 @@
-"""The NUMA cells and PCI devices of a simulated host, by its settings."""
+"""The NUMA cells, PCI devices and mediated devices of a simulated host, by its settings."""
+
+from typing import Annotated
 
 import msgspec
 
 from micronova.conf.hosts import FakeSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
-from micronova.objects.topology import HostCell, MemoryPages, NodeTopology, PciDevice
+from micronova.objects.mediated_devices import NO_TYPES, CapableDevice, MdevTypes, device_name, offered
+from micronova.objects.topology import MOST_MDEVS, HostCell, MdevParent, MemoryPages, NodeTopology, PciDevice
 
 _SMALL, _LARGE, _HUGE = 4, 2048, 1048576  # KiB
 
 
-def topology_of(settings: FakeSettings) -> NodeTopology:
+class _MdevDevice(msgspec.Struct, forbid_unknown_fields=True):
+    """One of `fake.mdev_devices`."""
+
+    address: str
+    types: dict[str, Annotated[int, msgspec.Meta(ge=0, le=MOST_MDEVS)]]
+
+
+def topology_of(settings: FakeSettings, types: MdevTypes = NO_TYPES) -> NodeTopology:
     """Return the topology; raise Invalid if the settings are impossible."""
     nodes, threads = settings.numa_nodes, settings.threads_per_core
     if settings.vcpus % (nodes * threads) or settings.memory_mb % nodes:
@@ -48,4 +58,18 @@ def topology_of(settings: FakeSettings) -> NodeTopology:
         devices = msgspec.convert(list(settings.pci_devices), tuple[PciDevice, ...])
     except msgspec.ValidationError as error:
         raise Invalid(f"fake.pci_devices is wrong: {error}.") from None
-    return NodeTopology(cells=tuple(cells), devices=devices)
+    return NodeTopology(cells=tuple(cells), devices=devices, mdevs=_mdevs(settings, types))
+
+
+def _mdevs(settings: FakeSettings, types: MdevTypes) -> tuple[MdevParent, ...]:
+    try:
+        given = msgspec.convert(list(settings.mdev_devices), tuple[_MdevDevice, ...])
+    except msgspec.ValidationError as error:
+        raise Invalid(f"fake.mdev_devices is wrong: {error}.") from None
+    capable = []
+    for each in given:
+        name = device_name(each.address)
+        if name is None:
+            raise Invalid(f"fake.mdev_devices is wrong: the address {each.address!r} should be like 0000:84:00.0.")
+        capable.append(CapableDevice(name=name, available=each.types))
+    return offered(capable, {}, types)

@@ -26,6 +26,7 @@ from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.image import ImageMeta
+from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.objects.pci_devices import DeviceSpec
@@ -93,9 +94,11 @@ class LibvirtDriver:
         vendor_data: VendorDataSource,
         image_service: str = "",
         device_specs: Sequence[DeviceSpec] = (),
+        mdev_types: MdevTypes = NO_TYPES,
     ) -> None:
         self.host = host
         self._device_specs = device_specs
+        self._mdev_types = mdev_types
         self._vendor_data = vendor_data
         self._settings = settings
         self._layout = layout
@@ -216,7 +219,8 @@ class LibvirtDriver:
         defined = await self._connection.read(domains.describe_all, "list its guests")
         running = {info.uuid: (info.vcpus, info.memory_mb) for info in defined if info.active}
         topology = await self._connection.read(
-            lambda connection: read_topology(connection, self._settings, self._device_specs), "describe its NUMA nodes"
+            lambda connection: read_topology(connection, self._settings, self._device_specs, self._mdev_types),
+            "describe its NUMA nodes and devices",
         )
         found = await self._files.run(
             lambda: resources.node_resources(

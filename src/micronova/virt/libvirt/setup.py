@@ -12,6 +12,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
+from micronova.objects.mediated_devices import parse_mdev_types
 from micronova.objects.pci_devices import parse_device_specs
 from micronova.virt.libvirt.client.library import LibvirtMissing, load
 from micronova.virt.libvirt.daemon.private import (
@@ -63,6 +64,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         vendor_data=setup.vendor_data,
         image_service=setup.image_service,
         device_specs=parse_device_specs(setup.device_spec),
+        mdev_types=parse_mdev_types(setup.mdev_types, setup.mdev_sections),
     )
     return {host: driver}
 

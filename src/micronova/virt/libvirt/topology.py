@@ -1,28 +1,42 @@
-"""The NUMA nodes and PCI devices of this host that guests may use, as libvirt knows them."""
+"""The NUMA nodes, PCI devices and mediated devices of this host that guests may use, as libvirt knows them."""
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects import mediated_devices
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
+from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.pci_devices import DeviceSpec
-from micronova.objects.topology import HostCell, MemoryPages, NodeTopology, PciDevice
+from micronova.objects.topology import HostCell, MdevParent, MemoryPages, NodeTopology, PciDevice
 from micronova.virt.libvirt.client.binding import Connect
+from micronova.virt.libvirt.client.node_devices import list_offers
 from micronova.virt.libvirt.client.xmltree import Element, parse
 from micronova.virt.libvirt.host import Cell, parse_cells
 
 PCI_DEVICES: Final = 2  # VIR_CONNECT_LIST_NODE_DEVICES_CAP_PCI_DEV
 
 
-def read_topology(connection: Connect, settings: LibvirtSettings, specs: Sequence[DeviceSpec]) -> NodeTopology:
+def read_topology(
+    connection: Connect, settings: LibvirtSettings, specs: Sequence[DeviceSpec], types: MdevTypes = NO_TYPES
+) -> NodeTopology:
     """Return what libvirt says now. Blocks."""
     cells = parse_cells(parse(connection.getCapabilities()))
     devices = [parse_device(parse(each.XMLDesc(0))) for each in connection.listAllDevices(PCI_DEVICES)] if specs else []
     if not cells:  # a kernel without NUMA: the machine is one node
         cells = (Cell(id=0, memory_mb=connection.getInfo()[1], cpus=tuple(range(os.cpu_count() or 1))),)
-    return NodeTopology(cells=host_cells(cells, settings), devices=offered(devices, specs))
+    mdevs = read_mdevs(connection, types) if types else ()
+    return NodeTopology(cells=host_cells(cells, settings), devices=offered(devices, specs), mdevs=mdevs)
+
+
+def read_mdevs(connection: Connect, types: MdevTypes) -> tuple[MdevParent, ...]:
+    """Return the devices that offer mediated devices of the enabled types. Blocks."""
+    devices, existing = list_offers(connection)
+    counts = Counter((each.parent, each.mdev_type) for each in existing)
+    return mediated_devices.offered(devices, counts, types)
 
 
 def host_cells(cells: Sequence[Cell], settings: LibvirtSettings) -> tuple[HostCell, ...]:

@@ -72,6 +72,23 @@ async def test_a_resize_keeps_what_was(tmp_path: Path) -> None:
     assert again._store.get(UUID).power_state == power_state.RUNNING
 
 
+async def test_what_is_claimed_for_a_guest_stays_with_it(tmp_path: Path) -> None:
+    """Extra specs may let a server claim something else than its guest uses; the next agent has to know."""
+    driver = _driver(path=tmp_path / "guests")
+    await driver.spawn(_plan(msgspec.structs.replace(SMALL, extra_specs={"resources:MEMORY_MB": "0"}), 3))
+    await driver.power_off(UUID, 0)
+
+    async def seen() -> tuple[int, dict[str, int] | None]:
+        [guest] = await _driver(path=tmp_path / "guests").list_guests()
+        return guest.memory_mb, guest.claimed
+
+    assert await seen() == (512, {"VCPU": 1, "DISK_GB": 10})
+    await driver.resize(_plan(msgspec.structs.replace(LARGE, extra_specs={"resources:VCPU": "1"}), 5))
+    assert await seen() == (1024, {"VCPU": 1, "MEMORY_MB": 1024, "DISK_GB": 26})
+    await driver.revert_resize(_plan(SMALL, 7))
+    assert await seen() == (512, {"VCPU": 1, "DISK_GB": 10})
+
+
 async def test_a_confirmed_resize_cannot_be_reverted() -> None:
     driver = _driver()
     await _off(driver)

@@ -1,14 +1,19 @@
 """NUMA nodes and PCI devices of a host, read from libvirt's descriptions."""
 
+from typing import Any
+
 import pytest
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import Invalid
+from micronova.objects.mediated_devices import parse_mdev_types
 from micronova.objects.pci_devices import parse_device_specs
-from micronova.objects.topology import MemoryPages, PciDevice
+from micronova.objects.topology import MdevParent, MemoryPages, PciDevice
+from micronova.virt.libvirt.client.node_devices import Mdev
 from micronova.virt.libvirt.client.xmltree import parse
 from micronova.virt.libvirt.host import parse_cells
-from micronova.virt.libvirt.topology import host_cells, offered, parse_device
+from micronova.virt.libvirt.topology import host_cells, offered, parse_device, read_mdevs
+from tests.unit.virt.libvirt.node_devices import NodeDevices
 from tests.unit.virt.libvirt.world import CELLS
 
 CAPABILITIES = """<capabilities><host><topology><cells num='1'><cell id='3'>
@@ -44,6 +49,15 @@ def test_cpus_and_pages_that_guests_may_use() -> None:
     assert [each.reserved for each in first.pages + second.pages] == [0, 0, 0, 24]
     with pytest.raises(Invalid, match="reserved_huge_pages"):
         host_cells(CELLS, LibvirtSettings(reserved_huge_pages=({"node": 1},)))
+
+
+def test_devices_that_are_divided() -> None:
+    made = Mdev(uuid="4b20d080-1b54-4048-85b3-a6a62d165c01", parent="pci_0000_84_00_0", mdev_type="nvidia-35")
+    host: Any = NodeDevices(4, made)
+    types = parse_mdev_types(["nvidia-35"], {"nvidia-35": {"mdev_class": "CUSTOM_GPU"}})
+    expected = MdevParent(name="pci_0000_84_00_0", mdev_type="nvidia-35", total=4, resource_class="CUSTOM_GPU")
+    assert read_mdevs(host, types) == (expected,)
+    assert read_mdevs(host, parse_mdev_types(["nvidia-99"], {})) == ()
 
 
 def test_devices() -> None:

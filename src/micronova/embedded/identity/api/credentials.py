@@ -101,6 +101,7 @@ class CredentialsAPI:
         refuse_delegated(self._core.claims(request))
         credential_id = self._core.new_id()
         if wanted.type.lower() == EC2:
+            request.authorize({"user_id": user_id}, rule="identity:ec2_create_credential")
             if wanted.project_id is None:
                 raise Invalid("Invalid input for field/attribute credential.project_id: EC2 credentials need one.")
             credential_id = id_of(_access_of(wanted.blob))
@@ -125,7 +126,7 @@ class CredentialsAPI:
     async def update(self, request: Request, stored_id: str) -> dict[str, Any]:
         """Replace the blob of a credential."""
         wanted: CredentialChanges = request.body.credential
-        row = await self._authorize(request, stored_id)
+        row = await self._authorize(request, stored_id, ec2_rule="identity:ec2_create_credential")
         refuse_delegated(self._core.claims(request))
         for name in ("type", "user_id", "project_id"):
             if getattr(wanted, name) is not UNSET and getattr(wanted, name) != row[name]:
@@ -141,15 +142,18 @@ class CredentialsAPI:
 
     async def delete(self, request: Request, stored_id: str) -> None:
         """Delete a credential."""
-        await self._authorize(request, stored_id)
+        await self._authorize(request, stored_id, ec2_rule="identity:ec2_delete_credential")
         refuse_delegated(self._core.claims(request))
         await self._core.write(credentials.delete, stored_id)
 
-    async def _authorize(self, request: Request, stored_id: str) -> CredentialRow:
+    async def _authorize(self, request: Request, stored_id: str, ec2_rule: str | None = None) -> CredentialRow:
+        """Return a credential; those of EC2 also need what their own path asks for."""
         row = await self._core.database.read(CREDENTIALS.find, stored_id)
         request.authorize({"user_id": row["user_id"] if row else None})
         if row is None:
             raise CREDENTIALS.not_found(stored_id)
+        if ec2_rule is not None and row["type"].lower() == EC2:
+            request.authorize({"user_id": row["user_id"]}, rule=ec2_rule)
         return row
 
     def _view(self, request: Request, row: CredentialRow) -> dict[str, Any]:

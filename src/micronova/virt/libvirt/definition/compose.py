@@ -11,6 +11,7 @@ from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import BuildAborted, Invalid, NotSupported
 from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import GuestProperties, serial_ports, wants_queues
+from micronova.objects.mediated_devices import VGPU
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 from micronova.virt.libvirt.definition.interfaces import interfaces
@@ -91,6 +92,7 @@ def _compose(
     image = instance.image
     properties = GuestProperties(instance.flavor, image)
     _refuse(properties, instance, facts)
+    _refuse_virtual_gpus(instance, record)
     machine, uefi, secure = _firmware(properties, facts, settings)
     screens = _screens(host, instance.uuid)
     is_qemu = facts.is_qemu
@@ -160,6 +162,7 @@ def _compose(
         and properties.enabled(properties.image("hw_qemu_guest_agent"), "hw_qemu_guest_agent", default=False),
         scsi_model=properties.image("hw_scsi_model") or "virtio-scsi",
         host_devices=() if record.pins is None else record.pins.devices,
+        mdevs=() if record.pins is None else tuple(each.uuid for each in record.pins.mdevs),
         cpu_tune=_cpu_tune(host, properties, instance.flavor.vcpus),
         pcie_ports=Q35_ROOT_PORTS if is_qemu and "q35" in machine else 0,
     )
@@ -170,15 +173,25 @@ def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFact
         value = properties.flavor(name) or properties.image(name)
         if value and value.lower() not in ("false", "no", "0", "off"):
             raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
-    for name in instance.flavor.extra_specs:
-        kind, _, resource_class = name.partition(":")
-        if kind.startswith("resources") and resource_class == "VGPU":  # of a group, too
-            raise NotSupported(f"This host cannot do that: it offers no virtual GPUs ({name}).")
     wanted = properties.architecture()
     if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
         raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")
     for device in ("vcpus", "ram"):
         require(getattr(instance.flavor, device) > 0, f"a flavor without {device} cannot run")
+
+
+def _refuse_virtual_gpus(instance: InstanceSpec, record: GuestRecord) -> None:
+    """Raise NotSupported if the guest is to have virtual GPUs that are no mediated devices of this host."""
+    wanted = 0
+    for name, value in instance.flavor.extra_specs.items():
+        kind, _, resource_class = name.partition(":")
+        if kind.startswith("resources") and resource_class == VGPU and value.isdecimal():  # of a group, too
+            wanted += int(value)
+    if wanted > (0 if record.pins is None else len(record.pins.mdevs)):
+        raise NotSupported(
+            f"The flavor asks for {wanted} virtual GPUs. They were claimed of a resource provider that is no device of "
+            "this host: devices.enabled_mdev_types says which it offers."
+        )
 
 
 def _command_line(properties: GuestProperties, facts: HostFacts, disks: tuple[Disk, ...], *, rescued: bool) -> str:

@@ -29,6 +29,7 @@ def devices(guest: Definition) -> Element:
         video = child(found, "video")
         child(video, "model", type=guest.video.model, vram=guest.video.vram_kib, heads=1)
     found.extend(host_device(address) for address in guest.host_devices)
+    found.extend(mediated_device(uuid) for uuid in guest.mdevs)
     if guest.watchdog:
         child(found, "watchdog", model=guest.watchdog_model, action=guest.watchdog)
     if guest.rng:
@@ -49,6 +50,13 @@ def host_device(address: str) -> Element:
     found = element("hostdev", mode="subsystem", type="pci", managed="yes")
     parts = {"domain": domain, "bus": bus, "slot": slot, "function": function}
     child(child(found, "source"), "address", **{name: f"0x{part}" for name, part in parts.items()})
+    return found
+
+
+def mediated_device(uuid: str) -> Element:
+    """Return a mediated device of the host, which the guest sees as a PCI device."""
+    found = element("hostdev", mode="subsystem", type="mdev", managed="no", model="vfio-pci")
+    child(child(found, "source"), "address", uuid=uuid)
     return found
 
 

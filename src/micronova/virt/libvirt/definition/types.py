@@ -141,5 +141,6 @@ class Definition:
     guest_agent: bool = False
     scsi_model: str = "virtio-scsi"
     host_devices: tuple[str, ...] = ()  # addresses of PCI devices of the host
+    mdevs: tuple[str, ...] = ()  # uuids of mediated devices of the host
     cpu_tune: dict[str, int] = field(default_factory=dict)  # shares, period, quota
     pcie_ports: int = 0  # free root ports for hot-plug (q35)

@@ -136,6 +136,7 @@ class GuestAccess:
                 pcpus=record.pcpus,
                 memory_mb=record.memory_mb,
                 local_gb=record.local_gb,
+                claimed=record.claimed,
             )
         if info is None or info.owner is None or info.owner.cloud != self.cloud:
             return None

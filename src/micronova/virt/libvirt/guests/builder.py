@@ -14,6 +14,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.errors import Conflict
+from micronova.placement import extra_specs
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.definition.compose import domain_name
@@ -109,6 +110,8 @@ class GuestBuilder:
             log.warning("guest %s is not removed: its record names another cloud or host", uuid)
             return
         await self._undefine(uuid)
+        if record is not None:
+            await self._launcher.mdevs.remove(uuid, record.pins, record.kept_pins)
         # The record is removed last: if this agent dies, the next one finds the guest by it.
         await self._files.run(self._remove_logs, uuid)
         if record is not None:
@@ -127,6 +130,7 @@ class GuestBuilder:
             vcpus=instance.flavor.vcpus,
             memory_mb=instance.flavor.ram,
             local_gb=instance.flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(instance.flavor, instance.image),
             disks=plan_disks(plan, self._settings),
             boot=plan_boot(instance.image),
         )

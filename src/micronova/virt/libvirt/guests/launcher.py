@@ -18,6 +18,7 @@ from micronova.virt.libvirt.definition.guest_xml import domain_xml
 from micronova.virt.libvirt.definition.topology import pins_of
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.access import GuestAccess
+from micronova.virt.libvirt.guests.mediated_devices import MediatedDevices
 from micronova.virt.libvirt.storage.guest_users import free_id
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords, PinRecord
 
@@ -39,6 +40,7 @@ class Launcher:
         self._records = records
         self._files = files
         self._placing = asyncio.Lock()
+        self.mdevs = MediatedDevices(connection, guests.cloud)
 
     def prepare(self, host: HostProfile, ids: range) -> None:
         """Get to know the host, and the ids that users of guests may have; nothing is started before."""
@@ -91,15 +93,20 @@ class Launcher:
             pins = pins_of(plan.instance)
         except Invalid as error:
             raise BuildAborted(error.message) from error
-        cpus, devices = await self._files.run(self._taken, record)
+        cpus, devices, mdevs = await self._files.run(self._taken, record)
         wanted = {*pins.vcpus.values(), *pins.emulator}
         # They are claimed for this guest, so the other one is about to leave, such as after a live migration.
         if both := sorted(wanted & cpus):
-            raise Unavailable(f"CPUs {', '.join(map(str, both))} of this host belong to another guest.")
+            log.warning("CPUs %s of guest %s belong to another one", both, record.uuid)
+            raise Unavailable("CPUs of the server belong to another guest, which has to leave.")
         if unknown := sorted(wanted - set(parse_cpus(self.host.settings.cpu_dedicated_set))):
-            raise InsufficientResources(f"CPUs {', '.join(map(str, unknown))} of this host are not for pinned guests.")
+            raise InsufficientResources(
+                "CPUs of the server are no longer for pinned guests.", details=f"CPUs {', '.join(map(str, unknown))}"
+            )
         if same := sorted({*pins.devices} & devices):
-            raise Unavailable(f"PCI devices {', '.join(same)} of this host belong to another guest.")
+            log.warning("PCI devices %s of guest %s belong to another one", same, record.uuid)
+            raise Unavailable("PCI devices of the server belong to another guest, which has to leave.")
+        pins = msgspec.structs.replace(pins, mdevs=await self.mdevs.choose(plan, mdevs))
         compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info)
         return pins
 
@@ -107,6 +114,7 @@ class Launcher:
         """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
         record = await self._admit(record, resumed=False)
         xml = domain_xml(compose(self.host, plan.instance, record, plan.network_info))
+        await self.mdevs.make(record)
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
         )
@@ -173,11 +181,12 @@ class Launcher:
     def _free_id(self) -> int | None:
         return free_id(self._ids, self._records.taken_ids()) if self.host.facts.is_qemu else None
 
-    def _taken(self, guest: GuestRecord) -> tuple[set[int], set[str]]:
-        """Return the CPUs and devices that a guest cannot have: those of others, and those that it had before."""
+    def _taken(self, guest: GuestRecord) -> tuple[set[int], set[str], set[str]]:
+        """Return the CPUs, PCI devices and mediated devices of others, and those that the guest had before."""
         pins = [pin for record in self._records if record.uuid != guest.uuid for pin in (record.pins, record.kept_pins)]
         known = [pin for pin in (*pins, guest.kept_pins) if pin is not None]
         return (
             {cpu for pin in known for cpu in (*pin.vcpus.values(), *pin.emulator)},
             {device for pin in known for device in pin.devices},
+            {mdev.uuid for pin in known for mdev in pin.mdevs},
         )

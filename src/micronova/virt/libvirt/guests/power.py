@@ -87,6 +87,8 @@ class GuestPower:
             raise Conflict(f"The guest {uuid} does not run: it cannot be suspended.")
         if record.pins is not None and record.pins.devices:
             raise NotSupported(f"The guest {uuid} has PCI devices of the host, whose state cannot be saved.")
+        if record.pins is not None and record.pins.mdevs:
+            raise NotSupported(f"The guest {uuid} has mediated devices of the host, whose state cannot be saved.")
         timeout = self._settings.call_timeout + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         await self._guests.change(uuid, domains.save, "suspend the guest", timeout=timeout, lane="memory")
 

@@ -11,6 +11,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects import power_state
 from micronova.objects.errors import Conflict
+from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.guests import domains
@@ -60,6 +61,7 @@ class Resizer:
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
+            claimed=extra_specs.node_resources(flavor, plan.instance.image),
             disks=disks,
             kept_pins=record.pins,
         )
@@ -69,6 +71,7 @@ class Resizer:
         """Remove what a guest was before it was resized."""
         record, _ = await self._guests.require(uuid)
         if record.kept_pins is not None:
+            await self._launcher.mdevs.remove(uuid, record.kept_pins)
             record = msgspec.structs.replace(record, kept_pins=None)
             await self._files.run(self._records.save, record)
         await self._previous.forget(record)
@@ -82,6 +85,8 @@ class Resizer:
             return
         if power != power_state.SHUTDOWN:
             await self._guests.change(uuid, domains.power_off, "stop the guest", timeout=START_TIMEOUT)
+        if record.kept_pins is not None:  # else it was not resized
+            await self._launcher.mdevs.remove(uuid, record.pins)
         await self._previous.restore(record, plan.epoch)
 
     def _new_disks(self, plan: GuestPlan, record: GuestRecord) -> tuple[DiskRecord, ...]:

@@ -169,10 +169,9 @@ class ImageCache:
                 own = self._downloads[name].size
                 kept = await self._files.run(self._kept)
                 error, when = (InsufficientResources, "") if kept + own > most else (Unavailable, " at the moment")
-                raise error(
-                    f"The image cache of this host is full{when}: it may have {most >> 20} MB, {taken >> 20} MB are "
-                    f"used and {coming >> 20} MB are being downloaded."
-                )
+                # The owner of the server reads the message; what others use is for admins.
+                figures = f"{most >> 20} MB allowed, {taken >> 20} MB used, {coming >> 20} MB are being downloaded"
+                raise error(f"The image cache of the server's host is full{when}.", details=figures)
             unused.remove(removed)
             if await self._files.run(self._remove_if_older, removed, math.inf):
                 log.info("removed the image %s from the cache: it was not used, and another one needs room", removed)

@@ -40,14 +40,24 @@ class BootRecord(msgspec.Struct, frozen=True, kw_only=True):
     ramdisk: str = ""  # empty: there is none
 
 
+class MdevRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A mediated device that a guest has."""
+
+    uuid: str
+    parent: str  # the device of the host, as libvirt names it
+    mdev_type: str
+    made: bool = True  # for this guest, so that it is removed with it; others were there before
+
+
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The host CPUs, NUMA nodes and PCI devices that were claimed for a guest; it keeps them over restarts."""
+    """The host CPUs, NUMA nodes and devices that were claimed for a guest; it keeps them over restarts."""
 
     vcpus: dict[int, int] = {}  # vCPU -> host CPU
     cells: dict[int, int] = {}  # NUMA nodes of the guest -> of the host
     emulator: tuple[int, ...] = ()
     page_kib: int | None = None  # size of its memory pages, if one was asked for
     devices: tuple[str, ...] = ()  # addresses of the host's PCI devices that it has
+    mdevs: tuple[MdevRecord, ...] = ()
 
 
 class RescueRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +81,7 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
+    claimed: dict[str, int] | None = None  # of its node, by resource class; None: an earlier version made it
     complete: bool = False  # it has run, so its owner may have data on its disks
     disks: tuple[DiskRecord, ...] = ()
     pins: PinRecord | None = None  # None until it is placed

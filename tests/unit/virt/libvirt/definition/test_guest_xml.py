@@ -9,7 +9,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.client.xmltree import Element, child, element, parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import domain, domain_xml, metadata, owner_of
-from micronova.virt.libvirt.storage.records import BootRecord, PinRecord
+from micronova.virt.libvirt.storage.records import BootRecord, MdevRecord, PinRecord
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 
 FOLDER = f"/var/lib/libvirt/instances/{UUID}"
@@ -309,6 +309,17 @@ def test_pci_devices_of_the_host() -> None:
         {"domain": "0x0001", "bus": "0x0a", "slot": "0x00", "function": "0x0"},
     ]
     assert made().find("./devices/hostdev") is None
+
+
+def test_mediated_devices_of_the_host() -> None:
+    mdevs = tuple(MdevRecord(uuid=uuid, parent="pci_0000_84_00_0", mdev_type="nvidia-35") for uuid in ("a", "b"))
+    record = {"pins": PinRecord(mdevs=mdevs)}
+    root = made(record=record, specs={"resources:VGPU": "2"})
+    wanted = {"mode": "subsystem", "type": "mdev", "managed": "no", "model": "vfio-pci"}
+    assert attributes(root, "./devices/hostdev") == [wanted, wanted]
+    assert attributes(root, "./devices/hostdev/source/address") == [{"uuid": "a"}, {"uuid": "b"}]
+    with pytest.raises(NotSupported, match=r"3 virtual GPUs.*no device of this host"):
+        made(record=record, specs={"resources:VGPU": "2", "resources1:VGPU": "1"})
 
 
 def test_windows() -> None:

@@ -1,0 +1,152 @@
+"""The NUMA cells of all kinds of hosts as columns: a request is compared with the cells of all kinds at once.
+
+The rules are those of `objects/fitting.py`. Whether the nodes of a guest have cells of a host for themselves follows
+from Hall's theorem: of each set of its nodes, at least as many cells must suit one of them as the set has nodes.
+"""
+
+from collections import Counter
+from itertools import chain, combinations
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from micronova.objects.topology import CellUse, HostCell, NodeTopology, TopologyRequest, TopologyUse
+
+Codes: TypeAlias = npt.NDArray[np.intp]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+_Node: TypeAlias = tuple[int, int, int, int]  # shared and pinned vCPUs, CPUs of the emulator, MB of memory
+
+_MOST_KINDS_OF_NODES = 4  # of one guest; there are 2**n sets of n
+_UNUSED = CellUse()
+_WHOLE = ("free_cpus", "shared_cpus", "cpus_held", "memory_mb", "memory_held", "page_kib", "pages", "free_pages")
+_LIMITS = ("most_cpus", "most_memory")
+
+
+class CellColumns:
+    """What is free in the cells of hosts, by code. Cells that a host does not have suit nobody."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._width = size, 1
+        self._cells = np.zeros((size, 1), np.bool_)  # which exist
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros((size, 1), np.int64) for name in _WHOLE}
+        self._columns |= {name: np.zeros((size, 1)) for name in _LIMITS}
+        self._pages: dict[int, npt.NDArray[np.int64]] = {}  # by size in KiB: free ones, -1 where there are none
+
+    def set(self, code: int, topology: NodeTopology, use: TopologyUse) -> None:
+        """Set the cells that a code stands for."""
+        if code >= self._size or len(topology.cells) > self._width:
+            self._grow(max(self._size, code + 1), max(self._width, len(topology.cells)))
+        self._cells[code] = False
+        for pages in self._pages.values():
+            pages[code] = -1
+        for number, cell in enumerate(topology.cells):
+            held = use.cells.get(cell.id, _UNUSED)
+            self._cells[code, number] = True
+            for name, value in _figures(cell, held, topology).items():
+                self._columns[name][code, number] = value
+            for each in cell.pages:
+                if each.size_kib not in self._pages:
+                    self._pages[each.size_kib] = np.full((self._size, self._width), -1, np.int64)
+                free = each.total - each.reserved - held.pages.get(each.size_kib, 0)
+                self._pages[each.size_kib][code, number] = free
+
+    def suit(self, request: TopologyRequest, codes: Codes) -> Bools:
+        """Return for each of these codes whether its cells have the CPUs and the memory that a guest asks for.
+
+        Others never fit. Those that suit fit, if `decides` says so.
+        """
+        nodes = Counter(
+            (len(cell.shared), len(cell.pinned), int(request.isolates_emulator and number == 0), cell.memory_mb)
+            for number, cell in enumerate(request.cells)
+        )
+        some = len(codes) < self._size
+        rows = codes if some else slice(0, self._size)
+        suited = [self._suit_node(node, request, rows) for node in nodes]
+        counts = list(nodes.values())
+        found: Bools = np.ones(len(suited[0]), np.bool_)
+        for size in range(1, min(len(counts), _MOST_KINDS_OF_NODES) + 1):
+            for chosen in combinations(range(len(counts)), size):
+                together = np.logical_or.reduce([suited[number] for number in chosen])
+                found &= together.sum(axis=1) >= sum(counts[number] for number in chosen)
+        return found if some else found.take(codes)
+
+    def _suit_node(self, node: _Node, request: TopologyRequest, rows: Codes | slice) -> Bools:
+        """Return which cells suit one NUMA node of a guest."""
+        shared, pinned, emulator, memory = node
+        column = {name: values[rows] for name, values in self._columns.items()}
+        found: Bools = self._cells[rows].copy()
+        if request.is_pinned:
+            if emulator and not pinned:
+                return np.zeros_like(found)
+            found &= column["free_cpus"] >= pinned + emulator
+        if request.has_shared:
+            found &= column["shared_cpus"] >= shared
+            found &= column["cpus_held"] + shared <= column["most_cpus"]
+            found &= column["memory_held"] + memory <= column["most_memory"]
+        if request.page_size is not None:
+            return found & self._has_pages(memory * 1024, request.page_size, rows)
+        free = column["free_pages" if request.is_pinned else "pages"]
+        size, kib = column["page_kib"], memory * 1024
+        in_pages = (kib % np.maximum(size, 1) == 0) & (kib <= free * size)
+        held = column["memory_held"] if request.is_pinned else 0
+        return found & np.where(size > 0, in_pages, column["memory_mb"] - held >= memory)
+
+    def _has_pages(self, kib: int, wanted: int | str, rows: Codes | slice) -> Bools:
+        """Return which cells have enough free pages of a size that is asked for."""
+        found: Bools = np.zeros_like(self._cells[rows])
+        smallest = self._columns["page_kib"][rows]
+        for size, free in self._pages.items():
+            if kib % size or (isinstance(wanted, int) and wanted != size):
+                continue
+            enough = free[rows] >= kib // size
+            if wanted == "small":
+                enough &= smallest == size
+            elif wanted == "large":
+                enough &= smallest != size
+            found |= enough
+        return found
+
+    def _grow(self, least: int, width: int) -> None:
+        size = self._size
+        while size < least:
+            size *= 2
+        shape = (size, width)
+        self._cells = _larger(self._cells, shape, 0)
+        self._columns = {name: _larger(values, shape, 0) for name, values in self._columns.items()}
+        self._pages = {each: _larger(values, shape, -1) for each, values in self._pages.items()}
+        self._size, self._width = shape
+
+
+def decides(request: TopologyRequest) -> bool:
+    """Return whether a guest fits a host if its cells suit: no devices, no threads to choose, few kinds of nodes."""
+    kinds = {(len(cell.shared), len(cell.pinned), cell.memory_mb) for cell in request.cells}
+    by_threads = request.is_pinned and request.thread_policy != "prefer"
+    # The emulator makes the first node a kind of its own.
+    return not request.devices and not by_threads and len(kinds) + request.isolates_emulator <= _MOST_KINDS_OF_NODES
+
+
+def _figures(cell: HostCell, held: CellUse, topology: NodeTopology) -> dict[str, float]:
+    free = set(cell.dedicated).difference(held.pinned)
+    if cell.siblings:
+        free.intersection_update(chain.from_iterable(cell.siblings))
+    smallest = min((each.size_kib for each in cell.pages), default=0)
+    pages = next((each for each in cell.pages if each.size_kib == smallest), None)
+    return {
+        "free_cpus": len(free),
+        "shared_cpus": len(cell.shared),
+        "cpus_held": held.cpus,
+        "memory_mb": cell.memory_mb,
+        "memory_held": held.memory_mb,
+        "page_kib": smallest,
+        "pages": pages.total if pages else 0,
+        "free_pages": pages.total - pages.reserved - held.pages.get(smallest, 0) if pages else 0,
+        "most_cpus": len(cell.shared) * topology.cpu_allocation_ratio,
+        "most_memory": cell.memory_mb * topology.ram_allocation_ratio,
+    }
+
+
+def _larger(column: npt.NDArray[Any], shape: tuple[int, int], empty: int) -> npt.NDArray[Any]:
+    larger = np.full(shape, empty, column.dtype)
+    larger[: column.shape[0], : column.shape[1]] = column
+    return larger
