@@ -27,6 +27,7 @@ from micronova.db.tables import (
     consumers,
     deleted_instances,
     departures,
+    instance_actions,
     instances,
     migrations,
     operations,
@@ -511,11 +512,20 @@ class _Looks:
         again = await guests_of_all(self._compute, sorted({host for host, _ in first}), no_progress)
         _, then = await self._database.snapshot(_inside, begun, self._undisturbed)
         second = _differing(again, then)
+        by_hand = await self._database.read(_set_by_hand, sorted({uuid for _, uuid in second}))
         return [
             Finding(kind="guest", subject=uuid, message=message)
             for (host, uuid), message in second.items()
-            if first.get((host, uuid)) == message
+            if first.get((host, uuid)) == message and uuid not in by_hand
         ]
+
+
+def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
+    """Return those of the servers whose state an administrator has set since their guests were made."""
+    reset = instance_actions.c.action == "resetState"
+    query = sa.select(instances.c.uuid).join(instance_actions, instance_actions.c.instance_uuid == instances.c.uuid)
+    since = query.where(instances.c.uuid.in_(servers), reset, instance_actions.c.start_time >= instances.c.launched_at)
+    return set(conn.execute(since).scalars())
 
 
 def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> dict[tuple[str, str], str]:
