@@ -98,12 +98,12 @@ class Core:
         with _refuse_when_contended(image_id):
             return await retry(try_change)
 
-    async def delete(self, request: Request, image_id: str, allowed: Callable[[Image], None]) -> Image:
-        """Delete an image, unless `allowed` raises an error; return the deleted image."""
+    async def delete(self, request: Request, image_id: str, check: Callable[[Image], None]) -> Image:
+        """Delete an image, unless `check` raises an error; return the deleted image."""
 
         async def try_delete() -> Image:
             image = await self.load(request, image_id, "delete_image")
-            allowed(image)
+            check(image)
             await self.database.write(queries.delete, image, self.now())
             return image
 

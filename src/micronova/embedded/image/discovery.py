@@ -14,7 +14,7 @@ from micronova.objects.errors import NotFound
 NEWEST = 17  # the minor version of v2
 
 
-class Discovery:
+class DiscoveryHandlers:
     """The handlers that tell clients about the service."""
 
     def __init__(self, core: Core, project_limit: int | None, project_images: int | None) -> None:

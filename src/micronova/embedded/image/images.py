@@ -27,7 +27,7 @@ _DEFAULTS: dict[str, Any] = {
 _VISIBILITY_RULES = {"public": "publicize_image", "community": "communitize_image"}
 
 
-class Images:
+class ImageHandlers:
     """The handlers of images."""
 
     def __init__(self, core: Core, store: Store, *, max_metadata: int, project_images: int | None) -> None:
@@ -130,11 +130,11 @@ class Images:
     async def delete(self, request: Request, image_id: str) -> None:
         """Delete an image and its data."""
 
-        def allowed(image: Image) -> None:
+        def check(image: Image) -> None:
             if image.protected:
                 raise Forbidden(f"Image {image_id} is protected: set 'protected' to false before deleting it.")
 
-        await self._core.delete(request, image_id, allowed)
+        await self._core.delete(request, image_id, check)
         await self._store.remove(image_id)  # after a crash before this, the sweep at the next start removes the file
 
     async def add_tag(self, request: Request, image_id: str, tag: str) -> None:

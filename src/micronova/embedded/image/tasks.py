@@ -23,7 +23,7 @@ class NewTask(msgspec.Struct):
     input: dict[str, Any] = {}
 
 
-class Tasks:
+class TaskHandlers:
     """The handlers of tasks."""
 
     def __init__(self, core: Core) -> None:
