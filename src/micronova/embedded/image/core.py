@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.image import attributes, queries, task_queries
-from micronova.embedded.image.model import Image
-from micronova.embedded.image.task_queries import Task
+from micronova.embedded.image.model import Image, Task
 from micronova.http.request import Request
 from micronova.http.tickets import Tickets, manage_subject
 from micronova.objects.clock import Clock, micros

@@ -61,9 +61,9 @@ class ImageService:
         observer: Observer | None = None,
         check: Checker = check_format,
         max_size: int = MAX_SIZE,
-        max_metadata: int = attributes.MAX_METADATA,
+        max_property_bytes: int = attributes.MAX_PROPERTY_BYTES,
         project_images: int | None = None,
-        project_limit: int | None = None,
+        project_bytes: int | None = None,
         project_uploads: int | None = None,
         idle_timeout: float = 60.0,
         threads: int = 4,
@@ -78,14 +78,16 @@ class ImageService:
             self._store,
             check=check,
             max_size=max_size,
-            project_limit=project_limit,
+            project_bytes=project_bytes,
             project_uploads=project_uploads,
             idle_timeout=idle_timeout,
             certificates=certificates,
         )
         routes = [
-            *DiscoveryHandlers(self._core, project_limit, project_images).routes(),
-            *ImageHandlers(self._core, self._store, max_metadata=max_metadata, project_images=project_images).routes(),
+            *DiscoveryHandlers(self._core, project_bytes, project_images).routes(),
+            *ImageHandlers(
+                self._core, self._store, max_property_bytes=max_property_bytes, project_images=project_images
+            ).routes(),
             *self._data.routes(),
             *MemberHandlers(self._core).routes(),
             *TaskHandlers(self._core).routes(),
