@@ -85,8 +85,8 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     alternates: tuple[Selection, ...] = ()
 
 
-class Selected(msgspec.Struct, frozen=True, kw_only=True):
-    """The destinations of all instances of a request, and how they were chosen."""
+class SchedulerDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision of a scheduler about a request: the destinations of all instances, and how they were chosen."""
 
     # Earlier versions send and expect this name.
     destinations: tuple[Destination, ...] = msgspec.field(name="placements")

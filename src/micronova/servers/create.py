@@ -64,7 +64,8 @@ class _Accepted:
     security_groups: list[str]
     password: str
     reservation: str
-    max_count: int  # how many servers the port quota allows
+    # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
+    allowed_count: int
     disk_config: str
 
 
@@ -111,7 +112,6 @@ class ServerCreator:
             raise Invalid("Image certificate validation is not supported when booting from volume.")
         disk_config = chosen_disk_config(request, image)
         devices = merge_devices(request, flavor, image)
-        max_count = allowed_count(request, plan)
         spec = RequestSpec(
             project_id=context.project_id,
             user_id=context.user_id,
@@ -137,7 +137,7 @@ class ServerCreator:
             security_groups=list(plan.security_groups),
             password=password,
             reservation=reservation,
-            max_count=max_count,
+            allowed_count=allowed_count(request, plan),
             disk_config=disk_config,
         )
         uuids, operations = await self._database.write(self._record, accepted)
@@ -208,7 +208,7 @@ class ServerCreator:
             context.project_id,
             quotas.of_server(flavor.vcpus, flavor.ram),
             request.min_count,
-            accepted.max_count,
+            accepted.allowed_count,
             limits,
             context.user_id,
         )

@@ -29,7 +29,7 @@ from micronova.objects.network import VIF, PlannedPort, PlannedPorts
 T = TypeVar("T")
 
 Check = Callable[[], Awaitable[None]]
-"""Raises Stale if the operation of the caller has got another owner."""
+"""Raises Stale if the caller may not change the server's ports any more; which check it is, the caller decides."""
 
 Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """Returns the attributes to set on a port, from the port as it is now; None to leave it as it is."""
