@@ -36,8 +36,8 @@ from micronova.servers.create_rules import (
     Created,
     CreateRequest,
     allowed_count,
+    check_boot_source,
     check_hardware,
-    check_image,
     check_item_limits,
     chosen_disk_config,
     instance_row,
@@ -98,9 +98,9 @@ class ServerCreator:
         flavor, key, group = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
-        check_image(image, flavor, request)
+        check_boot_source(image, flavor, request)
         if image is not None:
-            self._unsupported.check_image(image, flavor)
+            self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
