@@ -17,8 +17,8 @@ from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation, attempts
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
+    FOLLOW_UP_KINDS,
     IMAGE_KINDS,
-    NEVER_CANCELLED,
     VERSIONS,
     OperationRow,
     Result,
@@ -100,7 +100,7 @@ _OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
 _MAKES_IMAGE = operations.c.kind.in_(IMAGE_KINDS)
 _NOT_OF_A_CONDUCTOR = sa.and_(
     sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%")),
-    operations.c.kind.not_in(NEVER_CANCELLED),
+    operations.c.kind.not_in(FOLLOW_UP_KINDS),
 )
 # An evacuation that has not begun holds nothing that a conductor would have to give back.
 _NOT_BEGUN = sa.and_(operations.c.kind == "evacuate", operations.c.step == "new")
@@ -385,7 +385,7 @@ def follow_up(
 ) -> None:
     """Record an operation that follows from another change of an instance; it has no deadline and no instance action.
 
-    `kind` is one of NEVER_CANCELLED.
+    `kind` is one of FOLLOW_UP_KINDS.
     """
     operation = new_row(
         id=id,

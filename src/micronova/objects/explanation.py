@@ -43,7 +43,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hosts: int
     filters: tuple[FilterStep, ...] = ()
     winners: tuple[Winner, ...] = ()
-    forced: bool = False  # an admin named the host: no filter was applied
+    forced: bool = False  # an admin named the host: see `RequestSpec.forced`
     took: int = 0  # microseconds, without the claim
     waits: bool = False  # there is no host; the scheduler is asked again, because a host may return
     same_as: str = ""  # the operation of the same request that has the filters; they are stored once

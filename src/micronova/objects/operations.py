@@ -67,8 +67,10 @@ Messages to users have them, too, unless `states.Action.label` says otherwise.""
 IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
-NEVER_CANCELLED: Final = ("bind_ports", "discard_image")
-"""Kinds that no later request overtakes: what they do is right whatever the server becomes."""
+FOLLOW_UP_KINDS: Final = ("bind_ports", "discard_image")
+"""Kinds that follow from another change of a server.
+
+No later request overtakes them: what they do is right whatever the server becomes."""
 
 IMAGE_CREATION_TIME: Final = 60.0
 """Seconds in which the API creates the image of an operation that it has recorded; later no such image appears."""
@@ -158,7 +160,7 @@ class RequestedPayload(PlacedPayload, kw_only=True):
     """The payload of a kind for which a user may request a host."""
 
     requested_host: str | None = None  # no other host is tried
-    forced: bool = False  # the requested host is not checked by filters
+    forced: bool = False  # the requested host is forced: see `RequestSpec.forced`
 
 
 class BuildPayload(PlacedPayload, kw_only=True):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import Destination, RequestSpec, Selected
+from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
@@ -79,7 +79,7 @@ class FilterScheduler:
         spread: int = 1,
         servable: Mapping[str, int] | None = None,
         removed_by: RemovedBy | None = None,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
@@ -131,7 +131,7 @@ class FilterScheduler:
         destinations = self._destinations(
             table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced
         )
-        return Selected(
+        return SchedulerDecision(
             destinations=destinations,
             explanation=Explanation(
                 hosts=len(hosts), filters=tuple(filtered.steps), winners=tuple(winners), forced=spec.forced
@@ -148,7 +148,7 @@ class FilterScheduler:
         held: Mapping[str, str] | None = None,
         servable: Mapping[str, int] | None = None,
         removed_by: RemovedBy | None = None,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Return what `select` would return at this time, or raise NoValidHost; the table stays as it was."""
         decision = self.select(
             table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by

@@ -33,8 +33,8 @@ from micronova.objects.scheduling import (
     DryRun,
     DryRunResult,
     RequestSpec,
+    SchedulerDecision,
     SelectDestinations,
-    Selected,
     Selection,
 )
 from micronova.placement import extra_specs
@@ -170,7 +170,7 @@ class SchedulerManager:
                 )
             await self._clock.sleep(self._report_interval)
 
-    async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
+    async def select_destinations(self, context: Context, request: SelectDestinations) -> SchedulerDecision:
         """Choose hosts for all instances of a request and claim their resources, or raise NoValidHost."""
         self._notify(context, "scheduler.select_destinations.start", request)
         decision = await self._place(request)
@@ -235,7 +235,7 @@ class SchedulerManager:
         await self._feed.refresh(self._refresh_interval)
         return fleet.use_of(self._feed.table, self._clock.now(), self._service_down_time)
 
-    async def _place(self, request: SelectDestinations) -> Selected:
+    async def _place(self, request: SelectDestinations) -> SchedulerDecision:
         await self._feed.refresh(self._refresh_interval)
         spec = await self._with_hosts(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
@@ -283,7 +283,7 @@ class SchedulerManager:
         servable: dict[str, int] | None,
         *,
         spread: int,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         begun = self._clock.monotonic()
         try:
             decision = self._scheduler.select(
@@ -330,7 +330,7 @@ class SchedulerManager:
 
     def _decide_after_reload(
         self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: dict[str, int] | None
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Decide; if there is no valid host, say whether one may return.
 
         The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
@@ -355,7 +355,7 @@ class SchedulerManager:
         return True
 
     async def _claim(
-        self, spec: RequestSpec, request: SelectDestinations, decision: Selected, on_deleted_nodes: set[str]
+        self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
@@ -378,7 +378,7 @@ class SchedulerManager:
             self._feed.mark_outdated([claim.node_uuid for claim in claims])
             raise
 
-    async def _correct_table(self, decision: Selected, result: ClaimResult) -> None:
+    async def _correct_table(self, decision: SchedulerDecision, result: ClaimResult) -> None:
         """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
         nodes = {destination.selected.node_uuid for destination in decision.destinations}
         await self._feed.reload_nodes(nodes | set(result.held.values()))

@@ -24,7 +24,7 @@ from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import EvacuatePayload, MovePayload, ResizedPayload
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import check_lock, check_state
-from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
+from micronova.servers.create_rules import check_disk_config, check_flavor_fits, check_hardware, make_password
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.lookups import check_host, flavor_for, host_exists
 from micronova.servers.waiting import wait_for_operation
@@ -68,7 +68,7 @@ class ServerMoves:
             check_disk_config(disk_config, image)
         self._unsupported.check_flavor(flavor)
         if image is not None:
-            check_fits(image, flavor)
+            check_flavor_fits(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         await self._begin(context, row, "resize", flavor, MovePayload(migration="", disk_config=disk_config))

@@ -22,7 +22,7 @@ from micronova.objects.clock import SystemClock, micros
 from micronova.objects.errors import NoValidHost
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec, Selected
+from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec, SchedulerDecision
 from micronova.placement import extra_specs
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler
@@ -93,7 +93,7 @@ def make_scheduler(kind: str) -> FilterScheduler:
     )
 
 
-def take_back(table: HostTable, spec: RequestSpec, decision: Selected) -> None:
+def take_back(table: HostTable, spec: RequestSpec, decision: SchedulerDecision) -> None:
     """Undo what a decision has counted in the table."""
     resources = extra_specs.node_resources(spec.flavor, spec.image)
     table.undo_topologies()

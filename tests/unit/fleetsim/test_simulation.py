@@ -180,7 +180,7 @@ def test_a_claim_that_does_not_fit_is_an_error() -> None:
         (a_spec(hints={"colour": ["red"]}), "No enabled filter honours the hint colour"),
         (a_spec(hints={"query": ['["=", 1, 1]']}), "No enabled filter honours the hint query"),
         (a_spec(extra_specs={"trait:CUSTOM_X": "maybe"}), "must be required or forbidden"),
-        (a_spec(extra_specs={"resources_A:VGPU": "1"}), "groups of resources (resources_NAME:CLASS), or for other"),
+        (a_spec(extra_specs={"resources_A:VGPU": "1"}), "request groups (resources_NAME:CLASS), or for other"),
         (a_spec(extra_specs={"resources:VGPU": "1"}), "other classes than VCPU, MEMORY_MB and DISK_GB, which are not"),
         (a_spec(extra_specs={"aggregate_instance_extra_specs:ssd": "1"}), "aggregates that match extra specs"),
         (a_spec(extra_specs={"pci_passthrough:alias": "gpu:1"}), "gpu"),

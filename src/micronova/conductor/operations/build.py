@@ -47,7 +47,8 @@ class _Dispatched:
     orders: list[tuple[ServerToBuild, WorkOrder]] = field(default_factory=list)
     overtaken: list[ServerToBuild] = field(default_factory=list)
     changed: list[tuple[ServerToBuild, InstanceRow]] = field(default_factory=list)  # with the present row
-    explained: dict[int, str] = field(default_factory=dict)  # by decision: the operation that has its filters
+    # By id() of an explanation: the operation with which its filters are stored.
+    explained: dict[int, str] = field(default_factory=dict)
 
 
 class Build(HostKind):

@@ -96,19 +96,19 @@ class Placer:
         ignored = tuple(sorted({*first.spec.ignore_hosts, *first.payload.tried, *avoided}))
         spec = msgspec.structs.replace(first.spec, ignore_hosts=ignored)
         with asking_scheduler(self._engine):
-            answer = await self._scheduler.select_destinations(
+            decision = await self._scheduler.select_destinations(
                 first.operation.context,
                 spec,
                 [server.row["uuid"] for server in servers],
                 epochs={server.row["uuid"]: server.operation.epoch for server in servers},
                 moving={server.row["uuid"]: server.moving for server in servers if server.moving is not None},
             )
-        destinations = {destination.instance_uuid: destination for destination in answer.destinations}
+        destinations = {destination.instance_uuid: destination for destination in decision.destinations}
         for server in servers:
             destination = destinations[server.row["uuid"]]
             server.chosen = destination.selected
             server.payload.alternates = list(destination.alternates)
-            server.explanation = answer.explanation
+            server.explanation = decision.explanation
 
     async def _take_alternate(self, server: ServerToPlace[Any]) -> bool:
         alternates = server.payload.alternates
