@@ -85,7 +85,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             resources=extra_specs.node_resources(spec.flavor, spec.image),
             resource_request=extra_specs.resource_request(spec.flavor, spec.image),
             topology=topology_request(spec.flavor, spec.image, aliases),
-            server_group=spec.group,
+            server_group=spec.server_group,
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,

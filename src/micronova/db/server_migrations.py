@@ -118,7 +118,7 @@ def list_open(conn: sa.Connection) -> list[MigrationRow]:
 
 
 def any_on_host(conn: sa.Connection, host: str) -> bool:
-    """Return whether a host is a place of an open migration."""
+    """Return whether a host is the source or the destination of an open migration."""
     return conn.execute(_ON_HOST, {"host": host}).first() is not None
 
 

@@ -8,6 +8,7 @@ from micronova.objects.errors import NoValidHost
 from micronova.objects.fleet import by_number
 
 COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
+CAPACITY: Final = "Capacity({})"  # the step that removes hosts without room for a resource class
 MOST_NAMED: Final = 10  # hosts that are named of those that a filter removed
 LONGEST_ERROR: Final = 200  # characters of the error of a filter that failed
 

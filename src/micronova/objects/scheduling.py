@@ -35,7 +35,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     requested_host: str | None = None  # 2.74: this host, if it passes the filters
     requested_node: str | None = None
     hints: dict[str, list[str]] = {}
-    group: GroupSpec | None = None
+    server_group: GroupSpec | None = msgspec.field(default=None, name="group")
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
+from micronova.objects.explanation import CAPACITY, LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
@@ -186,11 +186,11 @@ class FilterScheduler:
         for name, amount in resources.items():
             if not any(name in each.covers for each in filters):
                 predicate = functools.partial(free_amount, name, amount)
-                filtered.apply(f"Capacity({name})", predicate, has_free(hosts, name, amount))
+                filtered.apply(CAPACITY.format(name), predicate, has_free(hosts, name, amount))
         for prefilter in self._prefilters.masks(hosts, spec):
             filtered.apply(prefilter.name, prefilter.describe, prefilter.mask)
         if servable is not None:
-            filtered.apply("ResourceGroups", _serves_request_groups, hosts.with_servable(servable))
+            filtered.apply("RequestGroups", _serves_request_groups, hosts.with_servable(servable))
         for each in filters:
             if not filtered.remaining:
                 break
@@ -400,7 +400,7 @@ def _winner(
 
 def _joined(spec: RequestSpec, host: str) -> RequestSpec:
     """Return the spec for the next instance of the request: the server group has one more member on this host."""
-    if spec.group is None:
+    if spec.server_group is None:
         return spec
-    members = {**spec.group.hosts, host: spec.group.hosts.get(host, 0) + 1}
-    return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=members))
+    members = {**spec.server_group.hosts, host: spec.server_group.hosts.get(host, 0) + 1}
+    return msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=members))

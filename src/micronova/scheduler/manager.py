@@ -400,10 +400,10 @@ class SchedulerManager:
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
-        if spec.group is None:
+        if spec.server_group is None:
             return spec
-        hosts = await self._database.read(_members, spec.group.id, list(request.moving.values()))
-        return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=hosts))
+        hosts = await self._database.read(_members, spec.server_group.id, list(request.moving.values()))
+        return msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=hosts))
 
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:

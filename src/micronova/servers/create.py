@@ -123,7 +123,7 @@ class ServerCreator:
             requested_host=request.requested_host,
             requested_node=request.requested_node,
             hints=request.hints,
-            group=group,
+            server_group=group,
         )
         password = request.admin_password or make_password(self._random)
         reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
@@ -202,7 +202,7 @@ class ServerCreator:
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
         check_item_limits(request.metadata, request.files, limits)
         # The server group is locked before the quota, as everywhere, so its number of members holds until the commit.
-        members = instances.count_in_group(conn, spec.group.id) if spec.group is not None else 0
+        members = instances.count_in_group(conn, spec.server_group.id) if spec.server_group is not None else 0
         count = quotas.charge_up_to(
             conn,
             context.project_id,
@@ -212,7 +212,7 @@ class ServerCreator:
             limits,
             context.user_id,
         )
-        if spec.group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
+        if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
         uuids = [new_uuid(self._random) for _ in range(count)]
         ports = msgspec.to_builtins(accepted.ports)

@@ -286,7 +286,7 @@ def instance_row(
         "network_info": [],
         "security_groups": security_groups,
         "hints": request.hints,
-        "server_group_id": spec.group.id if spec.group else None,
+        "server_group_id": spec.server_group.id if spec.server_group else None,
         "trusted_certs": request.trusted_certs,
         "system_metadata": _creator(context),
         "fault": None,

@@ -103,7 +103,7 @@ class DryRuns:
             force_node=force_node,
             requested_host=request.host or None,
             hints=request.hints,
-            group=group,
+            server_group=group,
         )
         return await self._scheduler.dry_run(
             context, spec, request.count, with_hosts=request.with_hosts, timeout=self._timeout

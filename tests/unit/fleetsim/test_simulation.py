@@ -137,10 +137,10 @@ def test_zones_and_groups() -> None:
     assert zoned.refused_servers == {"memory": 5}  # of the hosts in the zone; the others do not count
     few = run(fleet, 2, a_request(0, None, 5, a_spec(availability_zone="az1")), policy="a=cpu_allocation_ratio=1")
     assert few.refused_servers == {"vCPUs": 5}
-    apart = a_spec(group=GroupSpec(id="g", policy="anti-affinity"))
+    apart = a_spec(server_group=GroupSpec(id="g", policy="anti-affinity"))
     grouped = run(fleet, 2, a_request(0, 10.0, 2, apart), a_request(5, None, 1, apart), a_request(20, None, 1, apart))
     assert (grouped.placed_servers, grouped.refused_servers) == (3, {"anti-affinity": 1})
-    together = a_spec(group=GroupSpec(id="h", policy="affinity"))
+    together = a_spec(server_group=GroupSpec(id="h", policy="affinity"))
     grouped = run(fleet, 2, a_request(0, None, 3, together), a_request(1, None, 2, together))
     assert (grouped.placed_servers, grouped.refused_servers) == (3, {"affinity": 2})
 

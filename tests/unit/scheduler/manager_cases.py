@@ -368,7 +368,7 @@ async def test_group_members_are_where_the_database_says(databases: list[Databas
     async with cloud(databases[:2], hosts=4) as c:
         await c.database.write(add_instances, *(f"i{number}" for number in range(5)), group="g")
         await c.database.write(add_group, "g", "anti-affinity")
-        spec = a_spec(group=a_group("g", "anti-affinity"))
+        spec = a_spec(server_group=a_group("g", "anti-affinity"))
         answers = await asyncio.gather(*(c.select(spec, f"i{number}") for number in range(4)))
         assert {answer[0].selected.host for answer in answers} == {"h0", "h1", "h2", "h3"}
         error = await no_valid_host(c.select(spec, "i4"))

@@ -126,7 +126,7 @@ def test_a_requested_host_is_filtered() -> None:
 
 
 def group(policy: str, most: int = 1, **hosts: int) -> RequestSpec:
-    return a_spec(group=GroupSpec(id="g", policy=policy, max_server_per_host=most, hosts=hosts))
+    return a_spec(server_group=GroupSpec(id="g", policy=policy, max_server_per_host=most, hosts=hosts))
 
 
 def test_groups() -> None:
