@@ -141,7 +141,9 @@ class PlacedPayload(Payload, kw_only=True):
     """The payload of a kind that the scheduler places."""
 
     tried: list[str] = []  # the hosts where it failed, and the one that has it; the scheduler chooses others
-    lacking: list[str] = []  # hosts that lacked something for the moment: others are preferred, if there are any
+    # Hosts that lacked something for the moment, or were lost: others are preferred, if there are any. Operations are
+    # stored with the older name.
+    unpreferred: list[str] = msgspec.field(default_factory=list, name="lacking")
     alternates: list[Selection] = []
 
     @property
@@ -149,10 +151,13 @@ class PlacedPayload(Payload, kw_only=True):
         """Whether it had a host before: the explanations of earlier attempts are kept."""
         return bool(self.tried)
 
-    def put_off(self, host: str, reason: str) -> None:
-        """Note that a host lacked something for the moment: it was not an attempt, and others are preferred."""
+    def prefer_others(self, host: str, reason: str) -> None:
+        """Note that an attempt on a host does not count, because the host lacked something for the moment or was lost.
+
+        Other hosts are preferred from now on.
+        """
         self.tried = [each for each in self.tried if each != host]
-        self.lacking = sorted({*self.lacking, host})
+        self.unpreferred = sorted({*self.unpreferred, host})
         self.last_error = reason
 
 

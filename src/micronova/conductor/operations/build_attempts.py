@@ -94,7 +94,7 @@ class BuildAttempts(Generic[C]):
         if operation.step != "dispatched" or not self._destinations.may_choose_again(conn, payload, excluded):
             return None
         reason, pause = reported_error(report).message, retry_pause(operation)
-        payload.put_off(report.host, reason)
+        payload.prefer_others(report.host, reason)
         self._continue_with(conn, operation, row, "schedule", payload, reason, report.left_behind, seconds=pause)
         return NoMoreWork()
 

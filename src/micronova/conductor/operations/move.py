@@ -273,7 +273,7 @@ class Move(MoveKind):
         if operation.step != "prep" or not self._destinations.may_choose_again(conn, payload, payload.excluded):
             return super().postponed(conn, operation, row, report)
         reason = reported_error(report).message
-        payload.put_off(report.host, reason)
+        payload.prefer_others(report.host, reason)
         self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
         encoded = msgspec.msgpack.encode(payload)
         self.transitions.advance(conn, operation, "schedule", payload=encoded, seconds=retry_pause(operation))

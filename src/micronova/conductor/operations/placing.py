@@ -73,18 +73,18 @@ class Placer:
         The scheduler knows what was placed since its last decision. The alternates of that one are the same for all
         servers of a request, so they are taken only if the scheduler cannot be asked.
         """
-        lacking = servers[0].payload.lacking
+        unpreferred = servers[0].payload.unpreferred
         try:
-            await self._select(servers, lacking)
+            await self._select(servers, unpreferred)
         except Unavailable:
             if len(servers) > 1 or not await self._take_alternate(servers[0]):
                 raise
         except NoValidHost:
-            if not lacking:
+            if not unpreferred:
                 raise
             await self._select(servers, ())
             for server in servers:
-                server.payload.lacking = []  # it has been to all hosts that there are
+                server.payload.unpreferred = []  # it has been to all hosts that there are
 
     def any_host_besides(self, conn: sa.Connection, hosts: Sequence[str]) -> bool:
         """Return whether another host than these is up."""
