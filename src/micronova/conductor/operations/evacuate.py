@@ -35,7 +35,7 @@ from micronova.objects.errors import Conflict, OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import NEVER_CANCELLED, EvacuatePayload, OperationRow
+from micronova.objects.operations import FOLLOW_UP_KINDS, EvacuatePayload, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
 
@@ -410,4 +410,4 @@ class HostNotLost(OperationFailed):
 
 def _works(operation: OperationRow) -> bool:
     """Return whether an operation works on its server, so that its early end leaves the server half changed."""
-    return operation["kind"] not in NEVER_CANCELLED and (operation["kind"], operation["step"]) != ("evacuate", "new")
+    return operation["kind"] not in FOLLOW_UP_KINDS and (operation["kind"], operation["step"]) != ("evacuate", "new")
