@@ -86,7 +86,7 @@ class BuildOutcomes:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         changes: InstanceChanges = {**NO_HOST, "task_state": states.SCHEDULING}
         taken = self._transitions.advance(
-            conn, operation, "schedule", payload=payload.encode(), changes=changes, seconds=pause
+            conn, operation, "schedule", payload=payload.encode(), changes=changes, lease_seconds=pause
         )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return Continue(taken)

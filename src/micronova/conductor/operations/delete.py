@@ -92,7 +92,7 @@ class Delete(HostKind):
         if not self._has_open_operations(conn, operation):
             return False
         # The lease expires in case the other operation never wakes this one.
-        self.transitions.persist(conn, operation, operation.step, seconds=retry_pause(operation))
+        self.transitions.persist(conn, operation, operation.step, lease_seconds=retry_pause(operation))
         return True
 
     def _has_open_operations(self, conn: sa.Connection, operation: Operation) -> bool:

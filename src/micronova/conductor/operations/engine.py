@@ -227,9 +227,9 @@ class Engine:
         except Exception as error:
             log.warning("leases could not be released: %s; they expire in %.0f s", error, self.lease_seconds)
 
-    def until(self, seconds: float | None = None) -> int:
+    def until(self, lease_seconds: float | None = None) -> int:
         """Return the time at which a lease taken now expires."""
-        return micros(self.clock.now() + (self.lease_seconds if seconds is None else seconds))
+        return micros(self.clock.now() + (self.lease_seconds if lease_seconds is None else lease_seconds))
 
     def now(self) -> int:
         """Return the time as the database keeps it."""

@@ -55,7 +55,7 @@ class HostKind(OperationKind):
         reason = reported_error(report).message
         log_retry(operation, pause, reason)
         payload = with_last_error(operation.payload, reason)
-        self.transitions.persist(conn, operation, operation.step, payload=payload, seconds=pause)
+        self.transitions.persist(conn, operation, operation.step, payload=payload, lease_seconds=pause)
         return NoMoreWork()
 
     def secrets_of(self, operation: Operation) -> Secrets:

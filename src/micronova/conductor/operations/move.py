@@ -276,7 +276,7 @@ class Move(MoveKind):
         payload.prefer_others(report.host, reason)
         self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
         encoded = msgspec.msgpack.encode(payload)
-        self.transitions.advance(conn, operation, "schedule", payload=encoded, seconds=retry_pause(operation))
+        self.transitions.advance(conn, operation, "schedule", payload=encoded, lease_seconds=retry_pause(operation))
         migration = self.migration_of(conn, operation)
         return NoMoreWork(notifications=self._after_prep(row, migration, report.host))
 

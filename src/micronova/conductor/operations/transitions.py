@@ -218,10 +218,13 @@ class Transitions:
         owner: str | None = None,
         epoch: int | None = None,
         payload: bytes | None = None,
-        seconds: float | None = None,
+        lease_seconds: float | None = None,
         endless: bool = False,
     ) -> bool:
         """Persist the next step of an operation; its owner is this conductor unless another is named.
+
+        The lease expires after `lease_seconds`, by default after the engine's: until then nobody takes the operation.
+        With `endless` it has no deadline from now on.
 
         Return False, and change nothing, if the operation has got another owner.
         """
@@ -231,7 +234,7 @@ class Transitions:
             operation.lease,
             step=step,
             payload=operation.payload if payload is None else payload,
-            until=self._engine.until(seconds),
+            until=self._engine.until(lease_seconds),
             new_owner=owner or self._engine.owner,
             new_epoch=epoch,
             endless=endless,
@@ -246,17 +249,17 @@ class Transitions:
         payload: bytes | None = None,
         changes: InstanceChanges | None = None,
         endless: bool = False,
-        seconds: float | None = None,
+        lease_seconds: float | None = None,
     ) -> Operation:
         """Persist that this conductor continues with a step at the next epoch; return the operation as it is then.
 
-        The epoch tells the orders of one operation to the same host apart. The lease of the operation expires after
-        `seconds`, if they are given.
+        The epoch tells the orders of one operation to the same host apart. `persist` has what `endless` and
+        `lease_seconds` are.
         """
         epoch = operation.epoch + 1
         values: InstanceChanges = {**(changes or {}), "epoch": epoch}
         instances.update(conn, operation.instance_uuid, self._engine.now(), values, epoch=operation.epoch)
-        self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, seconds=seconds)
+        self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, lease_seconds=lease_seconds)
         return msgspec.structs.replace(
             operation,
             owner=self._engine.owner,
