@@ -77,7 +77,7 @@ class Maker:
             ),
             image=image,
             hints=self._hints(members),
-            group=group,
+            server_group=group,
         )
         return _complete(settings, metrics, made, spec, members if group else [])
 
@@ -243,12 +243,12 @@ def _complete(
         for hint in ("same_host", "different_host")
         if hint in spec.hints
     }
-    group = spec.group
+    group = spec.server_group
     if group is not None:
         counts = {each["host"]: sum(member in each["instances"] for member in members) for each in made}
         group = msgspec.structs.replace(group, hosts={host: count for host, count in counts.items() if count})
     alike = {each["host"]: _alike(settings, spec.image, each["instances"].values()) for each in made}
-    spec = msgspec.structs.replace(spec, group=group, hinted_hosts=hinted, alike_images=alike)
+    spec = msgspec.structs.replace(spec, server_group=group, hinted_hosts=hinted, alike_images=alike)
     flavor = {"name": spec.flavor.name, "extra_specs": spec.flavor.extra_specs, "memory_mb": 1024, "vcpus": 2}
     request = {
         "project_id": spec.project_id,

@@ -19,7 +19,7 @@ from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.image import ImageMeta
-from micronova.objects.orders import GuestAtEpoch, NodeResources, PowerChange, capability_key
+from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, GuestAtEpoch, NodeResources, PowerChange, capability_key
 from micronova.virt.driver import CAPABILITIES, POWER_AFTER, Driver, HostCPUStats, Lifecycle
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Host:
         await self.driver.init_host(self)
         capabilities = self.driver.capabilities()
         self._capabilities = {capability_key(name): str(name in capabilities).lower() for name in CAPABILITIES}
+        self._capabilities[ASKS_BEFORE_DESTRUCTION] = "true"
         await self.update_available_resource()
         if self.settings.resume_guests_state_on_host_boot:
             self._found_off = {uuid for uuid, guest in self._guests.items() if guest.power == power_state.SHUTDOWN}

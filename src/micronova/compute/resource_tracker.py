@@ -7,18 +7,20 @@ being built, and drops other claims without a guest. The scheduler has claimed t
 order arrives, so the tracker may only refuse.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
-from micronova.compute.claims import HeldClaim, shortage
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
 from micronova.placement import extra_specs
+from micronova.placement.model import capacity
+from micronova.placement.standard import NODE_CLASSES
 
-_CLASSES: Final = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
+_NAMES: Final = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
 
 
 class ResourceTracker:
@@ -31,7 +33,7 @@ class ResourceTracker:
         self._used: dict[str, int] = {}
         self._foreign: dict[str, int] = {}
         self._resources = resources
-        self._limits: dict[str, float] = {}
+        self._limits: dict[str, int] = {}
         self.changed = True
         """Whether the conductor has not been sent the newest figures."""
 
@@ -42,12 +44,17 @@ class ResourceTracker:
 
     def used(self) -> dict[str, int]:
         """Return what is used, by resource class: by instances, also those being built, and by everything else."""
-        return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in _CLASSES}
+        return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in NODE_CLASSES}
 
-    def instance_claim(self, order: WorkOrder) -> HeldClaim:
-        """Hold what an instance needs while the body of a `with` runs, and longer if the body does not fail."""
+    @contextmanager
+    def instance_claim(self, order: WorkOrder) -> Iterator[None]:
+        """Hold what an instance needs; release it if the body of the `with` fails."""
         self.hold(order)
-        return HeldClaim(self, order.instance.uuid)
+        try:
+            yield
+        except BaseException:
+            self.release(order.instance.uuid)
+            raise
 
     def hold(self, order: WorkOrder) -> None:
         """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
@@ -61,7 +68,7 @@ class ResourceTracker:
         for name, amount in held.items():
             used[name] -= amount
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
-        missing = shortage(more, used, self._limits)
+        missing = _shortage(more, used, self._limits)
         if missing is not None:
             # The owner of the server reads the message; which node it is and what others use are for admins.
             raise InsufficientResources(
@@ -88,8 +95,10 @@ class ResourceTracker:
         self._resources = resources
         # Dedicated CPUs have no limit here: they are claimed by name, and drivers refuse those that a guest still has.
         total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
-        self._limits = {name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()}
-        ours = dict.fromkeys(_CLASSES, 0)
+        self._limits = {
+            name: capacity(amount, self._reserved[name], self._ratios[name]) for name, amount in total.items()
+        }
+        ours = dict.fromkeys(NODE_CLASSES, 0)
         present = set()
         for guest in guests:
             present.add(guest.uuid)
@@ -142,4 +151,14 @@ def _claimed(order: WorkOrder) -> dict[str, int]:
 
 def _counted(amounts: Mapping[str, int]) -> dict[str, int]:
     """Return the amounts of the classes that hosts report; the database alone counts others."""
-    return {name: amounts[name] for name in _CLASSES if name in amounts}
+    return {name: amounts[name] for name in NODE_CLASSES if name in amounts}
+
+
+def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> str | None:
+    """Return which resource does not suffice, or None if everything fits; a class without a limit always fits."""
+    for name, amount in wanted.items():
+        limit = limits.get(name)
+        if limit is not None and used.get(name, 0) + amount > limit:
+            left = max(0, limit - used.get(name, 0))
+            return f"{amount} {_NAMES.get(name, name)} asked for, {left} left"
+    return None

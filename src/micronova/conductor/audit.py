@@ -9,7 +9,7 @@ has a running operation is left alone: there the two sides may differ for a mome
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -27,11 +27,12 @@ from micronova.db.tables import (
     consumers,
     deleted_instances,
     departures,
+    instance_actions,
     instances,
     migrations,
     operations,
 )
-from micronova.objects import migration_states, shelved, states
+from micronova.objects import migration_states, power_state, shelved, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.fitting import lacking
 from micronova.objects.operations import IMAGE_KINDS
@@ -109,6 +110,8 @@ async def audit(
             findings.append(Finding(kind="host", subject=host, message=f"The host does not answer: {guests}"))
         else:
             findings += _compare_guests(host, guests, servers)
+    looks = _Looks(database, compute, clock, service_down_time, undisturbed)
+    findings += await looks.differing(answers, servers)
     for port in listed:
         device = port["device_id"]
         if device not in known and device not in busy:
@@ -225,6 +228,14 @@ async def _undisturbed(conductor: ProbeAPI) -> tuple[float, list[Finding]]:
         return 0.0, [Finding(kind="conductor", subject="all", message=f"No conductor answers: {error}")]
 
 
+class _Recorded(NamedTuple):
+    """What the database says of a server that its guest has to be like."""
+
+    vm_state: str
+    vcpus: int
+    memory_mb: int
+
+
 class _Servers:
     """What the database knows of servers, for the comparison with hypervisors and ports."""
 
@@ -234,7 +245,7 @@ class _Servers:
         # Servers that are left alone: an operation works on them, or they changed while others were asked.
         self.busy = set(conn.execute(open_operations).scalars()) | set(conn.execute(gone).scalars())
         self.known: set[str] = set()
-        self.by_host: dict[str, dict[str, str]] = {}  # host -> server -> state
+        self.by_host: dict[str, dict[str, _Recorded]] = {}  # host -> server
         self.leaving: set[tuple[str, str]] = {
             (row.host, row.instance_uuid) for row in conn.execute(departures.select())
         }
@@ -255,13 +266,17 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         instances.c.node_uuid,
         instances.c.fault,
         instances.c.updated_at,
+        instances.c.flavor["vcpus"].as_integer().label("vcpus"),
+        instances.c.flavor["ram"].as_integer().label("ram"),
+        instances.c.flavor["extra_specs", "hw:emulator_threads_policy"].as_string().label("emulator"),
     )
     for row in conn.execute(sa.select(*columns)):
         servers.known.add(row.uuid)
         if row.updated_at >= since:  # hosts and ports may have been asked before the change
             busy.add(row.uuid)
         if row.host is not None:
-            servers.by_host.setdefault(row.host, {})[row.uuid] = row.vm_state
+            cpus = row.vcpus + (row.emulator == "isolate")  # hosts count the one of QEMU's own threads
+            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, cpus, row.ram)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:
@@ -316,9 +331,10 @@ async def mend(database: Database, now: int) -> list[str]:
     found without locks may have been a change under way. Nothing that we do makes counters drift; a restored backup or
     a hand in the database can.
     """
-    consumers, nodes, projects = await database.read(_drifted)
+    consumers, nodes, groups, projects = await database.read(_drifted)
     found = [drift for uuid in consumers for drift in await database.write(_release_orphan, uuid, now)]
     found += [drift for uuid in nodes for drift in await database.write(allocation_audit.mend, uuid, now)]
+    found += [drift for uuid in groups for drift in await database.write(allocation_audit.mend_group, uuid)]
     mended = [
         f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}" for drift in found
     ]
@@ -335,13 +351,14 @@ async def mend(database: Database, now: int) -> list[str]:
     return mended
 
 
-def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
-    """Return consumers that are gone and hold resources, nodes and projects whose counters seem wrong."""
+def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return consumers that are gone and hold resources; nodes, server groups and projects with wrong counters."""
     busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
     drifts = [drift for drift in allocation_audit.audit(conn) if drift.where not in busy]
     return (
         sorted({drift.where for drift in drifts if drift.kind == "orphan"}),
         sorted({drift.where for drift in drifts if drift.kind == "used"}),
+        sorted({drift.where for drift in drifts if drift.kind == "group"}),
         sorted({usage.project_id for usage in quotas.drift(conn) if usage.project_id}),
     )
 
@@ -358,13 +375,16 @@ def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[a
     migration = server_migrations.get(conn, consumer_uuid)
     if migration is not None and migration["status"] in migration_states.OPEN:
         return []
-    held = allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+    held = {
+        each.node_uuid: len(each.resources)
+        for each in allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+    }
+    for node, _ in topologies.assignments_of(conn, [consumer_uuid]).values():
+        held[node] = held.get(node, 0) + 1
     allocation_rows.release(conn, consumer_uuid, now=now)
     return [
-        allocation_audit.Drift(
-            kind="orphan", where=consumer_uuid, what=each.node_uuid, recorded=len(each.resources), actual=0
-        )
-        for each in held
+        allocation_audit.Drift(kind="orphan", where=consumer_uuid, what=node, recorded=parts, actual=0)
+        for node, parts in held.items()
     ]
 
 
@@ -463,9 +483,70 @@ def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> 
         Finding(kind="guest", subject=uuid, message=f"{host} has lost the guest to which a resize can be reverted.")
         for uuid in sorted(kept - held - busy)
     ]
-    for uuid, vm_state in recorded.items():
-        if uuid not in held and uuid not in busy and vm_state in states.NEEDS_GUEST:
-            findings.append(
-                Finding(kind="guest", subject=uuid, message=f"{host} has no guest for a server that is {vm_state}.")
-            )
+    for uuid, server in recorded.items():
+        if uuid not in held and uuid not in busy and server.vm_state in states.NEEDS_GUEST:
+            message = f"{host} has no guest for a server that is {server.vm_state}."
+            findings.append(Finding(kind="guest", subject=uuid, message=message))
     return findings
+
+
+class _Looks:
+    """Compares guests with their servers, and looks twice: hosts report power changes a moment after they happen."""
+
+    def __init__(
+        self, database: Database, compute: ComputeAPI, clock: Clock, service_down_time: float, undisturbed: float
+    ) -> None:
+        self._database = database
+        self._compute = compute
+        self._clock = clock
+        self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
+        self._undisturbed = undisturbed
+
+    async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> list[Finding]:
+        """Return guests that differ from their servers for longer than a report takes."""
+        first = _differing(answers, servers)
+        if not first:
+            return []
+        await self._clock.sleep(self._pause)
+        begun = self._clock.now()
+        again = await guests_of_all(self._compute, sorted({host for host, _ in first}), no_progress)
+        _, then = await self._database.snapshot(_inside, begun, self._undisturbed)
+        second = _differing(again, then)
+        by_hand = await self._database.read(_set_by_hand, sorted({uuid for _, uuid in second}))
+        return [
+            Finding(kind="guest", subject=uuid, message=message)
+            for (host, uuid), message in second.items()
+            if first.get((host, uuid)) == message and uuid not in by_hand
+        ]
+
+
+def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
+    """Return those of the servers whose state an administrator has set since their guests were made."""
+    reset = instance_actions.c.action == "resetState"
+    query = sa.select(instances.c.uuid).join(instance_actions, instance_actions.c.instance_uuid == instances.c.uuid)
+    since = query.where(instances.c.uuid.in_(servers), reset, instance_actions.c.start_time >= instances.c.launched_at)
+    return set(conn.execute(since).scalars())
+
+
+def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> dict[tuple[str, str], str]:
+    """Return in what guests differ from their servers, by host and server, if no operation works on them."""
+    found: dict[tuple[str, str], str] = {}
+    for host, guests in answers.items():
+        recorded = servers.by_host.get(host, {})
+        for guest in guests if not isinstance(guests, str) else ():
+            server = recorded.get(guest.uuid)
+            if server is None or guest.uuid in servers.busy or server.vm_state not in states.NEEDS_GUEST:
+                continue
+            power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
+            size = (guest.vcpus + guest.pcpus, guest.memory_mb)
+            if (
+                guest.power_state == power_state.NOSTATE
+                or states.after_power_change(server.vm_state, guest.power_state) != server.vm_state
+            ):
+                found[host, guest.uuid] = f"The guest on {host} is {power}, and the server is {server.vm_state}."
+            elif all(size) and size != (server.vcpus, server.memory_mb):  # not all drivers tell the size
+                found[host, guest.uuid] = (
+                    f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
+                    f"{server.vcpus} CPUs and {server.memory_mb} MB."
+                )
+    return found

@@ -135,7 +135,7 @@ class ConductorManager:
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
         self._heartbeats = Heartbeats(dependencies, self._kinds, ratios, stored_metrics)
-        self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease)
+        self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease_seconds)
         self._too_often: str | None = None  # what the log says of the number of heartbeats
         self._fleet_counted_at = float("-inf")
 

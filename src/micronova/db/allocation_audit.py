@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from micronova.db.allocations import count_members, lock_groups
 from micronova.db.tables import (
     allocations,
     compute_nodes,
@@ -13,6 +14,7 @@ from micronova.db.tables import (
     inventories,
     migrations,
     server_group_hosts,
+    topology_claims,
 )
 from micronova.objects import migration_states
 
@@ -55,6 +57,15 @@ def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
     return wrong
 
 
+def mend_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
+    """Set the members of a server group on each host to those that hold resources there; return what was wrong."""
+    lock_groups(conn, {group_uuid})
+    wrong = [drift for drift in _groups(conn) if drift.where == group_uuid]
+    for drift in wrong:
+        count_members(conn, group_uuid, {drift.what: drift.actual - drift.recorded})
+    return wrong
+
+
 def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
     """Return where `used` differs from the allocations, of one node or of all."""
     held_query = sa.select(_a.node_uuid, _a.resource_class, sa.func.sum(_a.used)).group_by(
@@ -70,7 +81,11 @@ def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
         actual = held.pop((node, name), 0)
         if actual != used:
             found.append(Drift(kind="used", where=node, what=name, recorded=used, actual=actual))
-    found += [Drift(kind="used", where=node, what=name, recorded=0, actual=used) for (node, name), used in held.items()]
+    found += [
+        Drift(kind="used", where=node, what=name, recorded=0, actual=used)
+        for (node, name), used in held.items()
+        if used  # else the row only says where a consumer is
+    ]
     return found
 
 
@@ -108,13 +123,18 @@ def _groups(conn: sa.Connection) -> list[Drift]:
 
 
 def _orphans(conn: sa.Connection) -> list[Drift]:
+    holding = sa.union_all(
+        sa.select(_a.consumer_uuid, _a.node_uuid),
+        sa.select(topology_claims.c.consumer_uuid, topology_claims.c.node_uuid),
+    ).subquery()
+    holder = holding.c.consumer_uuid
     query = (
-        sa.select(_a.consumer_uuid, _a.node_uuid, sa.func.count())
-        .outerjoin(instances, instances.c.uuid == _a.consumer_uuid)
-        .outerjoin(migrations, sa.and_(_m.uuid == _a.consumer_uuid, _m.status.in_(migration_states.OPEN)))
-        .outerjoin(consumers, consumers.c.uuid == _a.consumer_uuid)
+        sa.select(holder, holding.c.node_uuid, sa.func.count())
+        .outerjoin(instances, instances.c.uuid == holder)
+        .outerjoin(migrations, sa.and_(_m.uuid == holder, _m.status.in_(migration_states.OPEN)))
+        .outerjoin(consumers, consumers.c.uuid == holder)
         .where(instances.c.uuid.is_(None), _m.uuid.is_(None), consumers.c.uuid.is_(None))
-        .group_by(_a.consumer_uuid, _a.node_uuid)
+        .group_by(holder, holding.c.node_uuid)
     )
     return [
         Drift(kind="orphan", where=consumer, what=node, recorded=rows, actual=0)

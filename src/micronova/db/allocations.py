@@ -43,6 +43,8 @@ from micronova.placement import candidates, extra_specs
 from micronova.placement.model import Candidate, ResourceRequest
 
 Resources = dict[str, int]
+PLACE: Resources = {"VCPU": 0}
+"""What a consumer holds of its node that claims nothing of it: the row says where the consumer is."""
 MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
 
 
@@ -83,7 +85,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             resources=extra_specs.node_resources(spec.flavor, spec.image),
             resource_request=extra_specs.resource_request(spec.flavor, spec.image),
             topology=topology_request(spec.flavor, spec.image, aliases),
-            server_group=spec.group,
+            server_group=spec.server_group,
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
@@ -296,8 +298,8 @@ def _serve(
 
 
 def _amounts_by_provider(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
-    """Return what a consumer takes, by provider."""
-    amounts = {each.node_uuid: dict(each.resources)} if each.resources else {}
+    """Return what a consumer takes, by provider; that it takes nothing of its own node is an amount, too."""
+    amounts = {each.node_uuid: dict(each.resources) or dict(PLACE)}
     if each.consumer_uuid in served:
         for provider, resources in served[each.consumer_uuid].allocations.items():
             own = amounts.setdefault(provider, {})
@@ -376,16 +378,31 @@ def hand_over(conn: sa.Connection, consumer_uuid: str, *, holder: str) -> None:
     topologies.rename(conn, consumer_uuid, holder)
 
 
-def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int, group_uuid: str | None) -> None:
-    """Give an instance back what a migration holds, in place of what the instance has claimed since.
+def take_back(
+    conn: sa.Connection, consumer_uuid: str, *, holder: str, node_uuid: str | None, now: int, group_uuid: str | None
+) -> None:
+    """Give an instance back what a migration holds of its source node, in place of what the instance has claimed since.
 
-    If the migration holds nothing, it was given back before.
+    Nothing changes if it was given back before.
     """
-    if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is None:
+    if not is_handed_over(conn, consumer_uuid, holder=holder, node_uuid=node_uuid):
         return
     release(conn, consumer_uuid, now=now, group_uuid=group_uuid)
     conn.execute(_RENAME, {"b_old": holder, "b_new": consumer_uuid})
     topologies.rename(conn, holder, consumer_uuid)
+
+
+def is_handed_over(conn: sa.Connection, consumer_uuid: str, *, holder: str, node_uuid: str | None) -> bool:
+    """Return whether a migration has what an instance held on a node, and the instance may have claimed another one.
+
+    The migration holds something, or the instance holds something elsewhere: amounts may be missing, because somebody
+    may have deleted them through the Placement API, which knows no topologies.
+    """
+    if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is not None or topologies.assignments_of(conn, [holder]):
+        return True
+    return any(
+        row.node_uuid != node_uuid and row.host for row in conn.execute(_ALLOCATIONS, {"uuids": [consumer_uuid]})
+    )
 
 
 def hosts_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:

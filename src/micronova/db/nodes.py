@@ -14,7 +14,7 @@ from micronova.db.tables import compute_nodes, instances, inventories, node_topo
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
-from micronova.objects.orders import NodeResources, capability_key
+from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity
@@ -81,6 +81,9 @@ _KNOWN = (
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
+    # Locked: what a report takes away is what the one before it has left.
+    .order_by(_n.uuid)
+    .with_for_update(of=compute_nodes)
 )
 
 
@@ -480,6 +483,12 @@ def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:
     """Return whether a node has reported that its driver lacks a capability."""
     found = conn.execute(sa.select(_n.capabilities).where(_n.uuid == node_uuid)).scalar_one_or_none()
     return found is not None and found.get(capability_key(capability)) == "false"
+
+
+def host_asks(conn: sa.Connection, host: str) -> bool:
+    """Return whether the agent of a host asks before it does what cannot be undone, as all its nodes report."""
+    found = conn.execute(sa.select(_n.capabilities).where(_n.host == host)).scalars().all()
+    return bool(found) and all(each.get(ASKS_BEFORE_DESTRUCTION) == "true" for each in found)
 
 
 def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> None:

@@ -17,8 +17,8 @@ from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation, attempts
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
+    FOLLOW_UP_KINDS,
     IMAGE_KINDS,
-    NEVER_CANCELLED,
     VERSIONS,
     OperationRow,
     Result,
@@ -100,15 +100,14 @@ _OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
 _MAKES_IMAGE = operations.c.kind.in_(IMAGE_KINDS)
 _NOT_OF_A_CONDUCTOR = sa.and_(
     sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%")),
-    operations.c.kind.not_in(NEVER_CANCELLED),
+    operations.c.kind.not_in(FOLLOW_UP_KINDS),
 )
+# An evacuation that has not begun holds nothing that a conductor would have to give back.
+_NOT_BEGUN = sa.and_(operations.c.kind == "evacuate", operations.c.step == "new")
+_CANCELLABLE = sa.or_(sa.and_(_NOT_OF_A_CONDUCTOR, sa.not_(_MAKES_IMAGE)), _NOT_BEGUN)
 _CANCEL = (
     operations.update()
-    .where(
-        in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR, sa.not_(_MAKES_IMAGE)),
-        _OPEN,
-        _NOT_OF_A_CONDUCTOR,
-    )
+    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _CANCELLABLE), _OPEN, _CANCELLABLE)
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
     .returning(operations.c.context)
 )
@@ -341,15 +340,18 @@ def accept_action(
     deferred_until: int = 0,
     step: Step = "new",
     secrets: bytes | None = None,
+    overtakes: bool = True,
 ) -> list[str]:
     """Record an action on an instance, whose row is locked: the changes at the next epoch, the instance action, and the
     operation with this id; earlier operations are cancelled. Return those that a conductor has to end.
 
-    No conductor takes the operation before `deferred_until`, or until `start_deferred` is called.
+    No conductor takes the operation before `deferred_until`, or until `start_deferred` is called. Unless it
+    `overtakes`, the epoch stays and earlier operations go on: a conductor decides whether they end.
     """
-    uuid, epoch = row["uuid"], row["epoch"] + 1
-    update_instance(conn, uuid, now, {**changes, "epoch": epoch})
-    to_end = cancel_open(conn, uuid, now)
+    uuid, epoch = row["uuid"], row["epoch"] + 1 if overtakes else row["epoch"]
+    if overtakes or changes:
+        update_instance(conn, uuid, now, {**changes, "epoch": epoch})
+    to_end = cancel_open(conn, uuid, now) if overtakes else []
     name = instance_action(kind)
     instance_actions.start(conn, uuid, context.request_id, name, context.user_id, context.project_id, now)
     operation = new_row(
@@ -383,7 +385,7 @@ def follow_up(
 ) -> None:
     """Record an operation that follows from another change of an instance; it has no deadline and no instance action.
 
-    `kind` is one of NEVER_CANCELLED.
+    `kind` is one of FOLLOW_UP_KINDS.
     """
     operation = new_row(
         id=id,
@@ -409,9 +411,9 @@ def start_deferred(conn: sa.Connection, id: str, step: Step, payload: msgspec.St
 def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> list[str]:
     """Cancel the open operations of an instance and end their instance actions.
 
-    Operations that a conductor owns stay open: the conductor may be allocating ports, and cancels them when it sees the
-    new epoch. So do those that no request overtakes. Operations that make an image lose their owner and stay open, so
-    that a conductor deletes the image. Return the ids of the latter.
+    Operations that a conductor owns stay open, except evacuations that have not begun: the conductor may be allocating
+    ports, and cancels them when it sees the new epoch. So do those that no request overtakes. Operations that make an
+    image lose their owner and stay open, so that a conductor deletes the image. Return the ids of the latter.
     """
     to_end = list(conn.execute(_TAKE_FROM_OWNER, {"b_instance": instance_uuid}).scalars())
     cancelled = conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars().all()

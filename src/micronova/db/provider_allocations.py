@@ -91,7 +91,23 @@ _MIGRATIONS = sa.select(
 
 
 def allocations_of_consumers(conn: sa.Connection, uuids: Collection[str]) -> dict[str, Allocations]:
-    """Return the allocations of consumers, by consumer."""
+    """Return the allocations of consumers, by consumer; a row that only says where a server is is none."""
+    return _shown(_held(conn, uuids))
+
+
+def _shown(held: Mapping[str, Allocations]) -> dict[str, Allocations]:
+    some = {
+        consumer: {provider: shown for provider, amounts in own.items() if (shown := _some(amounts))}
+        for consumer, own in held.items()
+    }
+    return {consumer: own for consumer, own in some.items() if own}
+
+
+def _some(amounts: Mapping[str, int]) -> dict[str, int]:
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _held(conn: sa.Connection, uuids: Collection[str]) -> dict[str, Allocations]:
     found: dict[str, Allocations] = {}
     for row in conn.execute(_ALLOCATIONS.where(one_of(_a.consumer_uuid, "uuids")), {"uuids": sorted(uuids)}):
         found.setdefault(row.consumer_uuid, {}).setdefault(row.node_uuid, {})[row.resource_class] = row.used
@@ -101,7 +117,7 @@ def allocations_of_consumers(conn: sa.Connection, uuids: Collection[str]) -> dic
 def allocations_of_provider(conn: sa.Connection, provider: str) -> dict[str, dict[str, int]]:
     """Return the amounts that are allocated of a provider, by consumer."""
     found: dict[str, dict[str, int]] = {}
-    for row in conn.execute(_ALLOCATIONS.where(_a.node_uuid == provider)):
+    for row in conn.execute(_ALLOCATIONS.where(_a.node_uuid == provider, _a.used > 0)):
         found.setdefault(row.consumer_uuid, {})[row.resource_class] = row.used
     return found
 
@@ -164,8 +180,8 @@ def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
     new = {"project_id": NOBODY, "user_id": NOBODY, "generation": 0, "created_at": now, "updated_at": now}
     others = [{"uuid": uuid, **new} for uuid in sorted(set(uuids) - server_groups.keys())]
     rows = conn.execute(_LOCK_CONSUMER.on(conn), others).all() if others else []
-    held = allocations_of_consumers(conn, uuids)
-    known = _described(servers, moving, rows, held)
+    held = _held(conn, uuids)
+    known = _described(servers, moving, rows, _shown(held))
     return _Locked(known=known, server_groups=server_groups, allocations=held)
 
 

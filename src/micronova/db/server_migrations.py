@@ -13,11 +13,13 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import allocations, departures, keyset, quotas
+from micronova.db import allocations, departures, keyset, quotas, services
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, instances, migrations
 from micronova.objects import migration_states, states
-from micronova.objects.instance import InstanceRow
+from micronova.objects.context import Context
+from micronova.objects.errors import Conflict
+from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
 
 _m = migrations.c
@@ -53,9 +55,46 @@ _COMPLETE = {
 _SORT = (keyset.SortKey(_m.created_at, descending=True), keyset.SortKey(_m.id, descending=True))
 
 
+def new_row(
+    context: Context,
+    row: InstanceRow,
+    flavor: FlavorData,
+    *,
+    uuid: str,
+    migration_type: str,
+    status: str,
+    destination: str | None,
+    now: int,
+) -> MigrationRow:
+    """Return the row of a migration of a server, which is on its source, to a flavor."""
+    assert row["host"] is not None
+    return {
+        "id": 0,
+        "uuid": uuid,
+        "instance_uuid": row["uuid"],
+        "migration_type": migration_type,
+        "status": status,
+        "source_compute": row["host"],
+        "source_node": row["node"],
+        "source_node_uuid": row["node_uuid"],
+        "source_zone": row["availability_zone"],
+        "dest_compute": destination,
+        "dest_node": None,
+        "dest_host": None,
+        "old_flavor": row["flavor"],
+        "new_flavor": flavor,
+        "old_vm_state": row["vm_state"],
+        "user_id": context.user_id,
+        "project_id": context.project_id,
+        "request_id": context.request_id,
+        "created_at": now,
+        "updated_at": None,
+    }
+
+
 def insert(conn: sa.Connection, row: Mapping[str, Any]) -> None:
     """Insert a migration; the database chooses its `id`."""
-    conn.execute(migrations.insert(), row)
+    conn.execute(migrations.insert(), {key: value for key, value in row.items() if key != "id"})
 
 
 def get(conn: sa.Connection, uuid: str) -> MigrationRow | None:
@@ -79,7 +118,7 @@ def list_open(conn: sa.Connection) -> list[MigrationRow]:
 
 
 def any_on_host(conn: sa.Connection, host: str) -> bool:
-    """Return whether a host is a place of an open migration."""
+    """Return whether a host is the source or the destination of an open migration."""
     return conn.execute(_ON_HOST, {"host": host}).first() is not None
 
 
@@ -168,6 +207,21 @@ def other_host(row: InstanceRow, migration: MigrationRow) -> str | None:
     return next(iter(hosts), None)
 
 
+def last_copy(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, now: int, down_time: float) -> str | None:
+    """Return the host that a server does not belong to if it alone has a copy of the disks that can be used, or None.
+
+    This rule decides for all that removes the copy on the other host while the server stays: a confirmation, a revert,
+    an undone move, a reset of the state, a soft delete, an evacuation. The server's own host has a copy as well, and
+    must be up. A guest that is on its way has arrived when its source has sent all of it.
+    """
+    other = other_host(row, migration)
+    arrived = migration["status"] == migration_states.POST_MIGRATING
+    if other is None or (migration["status"] in migration_states.UNDER_WAY and not arrived):
+        return None
+    usable = row["host"] is not None and services.host_is_up(conn, row["host"], now, down_time)
+    return None if usable else other
+
+
 def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str, int]:
     """Return what an open migration is charged with, beyond the flavor that the server has now."""
     old, new = migration["old_flavor"], migration["new_flavor"]
@@ -180,13 +234,15 @@ def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str,
 def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what the server holds on the destination; its claim on the source is its own again."""
     update(conn, migration["uuid"], now, {"status": status})
-    allocations.take_back(conn, row["uuid"], holder=migration["uuid"], now=now, group_uuid=row["server_group_id"])
+    node, group = migration["source_node_uuid"], row["server_group_id"]
+    allocations.take_back(conn, row["uuid"], holder=migration["uuid"], node_uuid=node, now=now, group_uuid=group)
     quotas.release(conn, row["project_id"], quota_held(migration["old_flavor"], migration), row["user_id"])
 
 
 def leave_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what a server that is reverted holds on the destination, unless that was done before."""
-    if allocations.get_many(conn, [migration["uuid"]]):
+    node = migration["source_node_uuid"]
+    if allocations.is_handed_over(conn, row["uuid"], holder=migration["uuid"], node_uuid=node):
         stay_on_source(conn, row, migration, status, now)
     else:
         update(conn, migration["uuid"], now, {"status": status})
@@ -199,14 +255,37 @@ def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: Migrat
     quotas.release(conn, row["project_id"], quota_held(migration["new_flavor"], migration), row["user_id"])
 
 
+def check_last_copy(conn: sa.Connection, row: InstanceRow, now: int, down_time: float) -> None:
+    """Raise Conflict if the end of a server's open migration would remove the only copy of its disks."""
+    migration = open_of(conn, row["uuid"])
+    other = None if migration is None else last_copy(conn, row, migration, now, down_time)
+    if migration is None or other is None:
+        return
+    moves = migration["status"] in migration_states.UNDER_WAY
+    instead = "the move goes on by itself" if moves else "revert the resize"
+    raise Conflict(
+        f"Host {row['host']} of server {row['uuid']} does not answer, and only host {other} has its disks, which would "
+        f"be removed: {instead}, or wait until the host is back; forceDelete deletes both copies."
+    )
+
+
 def abandon(
-    conn: sa.Connection, row: InstanceRow, now: int, *, epoch: int, status: str = migration_states.ERROR
+    conn: sa.Connection,
+    row: InstanceRow,
+    now: int,
+    *,
+    epoch: int,
+    down_time: float | None,
+    status: str = migration_states.ERROR,
 ) -> bool:
     """End the open migration of a server, if it has one: only the host is left that the server belongs to.
 
     A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
-    up to that epoch. A move that was under way gets the status. Return whether there was a migration.
+    up to that epoch. Raise Conflict as `check_last_copy` does, unless `down_time` is None: the server is deleted, or
+    the caller has checked it. A move that was under way gets the status. Return whether there was a migration.
     """
+    if down_time is not None:
+        check_last_copy(conn, row, now, down_time)
     migration = open_of(conn, row["uuid"])
     if migration is None:
         return False

@@ -116,7 +116,7 @@ def _draft(chance: random_module.Random, number: int, zones: Sequence[str], most
         policy = "anti-affinity" if count <= 8 else "soft-anti-affinity"
         group = GroupSpec(id=f"group-{number}", policy=policy)
     spec = RequestSpec(
-        project_id="project", user_id="user", flavor=_FLAVORS[size.name], availability_zone=zone, group=group
+        project_id="project", user_id="user", flavor=_FLAVORS[size.name], availability_zone=zone, server_group=group
     )
     return _Draft(lifetime, count, spec)
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.fleetsim.claims import Claims
-from micronova.objects.explanation import Explanation
+from micronova.objects.explanation import CAPACITY, Explanation
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.host_table import HostTable, HostView
@@ -19,10 +19,10 @@ _CATEGORIES = {
     "AggregateCoreFilter": "vCPUs",
     "AggregateDiskFilter": "disk",
     "AggregateRamFilter": "memory",
-    "Capacity(DISK_GB)": "disk",
-    "Capacity(MEMORY_MB)": "memory",
-    "Capacity(PCPU)": "dedicated CPUs",
-    "Capacity(VCPU)": "vCPUs",
+    CAPACITY.format("DISK_GB"): "disk",
+    CAPACITY.format("MEMORY_MB"): "memory",
+    CAPACITY.format("PCPU"): "dedicated CPUs",
+    CAPACITY.format("VCPU"): "vCPUs",
     "CoreFilter": "vCPUs",
     "DiskFilter": "disk",
     "IoOpsFilter": "work of hosts",

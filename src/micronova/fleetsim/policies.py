@@ -177,10 +177,10 @@ class PolicyScheduler:
         self._unsupported.check_hints(spec.hints)
         self._unsupported.check_flavor(spec.flavor)
         if spec.image is not None:
-            self._unsupported.check_image(spec.image, spec.flavor)
+            self._unsupported.check_properties(spec.image, spec.flavor)
         if extra_specs.resource_request(spec.flavor, spec.image) is not None:
             raise Invalid(
-                f"Flavor {spec.flavor.name} asks for groups of resources (resources_NAME:CLASS), or for other classes "
+                f"Flavor {spec.flavor.name} asks for request groups (resources_NAME:CLASS), or for other classes "
                 "than VCPU, MEMORY_MB and DISK_GB, which are not simulated: leave them out."
             )
         topology_request(spec.flavor, spec.image, self.aliases)

@@ -122,7 +122,7 @@ class _Run:
         self._table.set_heard_since(until)  # no host of the fleet ever fails
 
     def _decide(self, number: int, request: Request) -> None:
-        spec, outcome, since = self._with_places(request.spec), self._outcome, self._since
+        spec, outcome, since = self._with_hosts(request.spec), self._outcome, self._since
         uuids = [f"{number}-{position}" for position in range(request.count)]
         since.requested += request.count
         begun = self._timer()
@@ -148,7 +148,7 @@ class _Run:
             nodes,
             extra_specs.node_resources(spec.flavor, spec.image),
             topology_request(spec.flavor, spec.image, self._aliases),
-            None if spec.group is None else spec.group.id,
+            None if spec.server_group is None else spec.server_group.id,
         )
         if request.id is not None:
             self._named[spec.project_id, request.id] = held
@@ -157,14 +157,14 @@ class _Run:
         if request.lifetime is not None:
             heapq.heappush(self._events, (request.at + request.lifetime, _Event.DELETED, number, held))
 
-    def _with_places(self, spec: RequestSpec) -> RequestSpec:
+    def _with_hosts(self, spec: RequestSpec) -> RequestSpec:
         """Return the spec with the hosts of its group and of the servers that its hints name, as the manager does."""
         if spec.hints:
             hosts = {hint: self._hosts_of(spec, hint) for hint in SERVER_HINTS if spec.hints.get(hint)}
             spec = msgspec.structs.replace(spec, hinted_hosts=hosts)
-        if spec.group is not None:
-            group = msgspec.structs.replace(spec.group, hosts=self._claims.hosts_of_group(spec.group.id))
-            spec = msgspec.structs.replace(spec, group=group)
+        if spec.server_group is not None:
+            group = msgspec.structs.replace(spec.server_group, hosts=self._claims.hosts_of_group(spec.server_group.id))
+            spec = msgspec.structs.replace(spec, server_group=group)
         return spec
 
     def _hosts_of(self, spec: RequestSpec, hint: str) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ class _Reader:
                 image=image,
                 availability_zone=line.zone,
                 hints=line.hints,
-                group=None if line.group is None else GroupSpec(**msgspec.structs.asdict(line.group)),
+                server_group=None if line.group is None else GroupSpec(**msgspec.structs.asdict(line.group)),
             )
         return found
 
@@ -214,7 +214,7 @@ def _line(request: Request, known: set[str]) -> TraceLine:
         id=request.id,
         project=spec.project_id,
         zone=spec.availability_zone,
-        group=None if spec.group is None else _as(TraceGroup, spec.group),
+        group=None if spec.server_group is None else _as(TraceGroup, spec.server_group),
         image=None if spec.image is None else _as(TraceImage, spec.image),
         hints=spec.hints,
     )

@@ -364,17 +364,10 @@ class Service:
             answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
         if isinstance(error, TooLarge) and "retry_after" in error.details:
             answer.set_header("retry-after", str(error.details["retry_after"]))
-        self._write_fault(answer, status, error)
-        answer.data = _encode(self.fault_of(request, status, error))
-
-    def _write_fault(self, answer: falcon.asgi.Response, status: int, error: BaseException) -> None:
-        answer.status = status
-        answer.stream = None
-        answer.content_type = "application/json"
-        answer.data = _encode(self.fault_body(status, message_of(error), error))
+        _write_fault(answer, status, self.fault_of(request, status, error))
 
     def fault_of(self, request: Request, status: int, error: BaseException) -> dict[str, Any]:
-        """Return the body of an error."""
+        """Return the body of an error of a request; a service whose body depends on the version overrides it."""
         return self.fault_body(status, message_of(error), error)
 
     async def _no_route(
@@ -407,7 +400,8 @@ class Service:
             error = MicronovaError(wrong) if int(error.status_code) == 500 else Invalid(wrong)
         elif not isinstance(error, MicronovaError):
             log.error("%s %s failed", http.method, http.path, exc_info=error)
-        self._write_fault(answer, status_of(error), error)
+        status = status_of(error)
+        _write_fault(answer, status, self.fault_body(status, message_of(error), error))
 
     def _methods_of(self, template: str | None) -> list[str]:
         return list(dict.fromkeys(each.method for each in self.routes if (self.prefix + each.path or "/") == template))
@@ -435,6 +429,13 @@ _MEDIA_TYPES = (
     "application/openstack-images-v2.0-json-patch",
 )
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _write_fault(answer: falcon.asgi.Response, status: int, body: dict[str, Any]) -> None:
+    answer.status = status
+    answer.stream = None
+    answer.content_type = "application/json"
+    answer.data = _encode(body)
 
 
 def _traceparent(http: falcon.asgi.Request) -> str:

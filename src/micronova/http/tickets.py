@@ -1,4 +1,6 @@
-"""Signed tickets: permission to download or upload one thing for a short time, without a token.
+"""Signed tickets: permission to do one thing for a short time, without a token.
+
+A ticket permits its bearer to download, upload or manage an image, or to act as a host.
 
 One service issues a ticket and another verifies it with the same key; the bearer has no key. A ticket is valid for
 one subject (an image, for example) until its expiry time. Its form is `EXPIRY.SIGNATURE`.
@@ -15,8 +17,13 @@ _FORM = re.compile(r"([1-9][0-9]{0,11})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _LEAST_KEY = 16
 
 
+def download_subject(image_id: str) -> str:
+    """Return the subject of a ticket to download an image: its id."""
+    return image_id
+
+
 def upload_subject(image_id: str, host: str) -> str:
-    """Return the subject of a ticket to upload an image from a host; that of a ticket to download it is its id."""
+    """Return the subject of a ticket to upload an image from a host."""
     return f"upload\n{image_id}\n{host}"
 
 

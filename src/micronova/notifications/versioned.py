@@ -140,7 +140,7 @@ def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[
             "force_hosts": spec.force_host,
             "force_nodes": spec.force_node,
             "ignore_hosts": spec.ignore_hosts or None,
-            "instance_group": None if spec.group is None else _group(spec.group),
+            "instance_group": None if spec.server_group is None else _group(spec.server_group),
             "numa_topology": None,
             "pci_requests": None,
             "requested_destination": destination,

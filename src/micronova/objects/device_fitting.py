@@ -32,6 +32,7 @@ def free_devices(topology: NodeTopology, use: TopologyUse) -> list[PciDevice]:
     """Return the devices that nobody has and that no device of somebody excludes."""
     held = set(use.devices)
     parents = {device.parent for device in topology.devices if device.address in held and device.parent is not None}
+    parents.update(use.parents.values())  # a host may list a held virtual function no more
     return [
         device
         for device in topology.devices
@@ -56,7 +57,7 @@ def choose_devices(
     if chosen is None:
         return None
     return tuple(
-        AssignedDevice(alias=requests[number].alias, address=device.address)
+        AssignedDevice(alias=requests[number].alias, address=device.address, parent=device.parent)
         for number, device in zip(slots, chosen, strict=True)
     )
 

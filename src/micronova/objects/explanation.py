@@ -9,6 +9,7 @@ from micronova.objects.errors import NoValidHost
 from micronova.objects.fleet import by_number
 
 COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
+CAPACITY: Final = "Capacity({})"  # the step that removes hosts without room for a resource class
 MOST_NAMED: Final = 10  # hosts that are named of those that a filter removed
 LONGEST_ERROR: Final = 200  # characters of the error of a filter that failed
 
@@ -44,7 +45,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     hosts: int
     filters: tuple[FilterStep, ...] = ()
     winners: tuple[Winner, ...] = ()
-    forced: bool = False  # an admin named the host: no filter was applied
+    forced: bool = False  # an admin named the host: see `RequestSpec.forced`
     took: int = 0  # microseconds, without the claim
     waits: bool = False  # there is no host; the scheduler is asked again, because a host may return
     same_as: str = ""  # the operation of the same request that has the filters; they are stored once

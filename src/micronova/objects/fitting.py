@@ -394,8 +394,12 @@ def _changed(use: TopologyUse, assignment: Assignment, topology: NodeTopology, s
         )
     addresses = {device.address for device in assignment.devices}
     devices = {*use.devices} | addresses if sign > 0 else {*use.devices} - addresses
+    functions = {**use.parents, **{each.address: each.parent for each in assignment.devices if each.parent is not None}}
+    parents = {address: parent for address, parent in sorted(functions.items()) if address in devices}
     left = {id: held for id, held in sorted(cells.items()) if held != _UNUSED}
-    return TopologyUse(cells=left, devices=tuple(sorted(devices)), mdevs=_changed_mdevs(use, assignment, sign))
+    return TopologyUse(
+        cells=left, devices=tuple(sorted(devices)), parents=parents, mdevs=_changed_mdevs(use, assignment, sign)
+    )
 
 
 def _changed_mdevs(use: TopologyUse, assignment: Assignment, sign: int) -> dict[str, dict[str, int]]:

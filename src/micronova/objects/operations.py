@@ -36,7 +36,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "confirm_resize": 1,
     "revert_resize": 1,
     "bind_ports": 1,
-    "evacuate": 1,
+    "evacuate": 2,
     "live_migrate": 1,
     "shelve": 1,
     "shelve_offload": 1,
@@ -67,8 +67,10 @@ Messages to users have them, too, unless `states.Action.label` says otherwise.""
 IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
-NEVER_CANCELLED: Final = ("bind_ports", "discard_image")
-"""Kinds that no later request overtakes: what they do is right whatever the server becomes."""
+FOLLOW_UP_KINDS: Final = ("bind_ports", "discard_image")
+"""Kinds that follow from another change of a server.
+
+No later request overtakes them: what they do is right whatever the server becomes."""
 
 IMAGE_CREATION_TIME: Final = 60.0
 """Seconds in which the API creates the image of an operation that it has recorded; later no such image appears."""
@@ -139,7 +141,9 @@ class PlacedPayload(Payload, kw_only=True):
     """The payload of a kind that the scheduler places."""
 
     tried: list[str] = []  # the hosts where it failed, and the one that has it; the scheduler chooses others
-    lacking: list[str] = []  # hosts that lacked something for the moment: others are preferred, if there are any
+    # Hosts that lacked something for the moment, or were lost: others are preferred, if there are any. Operations are
+    # stored with the older name.
+    unpreferred: list[str] = msgspec.field(default_factory=list, name="lacking")
     alternates: list[Selection] = []
 
     @property
@@ -147,10 +151,13 @@ class PlacedPayload(Payload, kw_only=True):
         """Whether it had a host before: the explanations of earlier attempts are kept."""
         return bool(self.tried)
 
-    def put_off(self, host: str, reason: str) -> None:
-        """Note that a host lacked something for the moment: it was not an attempt, and others are preferred."""
+    def prefer_others(self, host: str, reason: str) -> None:
+        """Note that an attempt on a host does not count, because the host lacked something for the moment or was lost.
+
+        Other hosts are preferred from now on.
+        """
         self.tried = [each for each in self.tried if each != host]
-        self.lacking = sorted({*self.lacking, host})
+        self.unpreferred = sorted({*self.unpreferred, host})
         self.last_error = reason
 
 
@@ -158,7 +165,7 @@ class RequestedPayload(PlacedPayload, kw_only=True):
     """The payload of a kind for which a user may request a host."""
 
     requested_host: str | None = None  # no other host is tried
-    forced: bool = False  # the requested host is not checked by filters
+    forced: bool = False  # the requested host is forced: see `RequestSpec.forced`
 
 
 class BuildPayload(PlacedPayload, kw_only=True):
@@ -278,6 +285,9 @@ class EvacuatePayload(MigrationPayload, kw_only=True):
     """The payload of an evacuation."""
 
     stops: bool = False  # the server is stopped when it is built
+    marked: bool = False  # the server had no task state when the request was accepted, and got that of the evacuation
+    interrupted: bool = False  # other work on the server was ended when the evacuation began
+    lost: bool = True  # False: it was given up because the server's host is not lost
 
 
 class UnshelvePayload(ChosenPayload, kw_only=True):

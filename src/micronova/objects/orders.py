@@ -5,7 +5,7 @@ signed URL. Orders and reports carry the instance's epoch; one with an old epoch
 """
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -30,6 +30,10 @@ from micronova.objects.host_limits import (
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
+
+ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
+"""The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
+agent of an earlier version nobody knows whether it has begun."""
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):

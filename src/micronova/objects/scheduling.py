@@ -30,12 +30,12 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     flavor: Flavor
     image: ImageMeta | None = None
     availability_zone: str | None = None
-    force_host: str | None = None  # of zone:host, admins only: no filter is applied
+    force_host: str | None = None  # of zone:host, admins only: see `forced`
     force_node: str | None = None
     requested_host: str | None = None  # 2.74: this host, if it passes the filters
     requested_node: str | None = None
     hints: dict[str, list[str]] = {}
-    group: GroupSpec | None = None
+    server_group: GroupSpec | None = msgspec.field(default=None, name="group")
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}
@@ -46,7 +46,10 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forced(self) -> bool:
-        """Whether an admin named the host or node: no filter is applied, and no other host is tried."""
+        """Whether an admin named the host or node: no other host is tried.
+
+        Only capacity, prefilters, request groups and the filters that are `always` in effect are asked.
+        """
         return self.force_host is not None or self.force_node is not None
 
 
@@ -85,8 +88,8 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     alternates: tuple[Selection, ...] = ()
 
 
-class Selected(msgspec.Struct, frozen=True, kw_only=True):
-    """The destinations of all instances of a request, and how they were chosen."""
+class SchedulerDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision of a scheduler about a request: the destinations of all instances, and how they were chosen."""
 
     # Earlier versions send and expect this name.
     destinations: tuple[Destination, ...] = msgspec.field(name="placements")

@@ -93,6 +93,7 @@ class TopologyUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     cells: dict[int, CellUse] = {}
     devices: tuple[str, ...] = ()  # addresses, sorted
+    parents: dict[str, str] = {}  # of these, virtual functions with the addresses of their physical functions
     mdevs: dict[str, dict[str, int]] = {}  # device -> type -> mediated devices
 
 
@@ -145,11 +146,12 @@ class CellAssignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     page_kib: int | None = None  # None: none was asked for
 
 
-class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True):
+class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A PCI device that an instance holds."""
 
     alias: str
     address: str
+    parent: str | None = None  # its physical function, also when the host lists the device no more
 
 
 class AssignedMdev(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,12 +18,11 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
 from micronova.placement.model import RequestGroup, ResourceRequest
+from micronova.placement.standard import NODE_CLASSES
 
 _KEY: Final = re.compile(r"(resources|trait)([a-zA-Z0-9_-]{0,64}):([A-Z0-9_]+)")
 _NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
 GROUP_POLICY: Final = "group_policy"
-OF_THE_NODE: Final = frozenset({"VCPU", "PCPU", "MEMORY_MB", "DISK_GB"})
-"""Resource classes that a server always takes of its compute node itself."""
 
 
 def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
@@ -35,7 +34,7 @@ def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, i
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
-    own = {name: amount for name, amount in _own(flavor).items() if name in OF_THE_NODE}
+    own = {name: amount for name, amount in _own(flavor).items() if name in NODE_CLASSES}
     return {name: amount for name, amount in (amounts | own).items() if amount}
 
 
@@ -152,7 +151,7 @@ def _own(flavor: Flavor) -> dict[str, int]:
 
 def _of_the_tree(flavor: Flavor) -> dict[str, int]:
     """Return the amounts without a suffix that any provider of the node's tree may serve, by resource class."""
-    return {name: amount for name, amount in _own(flavor).items() if amount and name not in OF_THE_NODE}
+    return {name: amount for name, amount in _own(flavor).items() if amount and name not in NODE_CLASSES}
 
 
 def _amount(name: str, value: str) -> int:

@@ -19,6 +19,9 @@ CUSTOM: Final = "CUSTOM_"
 
 CUSTOM_NAME: Final = re.compile(r"CUSTOM_[A-Z0-9_]+")
 
+NODE_CLASSES: Final = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
+"""Resource classes that a server always takes of its compute node itself."""
+
 HOST_TRAIT: Final = "CUSTOM_HOST_"
 """How the names of custom traits begin that a host may report; operators set all others by the Placement API."""
 

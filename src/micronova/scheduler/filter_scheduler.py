@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
+from micronova.objects.explanation import CAPACITY, LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
-from micronova.objects.scheduling import Destination, RequestSpec, Selected
+from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
@@ -79,7 +79,7 @@ class FilterScheduler:
         spread: int = 1,
         servable: Mapping[str, int] | None = None,
         removed_by: RemovedBy | None = None,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
@@ -132,7 +132,7 @@ class FilterScheduler:
         destinations = self._destinations(
             table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced
         )
-        return Selected(
+        return SchedulerDecision(
             destinations=destinations,
             explanation=Explanation(
                 hosts=len(hosts), filters=tuple(filtered.steps), winners=tuple(winners), forced=spec.forced
@@ -149,7 +149,7 @@ class FilterScheduler:
         held: Mapping[str, str] | None = None,
         servable: Mapping[str, int] | None = None,
         removed_by: RemovedBy | None = None,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Return what `select` would return at this time, or raise NoValidHost; the table stays as it was."""
         decision = self.select(
             table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by
@@ -196,7 +196,7 @@ class FilterScheduler:
         for name, amount in resources.items():
             if not any(name in each.covers for each in filters):
                 predicate = functools.partial(free_amount, name, amount)
-                filtered.apply(f"Capacity({name})", predicate, has_free(hosts, name, amount))
+                filtered.apply(CAPACITY.format(name), predicate, has_free(hosts, name, amount))
         for prefilter in self._prefilters.masks(hosts, spec):
             filtered.apply(prefilter.name, prefilter.describe, prefilter.mask)
         for each in filters:
@@ -209,7 +209,7 @@ class FilterScheduler:
             if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
                 filtered.again.append(each)
         if servable is not None and filtered.remaining:
-            filtered.apply("ResourceGroups", _serves_request_groups, hosts.with_servable(servable))
+            filtered.apply("RequestGroups", _serves_request_groups, hosts.with_servable(servable))
         return filtered
 
     def _ask_again(
@@ -410,7 +410,7 @@ def _winner(
 
 def _joined(spec: RequestSpec, host: str) -> RequestSpec:
     """Return the spec for the next instance of the request: the server group has one more member on this host."""
-    if spec.group is None:
+    if spec.server_group is None:
         return spec
-    members = {**spec.group.hosts, host: spec.group.hosts.get(host, 0) + 1}
-    return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=members))
+    members = {**spec.server_group.hosts, host: spec.server_group.hosts.get(host, 0) + 1}
+    return msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=members))

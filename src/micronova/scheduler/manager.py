@@ -33,8 +33,8 @@ from micronova.objects.scheduling import (
     DryRun,
     DryRunResult,
     RequestSpec,
+    SchedulerDecision,
     SelectDestinations,
-    Selected,
     Selection,
 )
 from micronova.placement import extra_specs
@@ -171,7 +171,7 @@ class SchedulerManager:
                 )
             await self._clock.sleep(self._report_interval)
 
-    async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
+    async def select_destinations(self, context: Context, request: SelectDestinations) -> SchedulerDecision:
         """Choose hosts for all instances of a request and claim their resources, or raise NoValidHost."""
         self._notify(context, "scheduler.select_destinations.start", request)
         decision = await self._place(request)
@@ -238,7 +238,7 @@ class SchedulerManager:
         await self._feed.refresh(self._refresh_interval)
         return fleet.use_of(self._feed.table, self._clock.now(), self._service_down_time)
 
-    async def _place(self, request: SelectDestinations) -> Selected:
+    async def _place(self, request: SelectDestinations) -> SchedulerDecision:
         await self._feed.refresh(self._refresh_interval)
         spec = await self._with_hosts(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
@@ -299,7 +299,7 @@ class SchedulerManager:
         servable: dict[str, int] | None,
         *,
         spread: int,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         begun = self._clock.monotonic()
         try:
             decision = self._scheduler.select(
@@ -346,7 +346,7 @@ class SchedulerManager:
 
     def _decide_after_reload(
         self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: dict[str, int] | None
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Decide; if there is no valid host, say whether one may return.
 
         The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
@@ -371,7 +371,7 @@ class SchedulerManager:
         return True
 
     async def _claim(
-        self, spec: RequestSpec, request: SelectDestinations, decision: Selected, on_deleted_nodes: set[str]
+        self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
@@ -411,10 +411,10 @@ class SchedulerManager:
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
-        if spec.group is None:
+        if spec.server_group is None:
             return spec
-        hosts = await self._database.read(_members, spec.group.id, list(request.moving.values()))
-        return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=hosts))
+        hosts = await self._database.read(_members, spec.server_group.id, list(request.moving.values()))
+        return msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=hosts))
 
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:

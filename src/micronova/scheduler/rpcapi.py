@@ -11,8 +11,8 @@ from micronova.objects.scheduling import (
     DryRun,
     DryRunResult,
     RequestSpec,
+    SchedulerDecision,
     SelectDestinations,
-    Selected,
 )
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
@@ -24,7 +24,7 @@ CALL_TIMEOUT = 60.0
 
 
 SCHEDULER_INTERFACE = Interface("scheduler", version="1.2")
-SELECT_DESTINATIONS = SCHEDULER_INTERFACE.method("select_destinations", SelectDestinations, Selected)
+SELECT_DESTINATIONS = SCHEDULER_INTERFACE.method("select_destinations", SelectDestinations, SchedulerDecision)
 CHECK_IMAGE = SCHEDULER_INTERFACE.method("check_image", CheckImage, Explanation, since="1.1")
 DRY_RUN = SCHEDULER_INTERFACE.method("dry_run", DryRun, DryRunResult, since="1.2")
 LIST_HOSTS = SCHEDULER_INTERFACE.method("list_hosts", ListHosts, Fleet, since="1.2")
@@ -45,7 +45,7 @@ class SchedulerAPI:
         epochs: Mapping[str, int] | None = None,
         moving: Mapping[str, str] | None = None,
         timeout: float = CALL_TIMEOUT,
-    ) -> Selected:
+    ) -> SchedulerDecision:
         """Choose hosts for all instances and claim their resources; raise NoValidHost.
 
         It can be repeated: instances keep what they hold, unless it is on one of `spec.ignore_hosts`.

@@ -37,14 +37,15 @@ class ActionRecorder:
         secrets: Secrets | None = None,
         operation_id: str | None = None,
         deferred_for: float = 0.0,
+        overtakes: bool = True,
     ) -> tuple[str, ...]:
         """Record an action on a server, whose row is locked, and change the server.
 
         The operation begins at `step`. It fails if it has not ended after `timeout` seconds
         (`RequestDependencies.operation_timeout`), unless it is `endless`. `secrets` are stored encrypted until it ends.
         `operation_id` is its id, if the caller has made one. With `deferred_for`, no conductor takes it for so many
-        seconds, or until `start_deferred`. Return the id of the operation, and the ids of earlier ones that a conductor
-        has to end.
+        seconds, or until `start_deferred`. `overtakes` is as in `accept_action`. Return the id of the operation, and
+        the ids of earlier ones that a conductor has to end.
         """
         now = self._clock.now()
         id = operation_id or new_uuid(self._random)
@@ -61,5 +62,6 @@ class ActionRecorder:
             deferred_until=micros(now + deferred_for) if deferred_for else 0,
             step=step,
             secrets=None if secrets is None else self._secrets.seal(secrets, id),
+            overtakes=overtakes,
         )
         return (id, *to_end)

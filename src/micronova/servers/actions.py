@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
+from micronova.db import instance_actions, instances, nodes, quotas, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
 from micronova.notifications.notifier import API
@@ -118,7 +118,7 @@ class ServerActions:
         operations = self._recorder.record(conn, context, row, "delete", changes, None, endless=True)
         # Of two hosts, the order to delete goes to the server's own.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
-        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
+        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED, down_time=None)
         return operations
 
     def _begin_soft_delete(self, conn: sa.Connection, context: RequestContext, row: InstanceRow) -> tuple[str, ...]:
@@ -243,26 +243,15 @@ class ServerActions:
     def _end_move(self, conn: sa.Connection, context: Context, row: InstanceRow, status: str) -> tuple[str, ...]:
         """End the move of a server, whose row is locked, at the next epoch; it stays where it belongs to.
 
+        Raise Conflict if that would remove the only copy of its disks.
+
         Return the operation that binds its ports again, if the move may have bound them elsewhere.
         """
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
-        self._check_last_copy(conn, row, now)
-        if not server_migrations.abandon(conn, row, now, epoch=epoch, status=status) or not row["network_info"]:
+        ended = server_migrations.abandon(conn, row, now, epoch=epoch, status=status, down_time=self._service_down_time)
+        if not ended or not row["network_info"]:
             return ()
         return (self._bind_ports(conn, context, row, epoch, now),)
-
-    def _check_last_copy(self, conn: sa.Connection, row: InstanceRow, now: int) -> None:
-        """Raise Conflict if the end of a resize would remove the only copy of the server's disks that can be used."""
-        migration = server_migrations.open_of(conn, row["uuid"])
-        if migration is None or migration["status"] in migration_states.UNDER_WAY:
-            return
-        if row["host"] is None or server_migrations.other_host(row, migration) is None:
-            return
-        if not services.host_is_up(conn, row["host"], now, self._service_down_time):
-            raise Conflict(
-                f"The host of server {row['uuid']} does not answer, and the end of its resize would remove the other "
-                "copy of its disks: revert the resize or wait until the host is back; forceDelete deletes both."
-            )
 
     def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
         """Record and return the operation that binds the ports of a server to its host."""

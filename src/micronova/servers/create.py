@@ -36,8 +36,8 @@ from micronova.servers.create_rules import (
     Created,
     CreateRequest,
     allowed_count,
+    check_boot_source,
     check_hardware,
-    check_image,
     check_item_limits,
     chosen_disk_config,
     instance_row,
@@ -64,7 +64,8 @@ class _Accepted:
     security_groups: list[str]
     password: str
     reservation: str
-    max_count: int  # how many servers the port quota allows
+    # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
+    allowed_count: int
     disk_config: str
 
 
@@ -97,9 +98,9 @@ class ServerCreator:
         flavor, key, group = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
-        check_image(image, flavor, request)
+        check_boot_source(image, flavor, request)
         if image is not None:
-            self._unsupported.check_image(image, flavor)
+            self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
@@ -111,7 +112,6 @@ class ServerCreator:
             raise Invalid("Image certificate validation is not supported when booting from volume.")
         disk_config = chosen_disk_config(request, image)
         devices = merge_devices(request, flavor, image)
-        max_count = allowed_count(request, plan)
         spec = RequestSpec(
             project_id=context.project_id,
             user_id=context.user_id,
@@ -123,7 +123,7 @@ class ServerCreator:
             requested_host=request.requested_host,
             requested_node=request.requested_node,
             hints=request.hints,
-            group=group,
+            server_group=group,
         )
         password = request.admin_password or make_password(self._random)
         reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
@@ -137,7 +137,7 @@ class ServerCreator:
             security_groups=list(plan.security_groups),
             password=password,
             reservation=reservation,
-            max_count=max_count,
+            allowed_count=allowed_count(request, plan),
             disk_config=disk_config,
         )
         uuids, operations = await self._database.write(self._record, accepted)
@@ -202,17 +202,17 @@ class ServerCreator:
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
         check_item_limits(request.metadata, request.files, limits)
         # The server group is locked before the quota, as everywhere, so its number of members holds until the commit.
-        members = instances.count_in_group(conn, spec.group.id) if spec.group is not None else 0
+        members = instances.count_in_group(conn, spec.server_group.id) if spec.server_group is not None else 0
         count = quotas.charge_up_to(
             conn,
             context.project_id,
             quotas.of_server(flavor.vcpus, flavor.ram),
             request.min_count,
-            accepted.max_count,
+            accepted.allowed_count,
             limits,
             context.user_id,
         )
-        if spec.group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
+        if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
         uuids = [new_uuid(self._random) for _ in range(count)]
         ports = msgspec.to_builtins(accepted.ports)

@@ -84,16 +84,16 @@ def parse_zone(text: str | None) -> tuple[str | None, str | None, str | None]:
     return zone or None, host or None, node or None
 
 
-def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
-    """Refuse an image that cannot be booted, or not with this flavor."""
+def check_boot_source(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
+    """Refuse a request without an image or a bootable volume, and an image that cannot be booted with this flavor."""
     if image is None:
         if not any(device.boot_index == 0 for device in request.block_devices):
             raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
         return
-    check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
+    check_bootable(image, flavor, allow_zero_disk=request.allow_zero_disk)
 
 
-def check_image_fits(image: ImageMeta, flavor: Flavor, *, allow_zero_disk: bool) -> None:
+def check_bootable(image: ImageMeta, flavor: Flavor, *, allow_zero_disk: bool) -> None:
     """Refuse an image that cannot be booted, or not with this flavor; policy decides about disks without a limit."""
     if flavor.disk == 0 and not allow_zero_disk:
         raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
@@ -106,10 +106,10 @@ def check_image_fits(image: ImageMeta, flavor: Flavor, *, allow_zero_disk: bool)
             f"Image {image.id} has properties of {image.property_bytes} bytes: a server keeps at most "
             f"{MOST_PROPERTY_BYTES}."
         )
-    check_fits(image, flavor)
+    check_flavor_fits(image, flavor)
 
 
-def check_fits(image: ImageMeta, flavor: Flavor) -> None:
+def check_flavor_fits(image: ImageMeta, flavor: Flavor) -> None:
     """Refuse a flavor that is too small for an image."""
     if flavor.ram < image.min_ram:
         raise Invalid(
@@ -286,7 +286,7 @@ def instance_row(
         "network_info": [],
         "security_groups": security_groups,
         "hints": request.hints,
-        "server_group_id": spec.group.id if spec.group else None,
+        "server_group_id": spec.server_group.id if spec.server_group else None,
         "trusted_certs": request.trusted_certs,
         "system_metadata": _creator(context),
         "fault": None,

@@ -18,7 +18,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import SERVER_HINTS, DryRunResult, GroupSpec, RequestSpec
 from micronova.scheduler.rpcapi import SchedulerAPI
-from micronova.servers.create_rules import check_hardware, check_image_fits, parse_zone
+from micronova.servers.create_rules import check_bootable, check_hardware, parse_zone
 from micronova.servers.lookups import check_destination, check_hinted_servers, hinted_group
 from micronova.servers.unsupported import Unsupported
 
@@ -89,8 +89,8 @@ class DryRuns:
         self._unsupported.check_flavor(flavor)
         image = await self._image(request.image, request.token or None) if request.image else None
         if image is not None:
-            check_image_fits(image, flavor, allow_zero_disk=True)
-            self._unsupported.check_image(image, flavor)
+            check_bootable(image, flavor, allow_zero_disk=True)
+            self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         spec = RequestSpec(
@@ -103,7 +103,7 @@ class DryRuns:
             force_node=force_node,
             requested_host=request.host or None,
             hints=request.hints,
-            group=group,
+            server_group=group,
         )
         return await self._scheduler.dry_run(
             context, spec, request.count, with_hosts=request.with_hosts, timeout=self._timeout

@@ -70,7 +70,8 @@ class LiveMigrations:
         operation_rows.cancel_open(conn, id, now)
         event = "compute_live_migration_abort"
         instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration.source_compute)
-        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED)
+        # The guest has not arrived: the status is none of those.
+        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED, down_time=None)
         return str(migration.status)
 
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:

@@ -3,7 +3,7 @@
 That are flavors, key pairs, hosts, availability zones, server groups and other servers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -60,6 +60,13 @@ def check_host(conn: sa.Connection, host: str) -> None:
         raise Invalid(f"Compute host {host} could not be found.")
 
 
+def check_node(conn: sa.Connection, node: str, hosts: Set[str]) -> None:
+    """Raise Invalid if there is no node of that name, or not on these hosts."""
+    found = nodes.hosts_of_name(conn, node)
+    if not found or not hosts <= found:
+        raise Invalid(f"Compute host {node} could not be found.")
+
+
 def check_zone(conn: sa.Connection, zone: str, default_zone: str) -> None:
     """Raise Invalid if an availability zone has no host in service."""
     if not aggregates.zone_is_in_service(conn, zone, default_zone):
@@ -72,9 +79,7 @@ def check_destination(conn: sa.Connection, request: Destined, default_zone: str)
     for host in hosts:
         check_host(conn, host)
     for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
-        found = nodes.hosts_of_name(conn, node)
-        if not found or not hosts <= found:
-            raise Invalid(f"Compute host {node} could not be found.")
+        check_node(conn, node, hosts)
     wanted = request.availability_zone
     if wanted is None or request.force_host is not None or request.force_node is not None:
         return

@@ -21,11 +21,10 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.migration import MigrationRow
 from micronova.objects.operations import EvacuatePayload, MovePayload, ResizedPayload
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import check_lock, check_state
-from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
+from micronova.servers.create_rules import check_disk_config, check_flavor_fits, check_hardware, make_password
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.lookups import check_host, flavor_for, host_exists
 from micronova.servers.waiting import wait_for_operation
@@ -33,7 +32,6 @@ from micronova.servers.waiting import wait_for_operation
 TYPES = {
     "resize": migration_states.RESIZE,
     "migrate": migration_states.MIGRATION,
-    "evacuate": migration_states.EVACUATION,
     "live_migrate": migration_states.LIVE_MIGRATION,
 }
 """Kind of the operation -> type of its migration."""
@@ -70,7 +68,7 @@ class ServerMoves:
             check_disk_config(disk_config, image)
         self._unsupported.check_flavor(flavor)
         if image is not None:
-            check_fits(image, flavor)
+            check_flavor_fits(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         await self._begin(context, row, "resize", flavor, MovePayload(migration="", disk_config=disk_config))
@@ -166,23 +164,18 @@ class ServerMoves:
         if host is not None and not host_exists(conn, host):
             raise NotFound(f"Compute host {host} could not be found.")
         self._check_lost(conn, row["host"], now)
-        flavor = msgspec.convert(row["flavor"], Flavor)
+        server_migrations.check_last_copy(conn, row, now, self._service_down_time)
+        marks = row["task_state"] is None
         payload = EvacuatePayload(
             migration=new_uuid(self._random),
             requested_host=host,
             forced=forced and host is not None,
             stops=row["vm_state"] == states.STOPPED or (stops and row["vm_state"] != states.ERROR),
+            marked=marks,
         )
-        migration = self._migration(context, row, "evacuate", flavor, host, payload.migration, now)
-        changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
-        operations = self._recorder.record(
-            conn, context, row, "evacuate", changes, payload, step="schedule", secrets=secrets
-        )
-        # A move that waits for the lost host ends.
-        server_migrations.abandon(conn, row, now, epoch=row["epoch"] + 1)
-        server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
-        allocations.hand_over(conn, id, holder=migration["uuid"])
-        return operations
+        # What works on the server goes on until a conductor knows that the host is lost.
+        changes: InstanceChanges = {"task_state": action.task_state} if marks else {}
+        return self._recorder.record(conn, context, row, "evacuate", changes, payload, secrets=secrets, overtakes=False)
 
     def _check_lost(self, conn: sa.Connection, host: str, now: int) -> None:
         """Raise Invalid if a host is not lost, as far as the API can tell; a conductor asks again."""
@@ -227,52 +220,26 @@ class ServerMoves:
             if payload.requested_host == row["host"]:
                 raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {row['host']}.")
         payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
-        migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
+        migration = server_migrations.new_row(
+            context.for_bus(),
+            row,
+            msgspec.to_builtins(flavor),
+            uuid=payload.migration,
+            migration_type=TYPES[kind],
+            status=migration_states.ACCEPTED if kind == "live_migrate" else migration_states.PRE_MIGRATING,
+            destination=payload.requested_host,
+            now=now,
+        )
         self._choose_hosts(conn, row, kind, payload)
         changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
         operations = self._recorder.record(conn, context, row, kind, changes, payload, step="schedule")
-        server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
+        server_migrations.insert(conn, migration)
         allocations.hand_over(conn, id, holder=migration["uuid"])
         if kind == "resize":
             limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
             growth = server_migrations.quota_held(row["flavor"], migration)
             quotas.charge(conn, row["project_id"], growth, limits, row["user_id"])
         return operations
-
-    def _migration(
-        self,
-        context: RequestContext,
-        row: InstanceRow,
-        kind: str,
-        flavor: Flavor,
-        destination: str | None,
-        uuid: str,
-        now: int,
-    ) -> MigrationRow:
-        assert row["host"] is not None
-        accepted = kind in ("evacuate", "live_migrate")
-        return {
-            "id": 0,
-            "uuid": uuid,
-            "instance_uuid": row["uuid"],
-            "migration_type": TYPES[kind],
-            "status": migration_states.ACCEPTED if accepted else migration_states.PRE_MIGRATING,
-            "source_compute": row["host"],
-            "source_node": row["node"],
-            "source_node_uuid": row["node_uuid"],
-            "source_zone": row["availability_zone"],
-            "dest_compute": destination,
-            "dest_node": None,
-            "dest_host": None,
-            "old_flavor": row["flavor"],
-            "new_flavor": msgspec.to_builtins(flavor),
-            "old_vm_state": row["vm_state"],
-            "user_id": context.user_id,
-            "project_id": context.project_id,
-            "request_id": context.request_id,
-            "created_at": now,
-            "updated_at": None,
-        }
 
     def _check_up(self, conn: sa.Connection, host: str | None, now: int) -> None:
         if host is None or not services.host_is_up(conn, host, now, self._service_down_time):

@@ -24,9 +24,9 @@ from micronova.objects.orders import InjectedFile
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import check_capability, check_lock, check_state
 from micronova.servers.create_rules import (
+    check_bootable,
     check_disk_config,
     check_hardware,
-    check_image_fits,
     check_item_limits,
     image_needs_config_drive,
     make_password,
@@ -97,8 +97,8 @@ class ServerRebuilder:
     def _check_image(self, row: InstanceRow, image: ImageMeta, request: RebuildRequest) -> None:
         """Raise Invalid or Forbidden if the server cannot have this image."""
         flavor = msgspec.convert(row["flavor"], Flavor)
-        check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
-        self._unsupported.check_image(image, flavor)
+        check_bootable(image, flavor, allow_zero_disk=request.allow_zero_disk)
+        self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
         if "disk_config" in request.changes:

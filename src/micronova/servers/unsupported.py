@@ -143,7 +143,7 @@ class Unsupported:
         """Raise Invalid if the flavor asks for PCI devices that no alias names, or the image contradicts it."""
         device_requests(GuestProperties(flavor, image), self._aliases)
 
-    def check_image(self, image: ImageMeta, flavor: Flavor) -> None:
+    def check_properties(self, image: ImageMeta, flavor: Flavor) -> None:
         """Raise Invalid if the image has a property that would have no effect, or that contradicts the flavor's."""
         extra_specs.check(flavor, image)
         for name, value in image.properties.items():

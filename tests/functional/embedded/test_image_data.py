@@ -141,7 +141,7 @@ async def test_a_project_has_a_limit_that_holds_in_a_race(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue("module_database_url") if kind == "postgresql" else None
-    async with world(tmp_path, url, project_limit=450_000) as cloud:
+    async with world(tmp_path, url, project_bytes=450_000) as cloud:
         images = [await cloud.create(name=str(n)) for n in range(8)]
         parts = [b"x" * 50_000] * 2  # without a length, so that nothing is refused before it arrives
         answers = await asyncio.gather(
@@ -193,7 +193,7 @@ async def test_what_uploads_under_way_have_sent_or_declared_counts(
     kind: str, declared: int | None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue("module_database_url") if kind == "postgresql" else None
-    async with world(tmp_path, url, project_limit=450_000) as cloud:
+    async with world(tmp_path, url, project_bytes=450_000) as cloud:
         first, second, third = [(await cloud.create(name=str(n)))["id"] for n in range(3)]
         slow = await Slow(cloud, first, 50_000 if declared else 300_000, declared).under_way()
         for data in (b"x" * 200_000, [b"x" * 100_000] * 2):  # with a length and without
@@ -210,7 +210,7 @@ async def test_what_uploads_under_way_have_sent_or_declared_counts(
 
 
 async def test_an_upload_whose_image_is_deleted_ends_when_it_needs_more_room(tmp_path: Path) -> None:
-    async with world(tmp_path, project_limit=450_000) as cloud:
+    async with world(tmp_path, project_bytes=450_000) as cloud:
         image_id = (await cloud.create())["id"]
 
         async def parts() -> AsyncIterator[bytes]:

@@ -96,6 +96,26 @@ async def test_a_build_returns_to_its_host_that_was_lost(
     await cloud.assert_clean()
 
 
+async def test_a_build_that_finds_no_host_after_its_only_one_was_lost_says_that_it_failed(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost, notifications: list[tuple[str, Any, Any]]
+) -> None:
+    await killable_host.start(SLOW)
+    await _healthy(cloud)
+    id = await user.admin.create(host=killable_host.name)
+    await user.wait_for(id, "BUILD", task="spawning")
+    await killable_host.stop()
+    await user.wait_for(id, "BUILD", task="scheduling")
+    async with cloud.forced_down(killable_host.name):
+        server = await user.wait_for(id, "ERROR")
+    assert "The host was stopped." in server["fault"]["message"]
+
+    async def all_told() -> list[str] | None:
+        return [event for event, _, _ in notifications] if len(notifications) > 1 else None
+
+    assert await cloud.until(all_told, "the notifications") == ["create.start", "create.error"]
+    await cloud.assert_clean()
+
+
 async def test_a_build_that_fails_uses_up_its_attempts_as_before(
     cloud: OneProcess, user: Caller, killable_host: KillableHost
 ) -> None:

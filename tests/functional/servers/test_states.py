@@ -219,7 +219,9 @@ async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: s
         if reason is None:
             assert answer.status == {"confirm_resize": 204, "evacuate": 200, "rescue": 200}.get(name, 202), where
             [operation] = await cloud.open_operations()
-            assert (await user.show(server))["OS-EXT-STS:task_state"] == action.task_state, where
+            # Other work goes on until a conductor knows that the host is lost.
+            shown = {action.task_state, task} if name == "evacuate" and task is not None else {action.task_state}
+            assert (await user.show(server))["OS-EXT-STS:task_state"] in shown, where
             await _forget(cloud, operation.id)
             if name in ("create_image", "create_backup", "shelve"):
                 await ok(user, "DELETE", f"/image/v2/images/{operation.id}")

@@ -6,9 +6,11 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
 from micronova.compute.manager import ComputeManager
+from micronova.db.tables import topology_claims
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import call, image, ok
 
@@ -332,3 +334,40 @@ async def test_the_audit_names_what_a_host_has_lost(cloud: Cloud, user: Caller) 
     await cloud.until(clean, "the host to have everything again")
     await cloud.delete_all()
     await cloud.assert_clean()
+
+
+async def test_a_flavor_that_claims_nothing_of_its_node(cloud: Cloud, user: Caller) -> None:
+    """Its device is given back, and the audit is clean, although it has no amounts."""
+    nothing = {"resources:VCPU": "0", "resources:MEMORY_MB": "0", "resources:DISK_GB": "0"}
+    id = await _boot(user, await _flavor(user, {**nothing, "pci_passthrough:alias": "gpu:1"}, vcpus=1))
+    await cloud.assert_clean()
+    shown = await call(user.admin, "GET", f"/placement/allocations/{id}")
+    assert shown.json()["allocations"] == {}
+    await user.admin.act(id, "migrate")
+    await user.wait_for(id, "VERIFY_RESIZE")
+    await user.act(id, "revertResize")
+    await user.wait_for(id, "ACTIVE")
+    await cloud.assert_clean()
+    await cloud.delete_all()
+    assert await cloud.read(sa.select(topology_claims)) == []
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("deleted", ["migration", "server"])
+async def test_a_revert_gives_back_what_placement_has_forgotten(cloud: Cloud, user: Caller, deleted: str) -> None:
+    id = await _boot(user, await _flavor(user, DEDICATED, vcpus=6))
+    source = await user.host_of(id)
+    if deleted == "server":
+        assert (await call(user.admin, "DELETE", f"/placement/allocations/{id}")).status == 204
+    await user.admin.act(id, "migrate")
+    await user.wait_for(id, "VERIFY_RESIZE")
+    if deleted == "migration":
+        [migration] = (await user.admin.get(f"/os-migrations?instance_uuid={id}"))["migrations"]
+        assert (await call(user.admin, "DELETE", f"/placement/allocations/{migration['uuid']}")).status == 204
+    await user.act(id, "revertResize")
+    await user.wait_for(id, "ACTIVE")
+    assert await user.host_of(id) == source
+    [claim] = await cloud.read(sa.select(topology_claims))
+    assert claim.consumer_uuid == id
+    await cloud.delete_all()
+    assert await cloud.read(sa.select(topology_claims)) == []

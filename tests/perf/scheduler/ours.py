@@ -22,7 +22,7 @@ from micronova.objects.clock import SystemClock, micros
 from micronova.objects.errors import NoValidHost
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec, Selected
+from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec, SchedulerDecision
 from micronova.placement import extra_specs
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler
@@ -55,7 +55,8 @@ def make_table(count: int) -> HostTable:
 def make_spec(kind: str, number: int = 0, *, bulk: bool = False) -> RequestSpec:
     """Return a request as our scheduler gets it."""
     given = fleet.request(kind, number, bulk=bulk)
-    group = given["group"]
+    named = given["group"]
+    group = GroupSpec(id="g", policy=named["policy"], hosts=dict.fromkeys(named["hosts"], 1)) if named else None
     return RequestSpec(
         project_id=given["project_id"],
         user_id="u",
@@ -73,7 +74,7 @@ def make_spec(kind: str, number: int = 0, *, bulk: bool = False) -> RequestSpec:
         hinted_hosts={hint: tuple(names) for hint, names in given["hinted_hosts"].items()},
         alike_images=given["alike_images"],
         ignore_hosts=tuple(given["ignore_hosts"]),
-        group=GroupSpec(id="g", policy=group["policy"], hosts=dict.fromkeys(group["hosts"], 1)) if group else None,
+        server_group=group,
     )
 
 
@@ -93,7 +94,7 @@ def make_scheduler(kind: str) -> FilterScheduler:
     )
 
 
-def take_back(table: HostTable, spec: RequestSpec, decision: Selected) -> None:
+def take_back(table: HostTable, spec: RequestSpec, decision: SchedulerDecision) -> None:
     """Undo what a decision has counted in the table."""
     resources = extra_specs.node_resources(spec.flavor, spec.image)
     table.undo_topologies()

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from micronova.compute.claims import shortage
 from micronova.compute.epochs import REMEMBERED, Epochs
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.objects.errors import InsufficientResources
@@ -112,10 +111,10 @@ def test_what_an_instance_holds_is_never_refused() -> None:
     guest = Guest(uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
     full = msgspec.structs.replace(NODE, vcpus_used=9, memory_mb_used=9999, local_gb_used=999)
     tracker.update(full, [guest], ())
-    tracker.instance_claim(order())
-    tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=256)))
+    tracker.hold(order())
+    tracker.hold(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=256)))
     with pytest.raises(InsufficientResources):
-        tracker.instance_claim(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=1024)))
+        tracker.hold(order(instance_flavor=msgspec.structs.replace(TINY, vcpus=1, ram=1024)))
     tracker.keep(order(uuid="i-2"))  # it has a claim in the database, and stays
 
 
@@ -129,10 +128,11 @@ def test_an_update_that_finds_nothing_new_changes_nothing() -> None:
 
 
 def test_shortages_are_named() -> None:
-    assert shortage({"MEMORY_MB": 512}, {"MEMORY_MB": 1800}, {"MEMORY_MB": 2048}) == (
-        "512 MB of memory asked for, 248 left"
-    )
-    assert shortage({"CUSTOM_THING": 1}, {}, {}) is None
+    tracker = make_tracker()
+    tracker.update(msgspec.structs.replace(NODE, memory_mb_used=1800), [], ())
+    with pytest.raises(InsufficientResources) as refused:
+        tracker.hold(order())
+    assert refused.value.details == {"details": "node-1: 512 MB of memory asked for, 248 left"}
 
 
 @given(

@@ -89,7 +89,7 @@ async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> As
         database,
         clock,
         owner="conductor:test",
-        lease=LEASE,
+        lease_seconds=LEASE,
         sweep_interval=5.0,
         concurrency=4,
         proof_valid=50.0,

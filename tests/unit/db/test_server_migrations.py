@@ -91,7 +91,7 @@ async def test_a_claim_is_handed_over_and_taken_back(database: Database) -> None
     assert await database.read(held) == {("m", "n1", 1), ("s", "n2", 3)}
     assert await database.read(allocations.hosts_of, ["m", "s"]) == {"h1": 1, "h2": 1}
     for _ in range(2):
-        await database.write(allocations.take_back, "s", holder="m", now=3, group_uuid=None)
+        await database.write(allocations.take_back, "s", holder="m", node_uuid="n1", now=3, group_uuid=None)
         assert await database.read(held) == {("s", "n1", 1)}
         assert await database.read(used) == {"n1": 1, "n2": 0}
 

@@ -38,7 +38,7 @@ def _requests() -> list[Request]:
     for number, each in enumerate(generate(DEFAULT_FLEET, HOSTS, 160, load=0.9, seed=4)):
         policy = ("anti-affinity", "soft-anti-affinity", "affinity", "soft-affinity")[number % 4]
         group = GroupSpec(id=f"group-{number % 40}", policy=policy) if number % 40 < 8 else None
-        spec = msgspec.structs.replace(each.spec, group=group)
+        spec = msgspec.structs.replace(each.spec, server_group=group)
         found.append(Request(each.at, each.lifetime, min(each.count, 6), spec))
     return found
 
@@ -79,7 +79,7 @@ class Role:
             self.refused += 1
             return
         for uuid in uuids:
-            group = request.spec.group.id if request.spec.group is not None else None
+            group = request.spec.server_group.id if request.spec.server_group is not None else None
             heapq.heappush(self._deletes, (request.at + (request.lifetime or 0.0), uuid, group))
 
     async def measure(self, requests: Sequence[Request]) -> Measured:
@@ -123,7 +123,9 @@ async def test_the_same_trace_leads_to_the_same_fleet(tmp_path: Path, name: str)
             conn.execute(tables.aggregates.insert(), row)
             members = [{"aggregate_id": number, "host": host} for host in hosts]
             conn.execute(tables.aggregate_hosts.insert(), members)
-        groups = {each.spec.group.id: each.spec.group for each in requests if each.spec.group is not None}
+        groups = {
+            each.spec.server_group.id: each.spec.server_group for each in requests if each.spec.server_group is not None
+        }
         for group in groups.values():
             add_group(conn, group.id, group.policy)
 

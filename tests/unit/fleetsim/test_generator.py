@@ -30,7 +30,7 @@ def test_the_shape_is_that_of_published_traces() -> None:
     hours = Counter(int(each.at % DAY // 3600) for each in requests)
     by_day, by_night = sum(hours[hour] for hour in range(11, 17)), sum(hours[hour] for hour in (23, 0, 1, 2, 3, 4))
     assert by_day > 1.8 * by_night
-    assert any(each.spec.group for each in requests) and any(each.spec.availability_zone for each in requests)
+    assert any(each.spec.server_group for each in requests) and any(each.spec.availability_zone for each in requests)
     assert requests[-1].at == pytest.approx(10 * DAY, rel=0.05)
 
 

@@ -137,10 +137,10 @@ def test_zones_and_groups() -> None:
     assert zoned.refused_servers == {"memory": 5}  # of the hosts in the zone; the others do not count
     few = run(fleet, 2, a_request(0, None, 5, a_spec(availability_zone="az1")), policy="a=cpu_allocation_ratio=1")
     assert few.refused_servers == {"vCPUs": 5}
-    apart = a_spec(group=GroupSpec(id="g", policy="anti-affinity"))
+    apart = a_spec(server_group=GroupSpec(id="g", policy="anti-affinity"))
     grouped = run(fleet, 2, a_request(0, 10.0, 2, apart), a_request(5, None, 1, apart), a_request(20, None, 1, apart))
     assert (grouped.placed_servers, grouped.refused_servers) == (3, {"anti-affinity": 1})
-    together = a_spec(group=GroupSpec(id="h", policy="affinity"))
+    together = a_spec(server_group=GroupSpec(id="h", policy="affinity"))
     grouped = run(fleet, 2, a_request(0, None, 3, together), a_request(1, None, 2, together))
     assert (grouped.placed_servers, grouped.refused_servers) == (3, {"affinity": 2})
 
@@ -180,7 +180,7 @@ def test_a_claim_that_does_not_fit_is_an_error() -> None:
         (a_spec(hints={"colour": ["red"]}), "No enabled filter honours the hint colour"),
         (a_spec(hints={"query": ['["=", 1, 1]']}), "No enabled filter honours the hint query"),
         (a_spec(extra_specs={"trait:CUSTOM_X": "maybe"}), "must be required or forbidden"),
-        (a_spec(extra_specs={"resources_A:VGPU": "1"}), "groups of resources (resources_NAME:CLASS), or for other"),
+        (a_spec(extra_specs={"resources_A:VGPU": "1"}), "request groups (resources_NAME:CLASS), or for other"),
         (a_spec(extra_specs={"resources:VGPU": "1"}), "other classes than VCPU, MEMORY_MB and DISK_GB, which are not"),
         (a_spec(extra_specs={"aggregate_instance_extra_specs:ssd": "1"}), "aggregates that match extra specs"),
         (a_spec(extra_specs={"pci_passthrough:alias": "gpu:1"}), "gpu"),

@@ -45,8 +45,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     assert (spec.flavor.ephemeral, spec.flavor.swap) == (5, 512)
     assert spec.flavor.extra_specs == {"trait:CUSTOM_SSD": "required"}
     assert (spec.project_id, spec.availability_zone) == ("shop", "az1")
-    assert spec.group is not None and spec.image is not None
-    assert (spec.group.id, spec.group.policy, spec.group.max_server_per_host) == ("g", "anti-affinity", 2)
+    group = spec.server_group
+    assert group is not None and spec.image is not None
+    assert (group.id, group.policy, group.max_server_per_host) == ("g", "anti-affinity", 2)
     assert (spec.image.id, spec.image.disk_format) == ("debian", "qcow2")
     assert spec.image.properties == {"hw_architecture": "x86_64"}
     assert (second.lifetime, second.count, second.line) == (None, 1, 3)

@@ -133,7 +133,7 @@ def test_the_payload_of_a_decision_has_the_request() -> None:
         image=ImageMeta(id="i", properties={"hw_architecture": "x86_64"}),
         requested_host="compute-7",
         hints={"query": ["x"]},
-        group=GroupSpec(id="g", policy="anti-affinity", hosts={"compute-1": 1}),
+        server_group=GroupSpec(id="g", policy="anti-affinity", hosts={"compute-1": 1}),
         ignore_hosts=("compute-2",),
     )
     data = opened(versioned.request_spec_payload(spec, (UUID, "other")), "RequestSpecPayload", "1.1")

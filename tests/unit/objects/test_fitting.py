@@ -163,6 +163,19 @@ def test_a_function_and_its_virtual_functions_exclude_each_other() -> None:
     assert fit(host, NOTHING_USED, TopologyRequest(devices=(some, whole))) is None
 
 
+def test_a_virtual_function_that_is_not_listed_keeps_its_physical_function() -> None:
+    """Such as after a boot, before the virtual functions are made."""
+    physical = device(1, None, dev_type="type-PF")
+    virtual = device(2, None, dev_type="type-VF", parent=physical.address)
+    host, later = NodeTopology(devices=(physical, virtual)), NodeTopology(devices=(physical,))
+    held = place(host, TopologyRequest(devices=(wanting("legacy"),)))
+    use = taken(NOTHING_USED, held, host)
+    whole = TopologyRequest(devices=(wanting("legacy", dev_type="type-PF"),))
+    assert fit(later, use, whole) is None
+    assert fit(later, decode_use(encode(total_use(later, {"i": held}))), whole) is None
+    assert given_back(use, held, later) == NOTHING_USED
+
+
 def test_a_later_request_gets_what_only_it_can_use() -> None:
     host = NodeTopology(devices=(device(1, None, product_id="154c"), device(2, None)))
     requests = (wanting("legacy"), wanting("legacy", product_id="154c"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from micronova.conductor import audit
 from micronova.db import (
     allocation_audit,
     allocations,
@@ -163,6 +164,34 @@ async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None
     assert await database.read(used) == {"a": 0, "b": 0}
 
 
+async def test_who_claims_nothing_of_a_node_is_a_member_there(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud, "ab", 4, "g")
+    await database.write(add_group, "g", "anti-affinity")
+    claim = a_claim("i0", "a", {}, server_group=a_group("g", "anti-affinity"))
+    for _ in range(2):  # a repeated claim changes nothing
+        assert (await database.write(allocations.claim, [claim], now=1)).claimed
+        assert await database.read(allocations.group_hosts, "g") == {"a": 1}
+        assert await database.read(allocation_audit.audit) == []
+    other = a_claim("i1", "a", {}, server_group=a_group("g", "anti-affinity"))
+    assert not (await database.write(allocations.claim, [other], now=1)).claimed
+    await database.write(allocations.release, "i0", now=2)
+    assert await database.read(allocations.group_hosts, "g") == {}
+
+
+async def test_members_of_groups_are_mended(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud, "ab", 4, "g")
+    await database.write(add_group, "g", "anti-affinity")
+    group = a_group("g", "anti-affinity", 2)
+    await database.write(allocations.claim, [a_claim("i0", "a", server_group=group)], now=1)
+    await database.write(allocations.count_members, "g", {"a": 1, "b": 1})
+    wrong = await database.write(allocation_audit.mend_group, "g")
+    assert {(drift.what, drift.recorded, drift.actual) for drift in wrong} == {("a", 2, 1), ("b", 1, 0)}
+    assert await database.read(allocations.group_hosts, "g") == {"a": 1}
+    assert await database.read(allocation_audit.audit) == []
+
+
 def _to_history(conn: sa.Connection, uuid: str) -> None:
     from micronova.db import instances
 
@@ -303,7 +332,7 @@ async def test_a_moving_instance_holds_both_places(database: Database) -> None:
     new = a_claim("i0", "a", {"PCPU": 4, "MEMORY_MB": 512}, topology=pinned(4))
     assert (await database.write(allocations.claim, [new], now=3)).claimed
     assert len((await database.read(held_cpus))["a"]) == 6
-    await database.write(allocations.take_back, "i0", holder="migration", now=4, group_uuid=None)
+    await database.write(allocations.take_back, "i0", holder="migration", node_uuid="node-a", now=4, group_uuid=None)
     assert (await database.read(topologies.assignments_of, ["i0", "migration"])) == {"i0": before}
     assert len((await database.read(held_cpus))["a"]) == 2 and await database.read(nothing_wrong)
 
@@ -437,6 +466,20 @@ async def test_topologies_outlast_allocations_that_placement_gave_back(database:
     await database.write(provider_allocations.release, "i0", 5)
     await database.write(allocations.release, "i0", now=6)
     assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
+
+
+async def test_topologies_of_nobody_are_released(database: Database) -> None:
+    """Such as of a migration that an older conductor has ended."""
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(allocations.claim, [a_claim("stranger", "a", PINNED, topology=pinned())], now=2)
+    await database.write(_without_amounts, "stranger")
+    assert [line for line in await audit.mend(database, 3) if "orphan of stranger" in line]
+    assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
+
+
+def _without_amounts(conn: sa.Connection, consumer: str) -> None:
+    conn.execute(tables.allocations.delete().where(tables.allocations.c.consumer_uuid == consumer))
 
 
 async def race_of_topologies(databases: list[Database], seed: int = 1) -> None:

@@ -420,7 +420,7 @@ async def test_only_providers_of_hosts_that_pass_are_read_and_once(databases: li
             await c.select(a_spec(flavor=too_much, requested_host="h7"), "i4")
         assert roots == ["node-h7"]
         reasons = refusal(refused.value)
-        assert reasons is not None and reasons.filters[-1].name == "ResourceGroups"
+        assert reasons is not None and reasons.filters[-1].name == "RequestGroups"
 
 
 async def test_a_silent_host_with_request_groups_may_come_back(databases: list[Database]) -> None:
@@ -441,7 +441,7 @@ async def test_group_members_are_where_the_database_says(databases: list[Databas
     async with cloud(databases[:2], hosts=4) as c:
         await c.database.write(add_instances, *(f"i{number}" for number in range(5)), group="g")
         await c.database.write(add_group, "g", "anti-affinity")
-        spec = a_spec(group=a_group("g", "anti-affinity"))
+        spec = a_spec(server_group=a_group("g", "anti-affinity"))
         answers = await asyncio.gather(*(c.select(spec, f"i{number}") for number in range(4)))
         assert {answer[0].selected.host for answer in answers} == {"h0", "h1", "h2", "h3"}
         error = await no_valid_host(c.select(spec, "i4"))

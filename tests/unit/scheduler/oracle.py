@@ -33,7 +33,7 @@ def passes(
     topology = decode_topology(host.topology) if host.topology else NodeTopology()
     use, asked = decode_use(host.held), topology_request(spec.flavor, spec.image, OPTIONS.pci_aliases)
     has_amounts = all(free.get(name, 0) >= amount for name, amount in need.items())
-    group = spec.group
+    group = spec.server_group
     members = group.hosts.get(host.host, 0) if group else 0
     together = group is not None and group.policy == "affinity" and sum(group.hosts.values()) > 0
     apart = group is not None and group.policy == "anti-affinity"
@@ -249,7 +249,7 @@ def weights(
     hosts: list[HostState], spec: RequestSpec, multipliers: Mapping[str, float], metrics: MetricsSettings = METRICS
 ) -> list[float]:
     """Give the weight of each of these hosts among them."""
-    group = spec.group
+    group = spec.server_group
     soft = group.policy if group is not None else ""
 
     def measured(host: HostState) -> float:

@@ -244,7 +244,7 @@ def specs(draw: st.DrawFn) -> RequestSpec:
         image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
         availability_zone=draw(st.sampled_from([None, None, "nova", "az1", "nowhere"])),
         ignore_hosts=tuple(draw(st.lists(st.sampled_from(HOSTS), max_size=2))),
-        group=group,
+        server_group=group,
         hints=hints,
         hinted_hosts={hint: hosts for hint, hosts in hinted.items() if hosts},
     )
@@ -364,9 +364,9 @@ def one_by_one(scheduler: FilterScheduler, states: list[HostState], spec: Reques
             return None
         selected = decision.destinations[0].selected
         chosen.append(selected.node_uuid)
-        if spec.group is not None:
-            members = {**spec.group.hosts, selected.host: spec.group.hosts.get(selected.host, 0) + 1}
-            spec = msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=members))
+        if spec.server_group is not None:
+            members = {**spec.server_group.hosts, selected.host: spec.server_group.hosts.get(selected.host, 0) + 1}
+            spec = msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=members))
     return chosen
 
 

@@ -32,6 +32,12 @@ def test_the_answer_has_the_names_that_earlier_versions_send() -> None:
     assert set(sent["placements"][0]) == {"instance_uuid", "selected", "alternates"}
 
 
+def test_a_request_has_the_names_that_earlier_versions_store_and_send() -> None:
+    spec = a_spec(server_group=GroupSpec(id="g", policy="affinity"))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(spec))
+    assert sent["group"]["id"] == "g"
+
+
 def test_the_emptiest_host_wins_and_the_reason_is_told() -> None:
     table = a_table(a_host("h1", used={"MEMORY_MB": 4096}), a_host("h2"), a_host("h3", used={"MEMORY_MB": 1024}))
     decision = a_scheduler().select(table, a_spec(), ["i"], now=NOW)
@@ -126,7 +132,7 @@ def test_a_requested_host_is_filtered() -> None:
 
 
 def group(policy: str, most: int = 1, **hosts: int) -> RequestSpec:
-    return a_spec(group=GroupSpec(id="g", policy=policy, max_server_per_host=most, hosts=hosts))
+    return a_spec(server_group=GroupSpec(id="g", policy=policy, max_server_per_host=most, hosts=hosts))
 
 
 def test_groups() -> None:

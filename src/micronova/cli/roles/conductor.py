@@ -37,7 +37,7 @@ async def make(process: Process) -> Role:
         process.database,
         process.clock,
         owner=owner,
-        lease=settings.conductor.lease,
+        lease_seconds=settings.conductor.lease,
         sweep_interval=settings.conductor.sweep_interval,
         concurrency=settings.conductor.concurrency,
         proof_valid=_proof_valid(settings),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from micronova.http.client import ServiceClient
-from micronova.http.tickets import Tickets, manage_subject, upload_subject
+from micronova.http.tickets import Tickets, download_subject, manage_subject, upload_subject
 from micronova.objects.errors import NotFound, Unavailable
 from micronova.objects.image import BACKUP, LONGEST_PROPERTY, ImageMeta
 
@@ -163,7 +163,8 @@ class ImageClient:
         address = f"{url.rstrip('/')}{_path(image_id)}/file"
         if self._tickets is None or self._now is None:
             return address
-        return f"{address}?ticket={self._tickets.issue(image_id, self._now() + self._lifetime)}"
+        ticket = self._tickets.issue(download_subject(image_id), self._now() + self._lifetime)
+        return f"{address}?ticket={ticket}"
 
     @property
     def takes_uploads(self) -> bool:

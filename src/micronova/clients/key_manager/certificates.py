@@ -42,7 +42,7 @@ class Certificates:
         self._in_catalog = in_catalog
 
     async def available(self) -> bool:
-        """Return whether there is anything that has certificates."""
+        """Return whether there is a directory of certificates or a key manager."""
         return await asyncio.to_thread(self._directory.is_dir) or await self._has_key_manager()
 
     async def _has_key_manager(self) -> bool:

@@ -29,7 +29,7 @@ from micronova.objects.network import VIF, PlannedPort, PlannedPorts
 T = TypeVar("T")
 
 Check = Callable[[], Awaitable[None]]
-"""Raises Stale if the operation of the caller has got another owner."""
+"""Raises Stale if the caller may not change the server's ports any more; which check it is, the caller decides."""
 
 Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """Returns the attributes to set on a port, from the port as it is now; None to leave it as it is."""
@@ -69,7 +69,7 @@ class NetworkClient:
 
         `fresh` says that this is the first attempt, so existing ports are not looked for. Raise what `check` raises.
         """
-        wanted = await self._wanted(ports, project_id)
+        wanted = await self._planned_ports(ports, project_id)
         if not wanted:
             return ()
         existing = [] if fresh else await self.calls.ports_of(instance_uuid)
@@ -286,7 +286,8 @@ class NetworkClient:
         if await self._change(port, changes, check) is not None:
             await self.calls.delete_port(port["id"])
 
-    async def _wanted(self, ports: PlannedPorts, project_id: str) -> list[PlannedPort]:
+    async def _planned_ports(self, ports: PlannedPorts, project_id: str) -> list[PlannedPort]:
+        """Return the ports to have; for "auto" one on the network that the service creates for the project."""
         if ports == "none":
             return []
         if ports == "auto":

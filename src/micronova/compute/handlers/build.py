@@ -18,7 +18,7 @@ import traceback
 import msgspec
 
 from micronova.compute.handlers.shared import (
-    check_image,
+    check_driver_boots,
     guest_plan,
     is_made,
     is_newer,
@@ -94,7 +94,7 @@ async def _spawn(host: Host, work: Work, slot: Slot) -> Outcome:
 
 async def _make_guest(host: Host, work: Work, slot: Slot) -> None:
     uuid = work.order.instance.uuid
-    check_image(host, work.order.instance.image)
+    check_driver_boots(host, work.order.instance.image)
     plan = guest_plan(work)
 
     async def plugged() -> None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from micronova.compute.handlers.shared import (
     capable_driver,
-    check_image,
+    check_driver_boots,
     guest_of,
     guest_plan,
     guest_to_switch,
@@ -123,7 +123,7 @@ async def resume(host: Host, work: Work) -> Outcome:
 async def rescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from the rescue image."""
     driver = capable_driver(host, Rescue, "rescue guests")
-    check_image(host, work.order.rescue_image)
+    check_driver_boots(host, work.order.rescue_image)
     guest = await guest_to_switch(host, work)
     timeout = host.shutdown_timeout(work.order.instance.image)
     # It downloads and converts an image, as a build does.

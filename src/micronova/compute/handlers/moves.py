@@ -5,8 +5,10 @@ guest was before the resize (`Resize`). Else the guest itself stays on the sourc
 and the destination makes another one of its disks (`Migrate`). A handler may run twice for an order.
 """
 
+import asyncio
 import logging
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from micronova.compute.handlers.guests import remove
 from micronova.compute.handlers.shared import (
@@ -20,9 +22,9 @@ from micronova.compute.handlers.shared import (
     undo_on_failure,
 )
 from micronova.compute.host import Host
-from micronova.compute.work import Outcome, Work
+from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state, states
-from micronova.objects.errors import Invalid, MicronovaError, NotSupported
+from micronova.objects.errors import Invalid, MicronovaError, NotSupported, Stale
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
 from micronova.objects.orders import Guest, InstanceSpec, MoveOrder
@@ -74,7 +76,7 @@ async def finish_resize(host: Host, work: Work) -> Outcome | None:
         guest = await host.driver.info(uuid)
         if is_newer(guest, host, work):
             return None
-        async with undo_on_failure(work, partial(_remove_again, host, uuid)):
+        async with _removed_on_failure(host, work):
             await _receive(host, work, guest)
             return await _started(host, work)
 
@@ -158,7 +160,7 @@ async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome 
         return None
     if is_made(guest, host, work):
         return Outcome(outcome="done", power_state=guest.power_state)
-    async with undo_on_failure(work, partial(_remove_again, host, uuid)):
+    async with _removed_on_failure(host, work):
         if guest is not None:  # of an earlier attempt
             await host.destroy(uuid)
         tracker = host.tracker(order.instance.node)
@@ -201,8 +203,30 @@ async def _started(host: Host, work: Work) -> Outcome:
     return switched(host, uuid, power)
 
 
-async def _remove_again(host: Host, uuid: str) -> None:
+@asynccontextmanager
+async def _removed_on_failure(host: Host, work: Work) -> AsyncIterator[None]:
+    """Remove the guest that arrives if the body fails, and a conductor allows it: it may be all that is left.
+
+    Work that is cancelled leaves the guest. The next order goes on with it, or a record of its departure removes it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if work.cancelled:
+            raise asyncio.CancelledError from error
+        work.phase = Phase.UNDOING
+        await _remove_again(host, work)
+        raise
+
+
+async def _remove_again(host: Host, work: Work) -> None:
     """Remove a guest that did not arrive as a whole; the conductor records a departure in case this fails."""
+    uuid = work.order.instance.uuid
+    try:
+        await work.check_stands()
+    except Stale:
+        log.warning("host %s: the guest of instance %s could not be started, and is kept", host.name, uuid)
+        return
     try:
         await host.destroy(uuid)
     except Exception:

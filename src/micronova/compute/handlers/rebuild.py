@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from micronova.compute.handlers.build import wants_config_drive
-from micronova.compute.handlers.shared import capable_driver, check_image, guest_plan, is_made, is_newer
+from micronova.compute.handlers.shared import capable_driver, check_driver_boots, guest_plan, is_made, is_newer
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states
@@ -25,7 +25,7 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     driver = capable_driver(host, Rebuild, "rebuild guests")
     order = work.order
     uuid = order.instance.uuid
-    check_image(host, order.instance.image)
+    check_driver_boots(host, order.instance.image)
     config_drive = wants_config_drive(host, work)
     guest = await host.driver.info(uuid)
     if is_newer(guest, host, work):

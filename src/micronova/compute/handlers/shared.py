@@ -46,7 +46,7 @@ def capable_driver(host: Host, capability: type[T], able_to: str) -> T:
     return driver
 
 
-def check_image(host: Host, image: ImageMeta | None) -> None:
+def check_driver_boots(host: Host, image: ImageMeta | None) -> None:
     """Raise BuildAborted if an image has to be verified, or has a kernel, and the host's driver ignores that."""
     if image is None:
         return

@@ -47,7 +47,8 @@ class _Dispatched:
     orders: list[tuple[ServerToBuild, WorkOrder]] = field(default_factory=list)
     overtaken: list[ServerToBuild] = field(default_factory=list)
     changed: list[tuple[ServerToBuild, InstanceRow]] = field(default_factory=list)  # with the present row
-    explained: dict[int, str] = field(default_factory=dict)  # by decision: the operation that has its filters
+    # By id() of an explanation: the operation with which its filters are stored.
+    explained: dict[int, str] = field(default_factory=dict)
 
 
 class Build(HostKind):
@@ -92,11 +93,11 @@ class Build(HostKind):
             if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
             servers.append(ServerToBuild(operation, payload, row, spec, ports=ports, times=BuildTimes(begun)))
-        # Each server has its own lists of hosts that failed or lacked something, and may have been pinned to another
-        # zone since; those with the same ones are placed together.
+        # Each server has its own lists of hosts to leave out, and may have been pinned to another zone since; those
+        # with the same ones are placed together.
         alike: dict[tuple[object, ...], list[ServerToBuild]] = {}
         for server in servers:
-            avoided = frozenset(server.payload.tried), frozenset(server.payload.lacking)
+            avoided = frozenset(server.payload.tried), frozenset(server.payload.unpreferred)
             alike.setdefault((server.spec.availability_zone, *avoided), []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
@@ -278,7 +279,7 @@ class Build(HostKind):
         if not self._may_go_elsewhere(conn, row, payload):
             return super().postponed(conn, operation, row, report)
         reason = reported_error(report).message
-        payload.put_off(report.host, reason)
+        payload.prefer_others(report.host, reason)
         pause = retry_pause(operation)
         self._outcomes.reschedule(conn, operation, row, payload, reason, report.left_behind, pause=pause)
         return NoMoreWork()
@@ -318,7 +319,7 @@ class Build(HostKind):
         """
         payload = operation.payload_as(BuildPayload)
         assert row["host"] is not None  # the operation was dispatched at this epoch
-        payload.put_off(row["host"], reason)
+        payload.prefer_others(row["host"], reason)
         return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
 
     def _may_go_elsewhere(self, conn: sa.Connection, row: InstanceRow, payload: BuildPayload) -> bool:

@@ -94,8 +94,8 @@ class BuildAttempts(Generic[C]):
         if operation.step != "dispatched" or not self._destinations.may_choose_again(conn, payload, excluded):
             return None
         reason, pause = reported_error(report).message, retry_pause(operation)
-        payload.put_off(report.host, reason)
-        self._continue_with(conn, operation, row, "schedule", payload, reason, report.left_behind, seconds=pause)
+        payload.prefer_others(report.host, reason)
+        self._continue_with(conn, operation, row, "schedule", payload, reason, report.left_behind, lease_seconds=pause)
         return NoMoreWork()
 
     def _try_another(
@@ -126,14 +126,14 @@ class BuildAttempts(Generic[C]):
         error: str,
         left_behind: bool,
         *,
-        seconds: float | None = None,
+        lease_seconds: float | None = None,
     ) -> Operation:
-        """End the attempt and persist that this conductor continues with a step; after `seconds`, any conductor may.
+        """End the attempt and persist that this conductor continues with a step.
 
-        The step `unbind` has no deadline.
+        After `lease_seconds` any conductor may. The step `unbind` has no deadline.
         """
         changes = self._leave_host(conn, operation, row, payload, error=error, left_behind=left_behind)
         encoded, endless = msgspec.msgpack.encode(payload), step == "unbind"
         return self._kind.transitions.advance(
-            conn, operation, step, payload=encoded, changes=changes, endless=endless, seconds=seconds
+            conn, operation, step, payload=encoded, changes=changes, endless=endless, lease_seconds=lease_seconds
         )

@@ -86,7 +86,7 @@ class BuildOutcomes:
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         changes: InstanceChanges = {**NO_HOST, "task_state": states.SCHEDULING}
         taken = self._transitions.advance(
-            conn, operation, "schedule", payload=payload.encode(), changes=changes, seconds=pause
+            conn, operation, "schedule", payload=payload.encode(), changes=changes, lease_seconds=pause
         )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return Continue(taken)
@@ -140,8 +140,8 @@ class BuildOutcomes:
         if row["host"] is not None:
             # The record of the departure lets the host remove what it left behind.
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
-        # Of a build that reached no host nothing was told before, either.
-        begun = bool(operation.payload_as(BuildPayload).tried) or not isinstance(error, NoValidHost)
+        # A build that was never dispatched to a host, because there was none, sends no create.error.
+        begun = bool(operation.payload_as(BuildPayload).dispatches) or not isinstance(error, NoValidHost)
         notifications = [Notification("create.error", changed(row, values), fault)] if begun else []
         gave_up = self._gave_up(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
         event = self._event if row["host"] is not None else CONDUCTOR_EVENT

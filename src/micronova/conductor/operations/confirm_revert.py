@@ -28,7 +28,7 @@ from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import devices_of, removal_order, work_order
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, server_migrations
+from micronova.db import departures, instances, nodes, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, OperationFailed, Unavailable
@@ -74,12 +74,14 @@ class ResizedKind(MoveKind):
 
     def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
         """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
-        if server_migrations.other_host(row, migration) is not None:
-            self.transitions.require_up(conn, row["host"] or "")
+        self.transitions.require_other_copy(conn, row, migration)
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
-        """Let a host remove its guest, if the other one can stay."""
+        """Let a host remove its guest, if the other one can stay; one that does not ask may have begun from now on."""
         self.may_leave(conn, row, self.migration_of(conn, operation))
+        if not nodes.host_asks(conn, host):
+            payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
+            operation = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
         return super().dispatch(conn, operation, row, host)
 
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:

@@ -20,7 +20,7 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import IMAGE_KINDS, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 
-_OF_IMAGES = (*IMAGE_KINDS, DiscardImage.name)
+_WITH_IMAGE = (*IMAGE_KINDS, DiscardImage.name)
 
 
 class Delete(HostKind):
@@ -92,7 +92,7 @@ class Delete(HostKind):
         if not self._has_open_operations(conn, operation):
             return False
         # The lease expires in case the other operation never wakes this one.
-        self.transitions.persist(conn, operation, operation.step, seconds=retry_pause(operation))
+        self.transitions.persist(conn, operation, operation.step, lease_seconds=retry_pause(operation))
         return True
 
     def _has_open_operations(self, conn: sa.Connection, operation: Operation) -> bool:
@@ -101,7 +101,7 @@ class Delete(HostKind):
         Those that only have an image to delete do not count.
         """
         others = operation_rows.open_of(conn, operation.instance_uuid)
-        return any(row["id"] != operation.id and not _is_of_image(row) for row in others)
+        return any(row["id"] != operation.id and not _changes_only_image(row) for row in others)
 
     def _continue_without_host(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Record that the instance left its host, which is down, and persist that only the ports are left."""
@@ -139,6 +139,9 @@ class Delete(HostKind):
         raise Unavailable(f"The delete is tried again: {error}")
 
 
-def _is_of_image(row: OperationRow) -> bool:
-    """Return whether an operation, which the delete has overtaken, can change nothing but an image."""
-    return row["kind"] in _OF_IMAGES and row["step"] not in ("unbind", "offload")
+def _changes_only_image(row: OperationRow) -> bool:
+    """Return whether an operation has nothing left to change but an image.
+
+    A shelve at the steps `unbind` and `offload` changes ports and the guest.
+    """
+    return row["kind"] in _WITH_IMAGE and row["step"] not in ("unbind", "offload")

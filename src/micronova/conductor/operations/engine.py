@@ -30,7 +30,7 @@ from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
-from micronova.objects.operations import NEVER_CANCELLED, VERSIONS, OperationRow, Payload, Result, Step
+from micronova.objects.operations import FOLLOW_UP_KINDS, VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Engine:
         clock: Clock,
         *,
         owner: str,
-        lease: float,
+        lease_seconds: float,
         sweep_interval: float,
         concurrency: int,
         proof_valid: float,
@@ -178,7 +178,7 @@ class Engine:
         self.database = database
         self.clock = clock
         self.owner = owner
-        self.lease = lease
+        self.lease_seconds = lease_seconds
         self._sweep_interval = sweep_interval
         self._kinds: Mapping[str, Kind] = {}
         self._known: operation_rows.Known = ()
@@ -193,7 +193,7 @@ class Engine:
         self._observer = observer or _NoObserver()
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
-        self.health = Health(clock, settle=lease, proof_valid=proof_valid)
+        self.health = Health(clock, settle=lease_seconds, proof_valid=proof_valid)
 
     def set_kinds(self, kinds: Mapping[str, Kind]) -> None:
         """Take the kinds of operations to run, by name."""
@@ -208,7 +208,7 @@ class Engine:
             keep_running(partial(self._forever, work, interval), name=f"operations-{name}", clock=self.clock)
             for name, work, interval in (
                 ("sweep", self._sweep, self._sweep_interval),
-                ("renew", self.renew, self.lease / 4),
+                ("renew", self.renew, self.lease_seconds / 4),
             )
         ]
 
@@ -225,11 +225,11 @@ class Engine:
         try:
             await self.database.write(operation_rows.release_leases, self.owner)
         except Exception as error:
-            log.warning("leases could not be released: %s; they expire in %.0f s", error, self.lease)
+            log.warning("leases could not be released: %s; they expire in %.0f s", error, self.lease_seconds)
 
-    def until(self, seconds: float | None = None) -> int:
+    def until(self, lease_seconds: float | None = None) -> int:
         """Return the time at which a lease taken now expires."""
-        return micros(self.clock.now() + (self.lease if seconds is None else seconds))
+        return micros(self.clock.now() + (self.lease_seconds if lease_seconds is None else lease_seconds))
 
     def now(self) -> int:
         """Return the time as the database keeps it."""
@@ -285,7 +285,7 @@ class Engine:
         for operation in batch:
             self._leased[operation.id] = operation
         task = asyncio.create_task(self._run(batch), name=f"{batch[0].kind}-{batch[0].batch_id}")
-        if batch[0].kind not in NEVER_CANCELLED:
+        if batch[0].kind not in FOLLOW_UP_KINDS:
             self._batches += 1
             task.add_done_callback(self._batch_done)
         self._tasks.add(task)
@@ -313,7 +313,7 @@ class Engine:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
         try:
-            async with self._follow_ups if kind.name in NEVER_CANCELLED else contextlib.nullcontext(), self._limit:
+            async with self._follow_ups if kind.name in FOLLOW_UP_KINDS else contextlib.nullcontext(), self._limit:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [each for each in batch if each.is_late(now, undisturbed) and kind.may_fail(each)]
                 for operation in late:

@@ -1,13 +1,16 @@
 """Evacuating a server from a host that is lost: it is built again, from its image, on another host.
 
-Steps: `schedule` (choose and claim a host, bind the ports to it) → `dispatched` (the host builds the guest; if it
-fails, back to `schedule` for the next host) → `finish` if the server must be off (the host stops the guest). Until the
-guest is built, the server belongs to its lost host; then a record of the departure lets that host remove its guest when
-it is back. If no host is left: `unbind` (the ports return), and the server is in ERROR on its lost host.
+Steps: `new` (a conductor learns that the host is lost, and ends what else works on the server) → `schedule` (choose and
+claim a host, bind the ports to it) → `dispatched` (the host builds the guest; if it fails, back to `schedule` for the
+next host) → `finish` if the server must be off (the host stops the guest). Until the guest is built, the server belongs
+to its lost host; then a record of the departure lets that host remove its guest when it is back. If no host is left:
+`unbind` (the ports return), and the server is in ERROR on its lost host.
 
 A host that was only silent, because the bus or its agent was away, still has the guest and its disks. So a conductor
-that can hear hosts asks whether the host is lost: before each attempt, when it dispatches the build, and before it lets
-the server leave. If the host is not lost any more, the evacuation ends, and the server is on it as before.
+that can hear hosts asks whether the host is lost: before anything of the server changes, before each attempt, when it
+dispatches the build, and before it lets the server leave. At the step `new` the operation is not bound to the server's
+epoch: other operations go on, and nothing is interrupted for a host that is not lost. If the host is not lost any more
+later, the evacuation ends, and the server is on it as before; it is in ERROR if other work on it was interrupted.
 """
 
 from collections.abc import Sequence
@@ -24,14 +27,15 @@ from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMo
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, server_migrations, services
+from micronova.db import allocations, departures, instances, server_migrations
+from micronova.db import operations as operation_rows
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import migration_states, power_state, states
-from micronova.objects.errors import OperationFailed, Unavailable
+from micronova.objects.errors import Conflict, OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
-from micronova.objects.operations import EvacuatePayload
+from micronova.objects.operations import FOLLOW_UP_KINDS, EvacuatePayload, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 from micronova.scheduler.rpcapi import SchedulerAPI
 
@@ -64,6 +68,9 @@ class Evacuate(MoveKind):
 
     async def run_one(self, operation: Operation) -> None:
         """Continue from the persisted step."""
+        if operation.step == "new":
+            await self._begin(operation)
+            return
         loaded = await self._engine.database.read(self.load, operation)
         if loaded is None:
             await self.overtaken(operation)
@@ -79,6 +86,95 @@ class Evacuate(MoveKind):
         else:
             await self._order_host(operation)
 
+    # --- the beginning ---------------------------------------------------------------------------------------
+
+    async def _begin(self, operation: Operation, error: Exception | None = None) -> None:
+        """Begin the evacuation, or end it because of an error."""
+        result = await self._engine.database.write(self._begun, operation, error)
+        self._engine.committed(self.name, "new")
+        if result is None:
+            await self.overtaken(operation)
+        else:
+            await self.continue_with(operation, result)
+
+    def _begun(self, conn: sa.Connection, operation: Operation, error: Exception | None) -> StepResult | None:
+        """End all other work on the server if its host is lost; else end the evacuation.
+
+        Return None if another conductor has the operation, or a later request has ended it. Raise HostUnavailable if it
+        is not known whether the host is lost.
+        """
+        row = self._lock(conn, operation)
+        if row is None:
+            return None
+        payload = operation.payload_as(EvacuatePayload)
+        reason = error or self._reason_against(conn, row, payload)
+        if reason is not None:
+            return self._refused(conn, operation, row, reason)
+        now, epoch = self._engine.now(), row["epoch"] + 1
+        open_ones = operation_rows.open_of(conn, row["uuid"])
+        payload.interrupted = any(each["id"] != operation.id and _works(each) for each in open_ones)
+        begun = msgspec.structs.replace(
+            operation, step="schedule", epoch=epoch, payload=msgspec.msgpack.encode(payload)
+        )
+        self.transitions.persist(conn, operation, begun.step, epoch=epoch, payload=begun.payload)
+        changes: InstanceChanges = {"task_state": ACTION.task_state, "progress": 0, "epoch": epoch}
+        instances.update(conn, row["uuid"], now, changes)
+        to_end = operation_rows.cancel_open(conn, row["uuid"], now)
+        server_migrations.abandon(conn, row, now, epoch=epoch, down_time=None)
+        server_migrations.insert(conn, self._migration(operation, row, migration_states.ACCEPTED))
+        allocations.hand_over(conn, row["uuid"], holder=payload.migration)
+        return Continue(begun, follow_ups=to_end)
+
+    def _lock(self, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
+        """Lock the server and its operations; return it, whatever its epoch is, or None as `lock_current` does."""
+        row = instances.lock(conn, operation.instance_uuid)
+        operation_rows.lock_open_of(conn, operation.instance_uuid)
+        return row if self.transitions.owns(conn, operation) else None
+
+    def _reason_against(
+        self, conn: sa.Connection, row: InstanceRow, payload: EvacuatePayload
+    ) -> OperationFailed | None:
+        """Return why a server, which may have changed since the request, is not evacuated; None if it is."""
+        if row["host"] is None or row["host"] == payload.requested_host or row["vm_state"] not in ACTION.starts_from:
+            return OperationFailed("Other work on the server has ended meanwhile: it cannot be evacuated as it is now.")
+        if not self.transitions.host_is_lost(conn, row["host"]):
+            return HostNotLost()
+        try:
+            server_migrations.check_last_copy(conn, row, self._engine.now(), self._dependencies.service_down_time)
+        except Conflict as error:
+            return OperationFailed(error.message)
+        return None
+
+    def _refused(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        """End an evacuation that has not begun: nothing of the server has changed but its task state."""
+        payload, now = operation.payload_as(EvacuatePayload), self._engine.now()
+        fault = fault_of(error, now)
+        changes: InstanceChanges = {}
+        if payload.marked and row["epoch"] == operation.epoch:  # else other work has begun since
+            changes = {"task_state": None, "fault": fault}
+            instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "error", fault=fault, event=CONDUCTOR_EVENT)
+        if row["host"] is not None:
+            server_migrations.insert(conn, self._migration(operation, row, migration_states.ERROR))
+        spec = instances.request_spec(conn, row["uuid"])
+        gave_up = GaveUp("rebuild_server", changed(row, changes), spec, fault)
+        return NoMoreWork(ended="error", gave_up=gave_up)
+
+    def _migration(self, operation: Operation, row: InstanceRow, status: str) -> MigrationRow:
+        payload = operation.payload_as(EvacuatePayload)
+        return server_migrations.new_row(
+            operation.context,
+            row,
+            row["flavor"],
+            uuid=payload.migration,
+            migration_type=migration_states.EVACUATION,
+            status=status,
+            destination=payload.requested_host,
+            now=self._engine.now(),
+        )
+
+    # --- the new host ----------------------------------------------------------------------------------------
+
     async def _schedule(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
         spec = await self._engine.database.read(instances.request_spec, row["uuid"])
         if spec is None:
@@ -86,7 +182,7 @@ class Evacuate(MoveKind):
             return
         source = migration["source_compute"]
         if not await self._engine.database.read(self.transitions.host_is_lost, source):
-            await self.fail(operation, _not_lost())
+            await self.fail(operation, HostNotLost())
             return
         payload = operation.payload_as(EvacuatePayload)
         wanted = msgspec.structs.replace(spec, ignore_hosts=(source,))
@@ -125,7 +221,7 @@ class Evacuate(MoveKind):
         if dispatched is None:
             return None
         if not self.transitions.host_is_lost(conn, source):
-            raise _not_lost()
+            raise HostNotLost()
         if server.payload.chosen is None:
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         self.record_destination(conn, server, migration_states.PRE_MIGRATING)
@@ -197,7 +293,7 @@ class Evacuate(MoveKind):
         assert payload.chosen is not None
         source = migration["source_compute"]
         if not self.transitions.host_is_lost(conn, source):
-            return self._attempts.give_up(conn, operation, row, _not_lost(), left_behind=True)
+            return self._give_up(conn, operation, row, HostNotLost(), left_behind=True)
         changes: InstanceChanges = {
             **host_changes(payload.chosen),
             "vm_state": states.state_after(ACTION, row["vm_state"]),
@@ -236,7 +332,9 @@ class Evacuate(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give the evacuation up; its ports return to the host that it belongs to."""
-        if not await self.recorded_failure(operation, error, self._failed):
+        if operation.step == "new":
+            await self._begin(operation, error)
+        elif not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
@@ -247,7 +345,16 @@ class Evacuate(MoveKind):
             return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
         self.transitions.explain_failure(conn, operation, error)
         # The host of the last attempt may be at work.
-        return self._attempts.give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
+        return self._give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
+
+    def _give_up(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, *, left_behind: bool
+    ) -> StepResult:
+        """Persist that only the ports are left, and whether the host is lost: at the end that may have changed."""
+        payload = operation.payload_as(EvacuatePayload)
+        payload.lost = not isinstance(error, HostNotLost)
+        noted = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+        return self._attempts.give_up(conn, noted, row, error, left_behind=left_behind)
 
     def _leave_host(
         self,
@@ -270,7 +377,7 @@ class Evacuate(MoveKind):
         return {"task_state": states.REBUILDING}
 
     def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
-        """End the evacuation: the server is in ERROR, or as before if its host is not lost."""
+        """End the evacuation: the server is in ERROR, or as before if its host was not lost and nothing interrupted."""
         row = self.transitions.lock_current(conn, operation)
         if row is None:
             return NoMoreWork()
@@ -278,7 +385,7 @@ class Evacuate(MoveKind):
         migration = self.migration_of(conn, operation)
         fault = fault_of(payload.error, now)
         changes: InstanceChanges = {"task_state": None, "fault": fault}
-        if row["host"] is None or services.host_is_lost(conn, row["host"], now, self._dependencies.service_down_time):
+        if payload.lost or payload.interrupted:
             changes["vm_state"] = states.state_after(ACTION, row["vm_state"], failed=True)
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
@@ -294,5 +401,13 @@ class Evacuate(MoveKind):
         return NoMoreWork(ended="error", notifications=[told])
 
 
-def _not_lost() -> OperationFailed:
-    return OperationFailed("The server's host is not lost: the server stays on it. Force its service down if it is.")
+class HostNotLost(OperationFailed):
+    """The host that a server would leave is not lost."""
+
+    def __init__(self) -> None:
+        super().__init__("The server's host is not lost: the server stays on it. Force its service down if it is.")
+
+
+def _works(operation: OperationRow) -> bool:
+    """Return whether an operation works on its server, so that its early end leaves the server half changed."""
+    return operation["kind"] not in FOLLOW_UP_KINDS and (operation["kind"], operation["step"]) != ("evacuate", "new")

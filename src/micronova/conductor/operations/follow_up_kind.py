@@ -15,7 +15,7 @@ Record = Callable[[sa.Connection, InstanceRow], None]
 
 
 class FollowUpKind(OperationKind):
-    """A kind of operation that `db/operations.py` `follow_up` records; NEVER_CANCELLED lists these kinds.
+    """A kind of operation that `db/operations.py` `follow_up` records; FOLLOW_UP_KINDS lists these kinds.
 
     There is no instance action. No later request ends it, and it is repeated until it succeeds.
     """

@@ -55,7 +55,7 @@ class HostKind(OperationKind):
         reason = reported_error(report).message
         log_retry(operation, pause, reason)
         payload = with_last_error(operation.payload, reason)
-        self.transitions.persist(conn, operation, operation.step, payload=payload, seconds=pause)
+        self.transitions.persist(conn, operation, operation.step, payload=payload, lease_seconds=pause)
         return NoMoreWork()
 
     def secrets_of(self, operation: Operation) -> Secrets:
@@ -70,9 +70,10 @@ class HostKind(OperationKind):
         return None
 
     def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
-        """Note that the host is about to do what cannot be undone; raise HostUnavailable if it has to wait.
+        """Note that the host is about to do what cannot be undone.
 
-        Both are locked, and the order still stands. The host repeats its question until it gets an answer.
+        Raise HostUnavailable if the host has to wait for the answer, Stale if it must go on without doing it. Both rows
+        are locked, and the order still stands. The host repeats its question until it gets an answer.
         """
 
     def has_applied(self, found: OperationRow, report: Report) -> bool:
@@ -216,7 +217,10 @@ def apply_progress(
     if kind is None or not _is_at_work(kind, row, found, progress):
         return None
     if progress.destroys:
-        kind.destruction_begins(conn, operation, row)
+        try:
+            kind.destruction_begins(conn, operation, row)
+        except Stale:
+            return None
     # The action of the kind's name has the task states that a host may report; a kind without one has none.
     action = states.ACTIONS.get(kind.name)
     if action is not None and states.is_further(action, row["task_state"], progress.task_state):

@@ -246,8 +246,19 @@ class Move(MoveKind):
             if step == "finish":
                 return self._outcomes.arrived(conn, operation, row, migration, report, event)
             return self._migrated(conn, operation, row, migration, report)
-        error = reported_error(report)
-        return self._outcomes.begin_undo(conn, operation, row, error, event=event, arrived=step == "finish")
+        error, arrived = reported_error(report), step == "finish"
+        try:
+            return self._outcomes.begin_undo(conn, operation, row, migration, error, event=event, arrived=arrived)
+        except HostUnavailable:  # the destination tries again
+            return super().postponed(conn, operation, row, report)
+
+    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+        """Let the destination remove a guest that it could not start; raise Stale if nothing else is left."""
+        if operation.step == "finish":
+            try:
+                self.transitions.require_other_copy(conn, row, self.migration_of(conn, operation))
+            except HostUnavailable as error:
+                raise Stale(error.message) from error
 
     def has_applied(self, found: OperationRow, report: Report) -> bool:
         """Return whether the report led to the next step, at the next epoch, and that was not undone since."""
@@ -262,10 +273,10 @@ class Move(MoveKind):
         if operation.step != "prep" or not self._destinations.may_choose_again(conn, payload, payload.excluded):
             return super().postponed(conn, operation, row, report)
         reason = reported_error(report).message
-        payload.put_off(report.host, reason)
+        payload.prefer_others(report.host, reason)
         self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
         encoded = msgspec.msgpack.encode(payload)
-        self.transitions.advance(conn, operation, "schedule", payload=encoded, seconds=retry_pause(operation))
+        self.transitions.advance(conn, operation, "schedule", payload=encoded, lease_seconds=retry_pause(operation))
         migration = self.migration_of(conn, operation)
         return NoMoreWork(notifications=self._after_prep(row, migration, report.host))
 
@@ -373,10 +384,10 @@ class Move(MoveKind):
         if row is None:
             return NoMoreWork()
         error = OperationFailed("The destination does not answer any more.")
-        if operation.step == "finish":
-            self._require_source(conn, row)
-            return self._outcomes.begin_undo(conn, operation, row, error, event=self._event("finish"), arrived=True)
         migration = self.migration_of(conn, operation)
+        if operation.step == "finish":
+            event = self._event("finish")
+            return self._outcomes.begin_undo(conn, operation, row, migration, error, event=event, arrived=True)
         return self._try_another(conn, operation, row, migration, error)
 
     # --- ports -----------------------------------------------------------------------------------------------
@@ -389,9 +400,7 @@ class Move(MoveKind):
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:
-            if not await self._engine.database.read(self._may_return, operation):
-                raise Unavailable(f"The ports cannot be bound, and the source is down: {error.message}") from error
-            await self.fail(operation, error)
+            await self._undo(operation, error)
             return
         await self._dispatch_bound(operation, row, "finish", vifs)
 
@@ -411,11 +420,18 @@ class Move(MoveKind):
     # --- failures --------------------------------------------------------------------------------------------
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Undo the move; if the guest was not touched yet, the server is as before at once."""
-        if operation.step in ("bind", "finish") and not await self._engine.database.read(self._may_return, operation):
-            # Nothing but the destination has a guest that can be used: the move goes on until the source is back.
+        """Undo the move; if the guest was not touched yet, the server is as before at once.
+
+        If nothing but the destination has a guest that can be used, the move goes on until the source is back.
+        """
+        try:
+            await self._undo(operation, error)
+        except HostUnavailable:
+            if operation.step not in ("bind", "finish"):
+                raise
             await self.run([operation])
-            return
+
+    async def _undo(self, operation: Operation, error: Exception) -> None:
         if not await self.recorded_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
@@ -432,20 +448,6 @@ class Move(MoveKind):
         """Return the change of the server's task state with a step."""
         return {"task_state": self._names.task_states[step]} if step in self._names.task_states else {}
 
-    def _may_return(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Return whether the source of a guest that may have arrived is up, so that the guest can return to it."""
-        row = instances.get(conn, operation.instance_uuid)
-        try:
-            self._require_source(conn, row)
-        except HostUnavailable:
-            return False
-        return True
-
-    def _require_source(self, conn: sa.Connection, row: InstanceRow | None) -> None:
-        """Raise HostUnavailable if the source is down: the guest that may have arrived is all that is left."""
-        if row is not None and row["host"] is not None:
-            self.transitions.require_up(conn, row["host"])
-
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         migration = self.migration_of(conn, operation)
         if operation.step == "prep":
@@ -457,9 +459,7 @@ class Move(MoveKind):
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
         arrived = operation.step in ("bind", "finish")
-        if arrived:
-            self._require_source(conn, row)
-        return self._outcomes.begin_undo(conn, operation, row, known, event=event, arrived=arrived)
+        return self._outcomes.begin_undo(conn, operation, row, migration, known, event=event, arrived=arrived)
 
 
 def _host(operation: Operation, row: InstanceRow) -> str:

@@ -135,6 +135,7 @@ class MoveOutcomes:
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
+        migration: MigrationRow,
         error: MicronovaError,
         *,
         event: str,
@@ -142,9 +143,12 @@ class MoveOutcomes:
     ) -> Continue:
         """Persist that the guest returns to the source as it was; that is repeated until it succeeds.
 
-        If the guest may have `arrived`, the destination removes it.
+        If the guest may have `arrived`, the destination removes it. Raise HostUnavailable, and change nothing, if the
+        source is down then: what has arrived is all that is left.
         """
         now = self._engine.now()
+        if arrived:
+            self._transitions.require_other_copy(conn, row, migration)
         payload = operation.payload_as(MovePayload)
         payload.error = payload.last_error = error.message
         payload.migrate_data, payload.arrived = b"", arrived
@@ -153,6 +157,9 @@ class MoveOutcomes:
         away = payload.chosen.host != row["host"]
         if away and arrived:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
+            # From now on the copy on the destination may be gone.
+            returns = self._names.statuses.get("under_way", self._names.statuses["migrate"])
+            server_migrations.update(conn, migration["uuid"], now, {"status": returns})
         step: Step = "unbind" if away and arrived and row["network_info"] else "undo"
         encoded = msgspec.msgpack.encode(payload)
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)

@@ -59,7 +59,7 @@ def work_order(
         kind=kind or operation.kind,
         epoch=operation.epoch,
         host=host,
-        instance=_with_assignment(conn, known, holder),
+        instance=_with_assignment(conn, known, host, holder),
         issued_at=now / 1e6,
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
@@ -83,14 +83,22 @@ def work_order(
     return order
 
 
-def _with_assignment(conn: sa.Connection, instance: InstanceSpec, holder: str | None) -> InstanceSpec:
-    """Return the instance with the CPUs and devices that are claimed for it."""
+def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, holder: str | None) -> InstanceSpec:
+    """Return the instance with the CPUs and devices that are claimed for it on the host.
+
+    Raise OperationFailed if they are of another host: there they may be another guest's.
+    """
     of_tree = extra_specs.resource_request(instance.flavor, instance.image) is not None
     if not of_tree and not is_concerned(instance.flavor, instance.image):
         return instance
     consumer = holder or instance.uuid
     found = topologies.assignments_of(conn, [consumer]).get(consumer)
-    return instance if found is None else msgspec.structs.replace(instance, assignment=found[1])
+    if found is None:
+        return instance
+    node, assignment = found
+    if (claimed := topologies.host_of(conn, node)) not in (host, None):
+        raise OperationFailed(f"The server's CPUs and devices are claimed on host {claimed}, and not on host {host}.")
+    return msgspec.structs.replace(instance, assignment=assignment)
 
 
 def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:

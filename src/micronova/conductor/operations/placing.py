@@ -73,18 +73,18 @@ class Placer:
         The scheduler knows what was placed since its last decision. The alternates of that one are the same for all
         servers of a request, so they are taken only if the scheduler cannot be asked.
         """
-        lacking = servers[0].payload.lacking
+        unpreferred = servers[0].payload.unpreferred
         try:
-            await self._select(servers, lacking)
+            await self._select(servers, unpreferred)
         except Unavailable:
             if len(servers) > 1 or not await self._take_alternate(servers[0]):
                 raise
         except NoValidHost:
-            if not lacking:
+            if not unpreferred:
                 raise
             await self._select(servers, ())
             for server in servers:
-                server.payload.lacking = []  # it has been to all hosts that there are
+                server.payload.unpreferred = []  # it has been to all hosts that there are
 
     def any_host_besides(self, conn: sa.Connection, hosts: Sequence[str]) -> bool:
         """Return whether another host than these is up."""
@@ -96,19 +96,19 @@ class Placer:
         ignored = tuple(sorted({*first.spec.ignore_hosts, *first.payload.tried, *avoided}))
         spec = msgspec.structs.replace(first.spec, ignore_hosts=ignored)
         with asking_scheduler(self._engine):
-            answer = await self._scheduler.select_destinations(
+            decision = await self._scheduler.select_destinations(
                 first.operation.context,
                 spec,
                 [server.row["uuid"] for server in servers],
                 epochs={server.row["uuid"]: server.operation.epoch for server in servers},
                 moving={server.row["uuid"]: server.moving for server in servers if server.moving is not None},
             )
-        destinations = {destination.instance_uuid: destination for destination in answer.destinations}
+        destinations = {destination.instance_uuid: destination for destination in decision.destinations}
         for server in servers:
             destination = destinations[server.row["uuid"]]
             server.chosen = destination.selected
             server.payload.alternates = list(destination.alternates)
-            server.explanation = answer.explanation
+            server.explanation = decision.explanation
 
     async def _take_alternate(self, server: ServerToPlace[Any]) -> bool:
         alternates = server.payload.alternates

@@ -15,7 +15,7 @@ from micronova.conductor.operations.operation_kind import GaveUp, NoMoreWork, St
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
 from micronova.conductor.operations.transitions import Notification, server_of
-from micronova.db import allocations, instances, providers
+from micronova.db import allocations, instances, nodes, providers
 from micronova.db import operations as operation_rows
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import states
@@ -98,6 +98,7 @@ class Rebuild(HostKind):
         if operation.step == "new":
             changes = {"epoch": operation.epoch + 1}
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=False)
+        payload.begun = payload.begun or not nodes.host_asks(conn, row["host"])
         encoded = msgspec.msgpack.encode(payload)
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded)
         if dispatched is None:

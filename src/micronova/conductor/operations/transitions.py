@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.placing import ServerToPlace
-from micronova.db import allocations, instance_actions, instances
+from micronova.db import allocations, instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
@@ -23,6 +23,7 @@ from micronova.objects import states
 from micronova.objects.errors import HostUnavailable, NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import COMPUTE_FILTER, Explanation, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
+from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result, Step
 from micronova.objects.orders import WorkOrder
@@ -147,10 +148,11 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
-    def require_up(self, conn: sa.Connection, host: str) -> None:
-        """Raise HostUnavailable unless a host is up: it has the copy of a guest that stays when another is removed."""
-        if not service_rows.host_is_up(conn, host, self._engine.now(), self._dependencies.service_down_time):
-            raise HostUnavailable(f"Host {host}, whose guest stays, does not answer.")
+    def require_other_copy(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
+        """Raise HostUnavailable if a server has its only usable copy on the host that it does not belong to."""
+        down_time = self._dependencies.service_down_time
+        if server_migrations.last_copy(conn, row, migration, self._engine.now(), down_time) is not None:
+            raise HostUnavailable(f"Host {row['host']}, whose guest stays, does not answer.")
 
     def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
         """Return whether a host is lost, so that something may be done without it that cannot be undone.
@@ -216,10 +218,13 @@ class Transitions:
         owner: str | None = None,
         epoch: int | None = None,
         payload: bytes | None = None,
-        seconds: float | None = None,
+        lease_seconds: float | None = None,
         endless: bool = False,
     ) -> bool:
         """Persist the next step of an operation; its owner is this conductor unless another is named.
+
+        The lease expires after `lease_seconds`, by default after the engine's: until then nobody takes the operation.
+        With `endless` it has no deadline from now on.
 
         Return False, and change nothing, if the operation has got another owner.
         """
@@ -229,7 +234,7 @@ class Transitions:
             operation.lease,
             step=step,
             payload=operation.payload if payload is None else payload,
-            until=self._engine.until(seconds),
+            until=self._engine.until(lease_seconds),
             new_owner=owner or self._engine.owner,
             new_epoch=epoch,
             endless=endless,
@@ -244,17 +249,17 @@ class Transitions:
         payload: bytes | None = None,
         changes: InstanceChanges | None = None,
         endless: bool = False,
-        seconds: float | None = None,
+        lease_seconds: float | None = None,
     ) -> Operation:
         """Persist that this conductor continues with a step at the next epoch; return the operation as it is then.
 
-        The epoch tells the orders of one operation to the same host apart. The lease of the operation expires after
-        `seconds`, if they are given.
+        The epoch tells the orders of one operation to the same host apart. `persist` has what `endless` and
+        `lease_seconds` are.
         """
         epoch = operation.epoch + 1
         values: InstanceChanges = {**(changes or {}), "epoch": epoch}
         instances.update(conn, operation.instance_uuid, self._engine.now(), values, epoch=operation.epoch)
-        self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, seconds=seconds)
+        self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, lease_seconds=lease_seconds)
         return msgspec.structs.replace(
             operation,
             owner=self._engine.owner,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from micronova.embedded.image.model import MEMBER_STATUSES, STATUSES, TASK_STATUSES, VISIBILITIES
+from micronova.embedded.image.model import MEMBER_STATUSES, STATUSES, TASK_STATUSES, TASK_TYPES, VISIBILITIES
 from micronova.objects.errors import Forbidden, Invalid, TooLarge
 
 Schema = dict[str, Any]
@@ -19,7 +19,7 @@ CONTAINER_FORMATS = ("ami", "ari", "aki", "bare", "ovf", "ova", "docker", "compr
 
 MAX_NAME = 255
 MAX_VALUE = 65_535
-MAX_METADATA = 65_536  # bytes of the names and values of an image's properties
+MAX_PROPERTY_BYTES = 65_536  # bytes of the names and values of an image's properties
 MAX_INTEGER = 2**31 - 1
 MAX_PROPERTIES = 128
 MAX_TAGS = 128
@@ -135,19 +135,22 @@ def check_writable(name: str) -> None:
 
 
 def check_amounts(
-    tags: tuple[str, ...], properties: Mapping[str, Any], before: Mapping[str, Any], most: int = MAX_METADATA
+    tags: tuple[str, ...], properties: Mapping[str, Any], before: Mapping[str, Any], most: int = MAX_PROPERTY_BYTES
 ) -> None:
-    """Raise TooLarge if an image has too many tags or properties, or more than `most` bytes of these than `before`."""
+    """Raise TooLarge if an image has too many tags or properties, or if its properties have too many bytes.
+
+    These are too many if they are more than `most`, and more than the image had (`before`).
+    """
     if len(tags) > MAX_TAGS:
         raise TooLarge(f"An image may have {MAX_TAGS} tags, not {len(tags)}.")
     if len(properties) > MAX_PROPERTIES:
         raise TooLarge(f"An image may have {MAX_PROPERTIES} properties, not {len(properties)}.")
-    size = _size(properties)
-    if size > most and size > _size(before):  # what has more since a time without this limit may get less
+    size = _property_bytes(properties)
+    if size > most and size > _property_bytes(before):  # an image from before this limit may keep what it has
         raise TooLarge(f"The properties of an image may have {most} bytes, not {size}.")
 
 
-def _size(properties: Mapping[str, Any]) -> int:
+def _property_bytes(properties: Mapping[str, Any]) -> int:
     return sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
 
 
@@ -185,7 +188,7 @@ _TASK: Schema = {
     "name": "task",
     "properties": {
         "id": {"type": "string", "description": "The task's id", "pattern": UUID},
-        "type": {"type": "string", "enum": ["import", "export", "clone", "api_image_import"]},
+        "type": {"type": "string", "enum": list(TASK_TYPES)},
         "status": {"type": "string", "enum": list(TASK_STATUSES)},
         "input": {"type": ["null", "object"], "description": "What the task was told"},
         "result": {"type": ["null", "object"], "description": "What came of it"},

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.image import attributes, queries, task_queries
-from micronova.embedded.image.model import Image
-from micronova.embedded.image.task_queries import Task
+from micronova.embedded.image.model import Image, Task
 from micronova.http.request import Request
 from micronova.http.tickets import Tickets, manage_subject
 from micronova.objects.clock import Clock, micros
@@ -98,12 +97,12 @@ class Core:
         with _refuse_when_contended(image_id):
             return await retry(try_change)
 
-    async def delete(self, request: Request, image_id: str, allowed: Callable[[Image], None]) -> Image:
-        """Delete an image, unless `allowed` raises an error; return the deleted image."""
+    async def delete(self, request: Request, image_id: str, check: Callable[[Image], None]) -> Image:
+        """Delete an image, unless `check` raises an error; return the deleted image."""
 
         async def try_delete() -> Image:
             image = await self.load(request, image_id, "delete_image")
-            allowed(image)
+            check(image)
             await self.database.write(queries.delete, image, self.now())
             return image
 

@@ -26,15 +26,16 @@ from micronova.embedded.image.model import (
     STORE,
     UPLOADING,
     Image,
+    Task,
     UploadState,
 )
 from micronova.embedded.image.signatures import CertificateSource, SignedData, same_signature
 from micronova.embedded.image.store import BLOCK, Store, Upload
 from micronova.embedded.image.sweep import abort_dead_upload
-from micronova.embedded.image.task_queries import KEPT, Task
+from micronova.embedded.image.task_queries import KEPT
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.http.tickets import upload_subject
+from micronova.http.tickets import download_subject, upload_subject
 from micronova.objects.errors import (
     Conflict,
     Forbidden,
@@ -104,7 +105,7 @@ class ImageDataHandlers:
         *,
         check: Checker,
         max_size: int,
-        project_limit: int | None,
+        project_bytes: int | None,
         project_uploads: int | None,
         idle_timeout: float,
         certificates: CertificateSource | None,
@@ -114,7 +115,7 @@ class ImageDataHandlers:
         self._signed = SignedData(certificates)
         self._check = check
         self._max_size = max_size
-        self._project_limit = project_limit
+        self._project_bytes = project_bytes
         self._project_uploads = project_uploads
         self._idle_timeout = idle_timeout
 
@@ -205,7 +206,7 @@ class ImageDataHandlers:
         """Send the data of an image to a caller that policy allows or that has a ticket for it."""
         ticket = request.raw_query.get("ticket")
         if ticket is not None:
-            image = await self._core.load_by_ticket(request, image_id, image_id)
+            image = await self._core.load_by_ticket(request, image_id, download_subject(image_id))
         else:
             image = await self._core.load(request, image_id, "download_image")
         if image.status == DEACTIVATED and (ticket is not None or not request.context.is_admin):
@@ -299,9 +300,9 @@ class ImageDataHandlers:
                 status_during,
                 self._core.now(),
                 owner=image.owner,
-                most=self._project_uploads,
+                max_uploads=self._project_uploads,
                 size=declared or 0,
-                limit=self._project_limit,
+                max_bytes=self._project_bytes,
             ):
                 raise Conflict(f"Image {image.id} is not queued any more.")
             await self._write(upload, chunks)
@@ -324,7 +325,7 @@ class ImageDataHandlers:
                 upload.id,
                 status_after,
                 summary,
-                self._project_limit,
+                self._project_bytes,
                 self._core.now(),
             )
             if not finished:
@@ -358,14 +359,14 @@ class ImageDataHandlers:
             await self._store.run(upload.write, gathered)
 
     async def _reserve(self, upload: Upload, total: int) -> int:
-        """Reserve a part of the project's limit for what an upload writes; return how far it may write until the next.
+        """Reserve a part of the project's limit for an upload; return up to which size it needs to reserve no more.
 
         Raise TooLarge if the limit is reached, Gone if the image was deleted.
         """
-        if self._project_limit is None:
+        if self._project_bytes is None:
             return self._max_size
         ahead = total + min(total, _RESERVE_AHEAD)
-        reserved = await self._core.database.write(queries.reserve, upload.id, total, ahead, self._project_limit)
+        reserved = await self._core.database.write(queries.reserve, upload.id, total, ahead, self._project_bytes)
         if reserved is None:
             raise Gone(f"Image {upload.image_id} was deleted during the upload.")
         return min(reserved, total + _RESERVE_AHEAD)

@@ -14,12 +14,12 @@ from micronova.objects.errors import NotFound
 NEWEST = 17  # the minor version of v2
 
 
-class Discovery:
+class DiscoveryHandlers:
     """The handlers that tell clients about the service."""
 
-    def __init__(self, core: Core, project_limit: int | None, project_images: int | None) -> None:
+    def __init__(self, core: Core, project_bytes: int | None, project_images: int | None) -> None:
         self._core = core
-        self._project_limit = project_limit
+        self._project_bytes = project_bytes
         self._project_images = project_images
 
     def routes(self) -> list[Route]:
@@ -49,7 +49,7 @@ class Discovery:
         return Response(body={"versions": versions})
 
     async def schema(self, request: Request, name: str) -> dict[str, Any]:
-        """Show the schema of an image, a member, or a list of them."""
+        """Show the schema of an image, a member, a task, or a list of them."""
         if name not in SCHEMAS:
             raise NotFound(f"There is no schema '{name[:64]}'; there are {', '.join(SCHEMAS)}.")
         return SCHEMAS[name]
@@ -78,7 +78,7 @@ class Discovery:
         project = request.context.project_id
         used = await self._core.database.read(queries.used, project)
         images = await self._core.database.read(queries.count, project)
-        limit = -1 if self._project_limit is None else self._project_limit >> 20
+        limit = -1 if self._project_bytes is None else self._project_bytes >> 20
         most = -1 if self._project_images is None else self._project_images
         return {
             "usage": {

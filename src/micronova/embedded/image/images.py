@@ -27,14 +27,14 @@ _DEFAULTS: dict[str, Any] = {
 _VISIBILITY_RULES = {"public": "publicize_image", "community": "communitize_image"}
 
 
-class Images:
+class ImageHandlers:
     """The handlers of images."""
 
-    def __init__(self, core: Core, store: Store, *, max_metadata: int, project_images: int | None) -> None:
-        """`max_metadata` are the bytes of an image's properties; `project_images` is what a project may have."""
+    def __init__(self, core: Core, store: Store, *, max_property_bytes: int, project_images: int | None) -> None:
+        """`max_property_bytes` are the bytes of an image's properties; `project_images` is what a project may have."""
         self._core = core
         self._store = store
-        self._max_metadata = max_metadata
+        self._max_property_bytes = max_property_bytes
         self._project_images = project_images
 
     def routes(self) -> list[Route]:
@@ -86,7 +86,7 @@ class Images:
         now = self._core.now()
         fields["tags"] = attributes.unique(fields["tags"])
         image = Image(id=image_id, status=QUEUED, created_at=now, updated_at=now, properties=properties, **fields)
-        attributes.check_amounts(image.tags, image.properties, {}, self._max_metadata)
+        attributes.check_amounts(image.tags, image.properties, {}, self._max_property_bytes)
         request.authorize(image.target_for(request.context.project_id))
         self._authorize_visibility(request, None, image)
         await self._core.database.write(queries.create, image, self._project_images)
@@ -121,7 +121,7 @@ class Images:
 
         def alter(image: Image) -> Image:
             is_admin = request.context.is_admin
-            altered = patch.apply(image, changes, is_admin=is_admin, max_metadata=self._max_metadata)
+            altered = patch.apply(image, changes, is_admin=is_admin, max_property_bytes=self._max_property_bytes)
             self._authorize_visibility(request, image, altered)
             return altered
 
@@ -130,11 +130,11 @@ class Images:
     async def delete(self, request: Request, image_id: str) -> None:
         """Delete an image and its data."""
 
-        def allowed(image: Image) -> None:
+        def check(image: Image) -> None:
             if image.protected:
                 raise Forbidden(f"Image {image_id} is protected: set 'protected' to false before deleting it.")
 
-        await self._core.delete(request, image_id, allowed)
+        await self._core.delete(request, image_id, check)
         await self._store.remove(image_id)  # after a crash before this, the sweep at the next start removes the file
 
     async def add_tag(self, request: Request, image_id: str, tag: str) -> None:
@@ -143,7 +143,7 @@ class Images:
 
         def alter(image: Image) -> Image:
             altered = msgspec.structs.replace(image, tags=attributes.unique([*image.tags, tag]))
-            attributes.check_amounts(altered.tags, altered.properties, image.properties, self._max_metadata)
+            attributes.check_amounts(altered.tags, altered.properties, image.properties, self._max_property_bytes)
             return altered
 
         await self._core.change(request, image_id, "modify_image", alter)

@@ -25,7 +25,7 @@ class MemberChange(msgspec.Struct):
     status: MemberStatus
 
 
-class Members:
+class MemberHandlers:
     """The handlers of image members."""
 
     def __init__(self, core: Core) -> None:

@@ -1,7 +1,7 @@
-"""Images and members as the service reads them: statuses, and who may see them. `task_queries.py` has tasks."""
+"""Images, members and tasks as the service reads them: statuses, and who may see them."""
 
 from enum import Enum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -28,6 +28,9 @@ VISIBILITIES = ("public", "community", "shared", "private")
 MemberStatus = Literal["pending", "accepted", "rejected"]
 MEMBER_STATUSES: tuple[str, ...] = get_args(MemberStatus)
 TASK_STATUSES = ("pending", "processing", "success", "failure")
+NewTaskType = Literal["import", "export", "clone"]
+TASK_TYPES = (*get_args(NewTaskType), "api_image_import")
+TASK_FILTER_TYPES = (*TASK_TYPES, "location_import")  # Glance's lists of tasks know it; no task of this service has it
 
 
 class UploadState(Enum):
@@ -71,7 +74,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == UPLOADING and self.upload_id is None
 
     @property
-    def metadata_bytes(self) -> int:
+    def text_bytes(self) -> int:
         """Return how many bytes the tags and properties have, which users choose."""
         texts = (*self.tags, *self.properties, *self.properties.values())
         return sum(len(text.encode()) for text in texts if text)
@@ -102,6 +105,24 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     created_at: int
     updated_at: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of an import."""
+
+    id: str
+    type: str
+    status: str
+    owner: str | None
+    image_id: str | None
+    user_id: str | None
+    request_id: str | None
+    input: dict[str, Any]
+    result: dict[str, Any] | None
+    message: str
+    created_at: int
+    updated_at: int
+    expires_at: int
 
 
 class DataSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,10 +60,12 @@ def _name(path: Any) -> str:
     return tokens[0]
 
 
-def apply(image: Image, changes: list[Change], *, is_admin: bool, max_metadata: int = attributes.MAX_METADATA) -> Image:
+def apply(
+    image: Image, changes: list[Change], *, is_admin: bool, max_property_bytes: int = attributes.MAX_PROPERTY_BYTES
+) -> Image:
     """Return the image after all changes; raise an error for one that is not allowed.
 
-    Properties may have `max_metadata` bytes, or as many as they had.
+    Properties may have `max_property_bytes` bytes, or as many as they had.
     The caller has checked that policy allows to change the image.
     """
     fields: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def apply(image: Image, changes: list[Change], *, is_admin: bool, max_metadata: 
         else:
             properties[name] = attributes.check(name, change.value)
     changed = msgspec.structs.replace(image, **fields, properties=properties)
-    attributes.check_amounts(changed.tags, changed.properties, image.properties, max_metadata)
+    attributes.check_amounts(changed.tags, changed.properties, image.properties, max_property_bytes)
     return changed
 
 

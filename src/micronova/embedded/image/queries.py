@@ -17,7 +17,7 @@ from micronova.embedded.image.tables import deleted_images, images, members, pro
 from micronova.objects.errors import Conflict, NotFound, TooLarge
 
 PAGE_BYTES = 2 << 20  # of tags and properties in a page of a list
-RETRY_AFTER = 5  # seconds after which an upload that others keep out may be tried again
+RETRY_AFTER = 5  # seconds, for an upload that is refused because its project has too many under way
 READ_TOGETHER = 50  # images of a list; each may have 64 KiB of properties
 DELETED_KEPT = 30 * 86_400 * 1_000_000  # microseconds for which the id of a deleted image cannot be used again
 FORGOTTEN_TOGETHER = 10  # older ids that each delete of an image forgets
@@ -100,7 +100,7 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
             if found and left <= 0:
                 return found, True
             found.append(_image(row))
-            left -= found[-1].metadata_bytes
+            left -= found[-1].text_bytes
         if len(found) >= listing.limit:
             break
         after = [getattr(found[-1], name) for name, _ in listing.order] if found else after
@@ -164,12 +164,12 @@ def _compares(comparison: TimeComparison) -> sa.ColumnElement[bool]:
     return conditions[comparison.op]
 
 
-def create(conn: sa.Connection, image: Image, most: int | None = None) -> None:
-    """Insert an image; raise Conflict if its id is or was in use, TooLarge if its owner has `most` images."""
-    if most is not None:
+def create(conn: sa.Connection, image: Image, max_images: int | None = None) -> None:
+    """Insert an image; raise Conflict if its id is or was in use, TooLarge if its owner has `max_images` images."""
+    if max_images is not None:
         _lock_usage(conn, image.owner or "")
-        if count(conn, image.owner) >= most:
-            raise TooLarge(f"The project has {most} images already, and may not have more: delete some.")
+        if count(conn, image.owner) >= max_images:
+            raise TooLarge(f"The project has {max_images} images already, and may not have more: delete some.")
     used = conn.execute(
         sa.select(images.c.id)
         .where(images.c.id == image.id)
@@ -247,32 +247,32 @@ def begin_upload(
     now: int,
     *,
     owner: str | None = None,
-    most: int | None = None,
+    max_uploads: int | None = None,
     size: int = 0,
-    limit: int | None = None,
+    max_bytes: int | None = None,
 ) -> bool:
     """Set the status and the upload of a queued image; return False if it is not queued.
 
-    Raise TooLarge if the owner has `most` uploads under way, or if `limit` bytes leave no room for `size` more. With a
-    limit the upload reserves that size.
+    Raise TooLarge if the owner has `max_uploads` under way, or if `max_bytes` leave no room for `size` more. With
+    `max_bytes` the upload reserves that size.
     """
-    if most is not None:
-        _check_uploads(conn, owner, most)
-    if limit is not None and size > _room(conn, owner or "", limit):
-        raise _no_room(limit, size)
+    if max_uploads is not None:
+        _check_uploads(conn, owner, max_uploads)
+    if max_bytes is not None and size > _room(conn, owner or "", max_bytes):
+        raise _no_room(max_bytes, size)
     statement = images.update().where(images.c.id == image_id, images.c.status == QUEUED)
     values = {"status": status, "upload_id": upload_id, "revision": images.c.revision + 1, "updated_at": now}
     begun = bool(conn.execute(statement.values(values)).rowcount)
-    if begun and limit is not None:
+    if begun and max_bytes is not None:
         reserved = {"upload_id": upload_id, "image_id": image_id, "project_id": owner or "", "bytes": size}
         conn.execute(reservations.insert(), reserved)
     return begun
 
 
-def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, limit: int) -> int | None:
+def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, max_bytes: int) -> int | None:
     """Reserve what an upload writes: at least `size` bytes in all, `wanted` if there is room; return how many.
 
-    Return None if the upload is not under way any more, raise TooLarge if `limit` leaves no room for `size`.
+    Return None if the upload is not under way any more, raise TooLarge if `max_bytes` leaves no room for `size`.
     """
     mine = reservations.c.upload_id == upload_id
     row = conn.execute(sa.select(reservations.c.project_id, reservations.c.bytes).where(mine)).one_or_none()
@@ -280,19 +280,19 @@ def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, limit: 
         return None
     if row.bytes >= size:
         return int(row.bytes)
-    most = row.bytes + _room(conn, row.project_id, limit)
+    most = row.bytes + _room(conn, row.project_id, max_bytes)
     if size > most:
-        raise _no_room(limit, size)
+        raise _no_room(max_bytes, size)
     granted = min(wanted, most)
     done = conn.execute(reservations.update().where(mine).values(bytes=granted))
     return granted if done.rowcount else None
 
 
-def _room(conn: sa.Connection, project: str, limit: int) -> int:
-    """Return how many bytes of a limit are neither used nor reserved; others wait until this transaction ends."""
+def _room(conn: sa.Connection, project: str, max_bytes: int) -> int:
+    """Return how many of these bytes are neither used nor reserved; others wait until this transaction ends."""
     used = _lock_usage(conn, project)
     reserved = sa.select(sa.func.sum(reservations.c.bytes)).where(reservations.c.project_id == project)
-    return limit - used - int(conn.execute(reserved).scalar() or 0)
+    return max_bytes - used - int(conn.execute(reserved).scalar() or 0)
 
 
 def _lock_usage(conn: sa.Connection, project: str) -> int:
@@ -306,11 +306,11 @@ def _end_reservation(conn: sa.Connection, upload_id: str) -> None:
     conn.execute(reservations.delete().where(reservations.c.upload_id == upload_id))
 
 
-def _check_uploads(conn: sa.Connection, owner: str | None, most: int) -> None:
+def _check_uploads(conn: sa.Connection, owner: str | None, max_uploads: int) -> None:
     _lock_usage(conn, owner or "")
     under_way = sa.select(sa.func.count()).where(images.c.owner == owner, images.c.upload_id.is_not(None))
-    if conn.execute(under_way).scalar_one() >= most:
-        message = f"The project may have {most} uploads under way: wait until one has ended."
+    if conn.execute(under_way).scalar_one() >= max_uploads:
+        message = f"The project may have {max_uploads} uploads under way: wait until one has ended."
         raise TooLarge(message, retry_after=RETRY_AFTER)
 
 
@@ -319,11 +319,17 @@ def _is_upload_of(image_id: str, upload_id: str) -> sa.ColumnElement[bool]:
 
 
 def finish_upload(
-    conn: sa.Connection, image_id: str, upload_id: str, status: str, summary: DataSummary, limit: int | None, now: int
+    conn: sa.Connection,
+    image_id: str,
+    upload_id: str,
+    status: str,
+    summary: DataSummary,
+    max_bytes: int | None,
+    now: int,
 ) -> bool:
     """Set the data of an image and add it to the usage of its owner; return False if the image is gone.
 
-    Raise TooLarge if the owner would exceed its limit.
+    Raise TooLarge if the owner would keep more than `max_bytes`.
     """
     mine = _is_upload_of(image_id, upload_id)
     values = {**msgspec.structs.asdict(summary), "status": status, "upload_id": None, "updated_at": now}
@@ -332,7 +338,7 @@ def finish_upload(
     if row is None:
         return False
     _end_reservation(conn, upload_id)
-    _charge(conn, row.owner, summary.size, limit)
+    _charge(conn, row.owner, summary.size, max_bytes)
     return True
 
 
@@ -391,18 +397,18 @@ def count(conn: sa.Connection, project_id: str | None) -> int:
     return conn.execute(sa.select(sa.func.count()).where(images.c.owner == (project_id or None))).scalar_one()
 
 
-def _charge(conn: sa.Connection, project_id: str | None, size: int, limit: int | None) -> None:
+def _charge(conn: sa.Connection, project_id: str | None, size: int, max_bytes: int | None) -> None:
     project = project_id or ""
     insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
     more = usage.update().where(usage.c.project_id == project).values(bytes=usage.c.bytes + size)
-    if limit is not None:
-        more = more.where(usage.c.bytes + size <= limit)
+    if max_bytes is not None:
+        more = more.where(usage.c.bytes + size <= max_bytes)
     if not conn.execute(more).rowcount:
-        raise _no_room(limit, size)
+        raise _no_room(max_bytes, size)
 
 
-def _no_room(limit: int | None, size: int) -> TooLarge:
-    return TooLarge(f"The project may keep {limit} bytes of images: there is no room for {size} more.")
+def _no_room(max_bytes: int | None, size: int) -> TooLarge:
+    return TooLarge(f"The project may keep {max_bytes} bytes of images: there is no room for {size} more.")
 
 
 def _release(conn: sa.Connection, project_id: str | None, size: int) -> None:

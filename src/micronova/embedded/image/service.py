@@ -10,19 +10,19 @@ from micronova.embedded.common.revisions import Changed
 from micronova.embedded.image import attributes, queries
 from micronova.embedded.image.core import Core
 from micronova.embedded.image.data import Checker, ImageDataHandlers
-from micronova.embedded.image.discovery import Discovery
+from micronova.embedded.image.discovery import DiscoveryHandlers
 from micronova.embedded.image.formats import check_format
-from micronova.embedded.image.images import Images
-from micronova.embedded.image.members import Members
-from micronova.embedded.image.metadefs import store as metadefs
-from micronova.embedded.image.metadefs.items import Objects, Properties, Tags
-from micronova.embedded.image.metadefs.namespaces import Namespaces, ResourceTypes
+from micronova.embedded.image.images import ImageHandlers
+from micronova.embedded.image.members import MemberHandlers
+from micronova.embedded.image.metadefs.items import ObjectHandlers, PropertyHandlers, TagHandlers
+from micronova.embedded.image.metadefs.namespaces import NamespaceHandlers, ResourceTypeHandlers
+from micronova.embedded.image.metadefs.queries import ensure_resource_types
 from micronova.embedded.image.model import ACTIVE, QUEUED, SAVING, Image
 from micronova.embedded.image.signatures import CertificateSource
 from micronova.embedded.image.store import BLOCK, Store
 from micronova.embedded.image.sweep import sweep
 from micronova.embedded.image.tables import metadata
-from micronova.embedded.image.tasks import Tasks
+from micronova.embedded.image.tasks import TaskHandlers
 from micronova.http.faults import image_fault
 from micronova.http.service import Authenticator, Observer, Policy, Service
 from micronova.http.tickets import Tickets
@@ -61,9 +61,9 @@ class ImageService:
         observer: Observer | None = None,
         check: Checker = check_format,
         max_size: int = MAX_SIZE,
-        max_metadata: int = attributes.MAX_METADATA,
+        max_property_bytes: int = attributes.MAX_PROPERTY_BYTES,
         project_images: int | None = None,
-        project_limit: int | None = None,
+        project_bytes: int | None = None,
         project_uploads: int | None = None,
         idle_timeout: float = 60.0,
         threads: int = 4,
@@ -78,22 +78,24 @@ class ImageService:
             self._store,
             check=check,
             max_size=max_size,
-            project_limit=project_limit,
+            project_bytes=project_bytes,
             project_uploads=project_uploads,
             idle_timeout=idle_timeout,
             certificates=certificates,
         )
         routes = [
-            *Discovery(self._core, project_limit, project_images).routes(),
-            *Images(self._core, self._store, max_metadata=max_metadata, project_images=project_images).routes(),
+            *DiscoveryHandlers(self._core, project_bytes, project_images).routes(),
+            *ImageHandlers(
+                self._core, self._store, max_property_bytes=max_property_bytes, project_images=project_images
+            ).routes(),
             *self._data.routes(),
-            *Members(self._core).routes(),
-            *Tasks(self._core).routes(),
-            *Namespaces(self._core).routes(),
-            *ResourceTypes(self._core).routes(),
-            *Objects(self._core).routes(),
-            *Properties(self._core).routes(),
-            *Tags(self._core).routes(),
+            *MemberHandlers(self._core).routes(),
+            *TaskHandlers(self._core).routes(),
+            *NamespaceHandlers(self._core).routes(),
+            *ResourceTypeHandlers(self._core).routes(),
+            *ObjectHandlers(self._core).routes(),
+            *PropertyHandlers(self._core).routes(),
+            *TagHandlers(self._core).routes(),
         ]
         self.service = Service(
             "image",
@@ -111,7 +113,7 @@ class ImageService:
     async def start(self) -> None:
         """Bring the schema up to date, and clean up after interrupted uploads and deletes."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
-        await self._database.write(metadefs.ensure_resource_types, RESOURCE_TYPES, self._core.now())
+        await self._database.write(ensure_resource_types, RESOURCE_TYPES, self._core.now())
         await self._store.start()
         await sweep(self._core, self._store)
 

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Protocol
 
 from micronova.embedded.image.model import Image
+from micronova.embedded.image.queries import no_image
 from micronova.imageformat.signatures import PROPERTIES, certificate_of, is_signed, read_signature, verify_file
 from micronova.objects.errors import Invalid, NotFound
 
 
 class CertificateSource(Protocol):
-    """What has certificates."""
+    """Where certificates are found by their ids."""
 
     async def available(self) -> bool:
-        """Return whether there is anything that has certificates."""
+        """Return whether a directory of certificates or a key manager is configured."""
 
     async def get(self, id: str, token: str) -> bytes:
         """Return a certificate that the user with this token may read; raise NotFound if there is none."""
@@ -39,7 +40,7 @@ class SignedData:
             async with self._turn:
                 await asyncio.to_thread(verify_file, file, signature)
         except FileNotFoundError:
-            raise NotFound(f"No image found with ID {image.id}") from None
+            raise no_image(image.id) from None
         except (Invalid, NotFound) as error:
             reason = error.message.removesuffix(".")
             raise Invalid(f"Signature verification failed for image {image.id}: {reason}.") from error

@@ -1,34 +1,15 @@
 """The queries about tasks: the record of what the service has done for a request besides answering it."""
 
-from typing import Any
-
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db import keyset
 from micronova.db.keyset import SortKey
 from micronova.embedded.image.listing import Page
+from micronova.embedded.image.model import Task
 from micronova.embedded.image.tables import tasks
 
 KEPT = 48 * 3600 * 1_000_000  # microseconds for which a task is shown after its end
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A task."""
-
-    id: str
-    type: str
-    status: str
-    owner: str | None
-    image_id: str | None
-    user_id: str | None
-    request_id: str | None
-    input: dict[str, Any]
-    result: dict[str, Any] | None
-    message: str
-    created_at: int
-    updated_at: int
-    expires_at: int
 
 
 def add(conn: sa.Connection, task: Task) -> None:
@@ -55,7 +36,7 @@ def list_tasks(
 ) -> tuple[list[Task], bool] | None:
     """Return a page of tasks, of one type and status if these are given, and whether more follow.
 
-    Return None if the page follows a task that there is not.
+    Return None if there is no task with the id of the page's marker.
     """
     statement = sa.select(tasks).where(tasks.c.expires_at > now)
     if type is not None:

@@ -1,29 +1,28 @@
 """Tasks: the imports that the service has carried out. Clients cannot create other tasks."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from micronova.embedded.common.query import last
 from micronova.embedded.image import listing, task_queries, views
 from micronova.embedded.image.core import Core
-from micronova.embedded.image.model import TASK_STATUSES
+from micronova.embedded.image.model import TASK_FILTER_TYPES, TASK_STATUSES, NewTaskType
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
-TYPES = ("import", "export", "clone", "api_image_import", "location_import")
 SORT_KEYS = ("created_at", "updated_at", "id", "type", "status")
 
 
 class NewTask(msgspec.Struct):
     """The body of a new task."""
 
-    type: Literal["import", "export", "clone"]
+    type: NewTaskType
     input: dict[str, Any] = {}
 
 
-class Tasks:
+class TaskHandlers:
     """The handlers of tasks."""
 
     def __init__(self, core: Core) -> None:
@@ -45,7 +44,7 @@ class Tasks:
         page = listing.read_page(query, SORT_KEYS, "type", "status")
         found = await self._core.database.read(
             task_queries.list_tasks,
-            listing.choice("type", last(query, "type"), TYPES),
+            listing.choice("type", last(query, "type"), TASK_FILTER_TYPES),
             listing.choice("status", last(query, "status"), TASK_STATUSES),
             page,
             self._core.now(),

@@ -1,9 +1,8 @@
-"""Images and members as clients see them."""
+"""Images, members and tasks as clients see them."""
 
 from typing import Any
 
-from micronova.embedded.image.model import STORE, Image, Member
-from micronova.embedded.image.task_queries import Task
+from micronova.embedded.image.model import STORE, Image, Member, Task
 from micronova.http.paging import iso
 
 _SHOWN = (

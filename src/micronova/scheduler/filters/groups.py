@@ -16,12 +16,12 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     scope = Scope.HOST
 
     def describe(self, spec: RequestSpec) -> str:
-        most = spec.group.max_server_per_host if spec.group else 1
+        most = spec.server_group.max_server_per_host if spec.server_group else 1
         few = "is without a member" if most == 1 else f"has fewer than {most} members"
         return f"{few} of the anti-affinity group"
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        group = spec.group
+        group = spec.server_group
         if group is None or group.policy != "anti-affinity":
             return None
         return hosts.by_host(group.hosts) < group.max_server_per_host
@@ -35,7 +35,7 @@ class ServerGroupAffinityFilter(HostFilter):
     scope = Scope.ALL  # the first member changes the mask of all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        group = spec.group
+        group = spec.server_group
         if group is None or group.policy != "affinity" or not any(group.hosts.values()):
             return None
         return hosts.by_host(group.hosts) > 0

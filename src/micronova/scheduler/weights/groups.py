@@ -18,9 +18,9 @@ class ServerGroupSoftAffinityWeigher(HostWeigher):
     scope = Scope.HOST
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
-        if spec.group is None or spec.group.policy != "soft-affinity":
+        if spec.server_group is None or spec.server_group.policy != "soft-affinity":
             return None
-        return hosts.by_host(spec.group.hosts)
+        return hosts.by_host(spec.server_group.hosts)
 
 
 class ServerGroupSoftAntiAffinityWeigher(HostWeigher):
@@ -31,6 +31,6 @@ class ServerGroupSoftAntiAffinityWeigher(HostWeigher):
     scope = Scope.HOST
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
-        if spec.group is None or spec.group.policy != "soft-anti-affinity":
+        if spec.server_group is None or spec.server_group.policy != "soft-anti-affinity":
             return None
-        return -hosts.by_host(spec.group.hosts)
+        return -hosts.by_host(spec.server_group.hosts)

@@ -407,7 +407,7 @@ class LibvirtDriver:
         return await self._images.fetch(image, url)
 
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
-        """Return which guests have begun to boot, judged by their disks and networks."""
+        """Return which guests have begun to boot, as their disks and networks show."""
         return await boot_signs(self._connection, self._records, self._files, self._cloud, uuids)
 
     # --- internal ---

@@ -77,7 +77,13 @@ async def test_an_image_that_may_still_be_created_is_looked_for_without_a_place(
     images = Images(clock)
     async with compute_database("sqlite", request) as database:
         engine = Engine(
-            database, clock, owner="conductor:a", lease=20.0, sweep_interval=2.0, concurrency=PLACES, proof_valid=60.0
+            database,
+            clock,
+            owner="conductor:a",
+            lease_seconds=20.0,
+            sweep_interval=2.0,
+            concurrency=PLACES,
+            proof_valid=60.0,
         )
         needs = cast(ConductorDependencies, SimpleNamespace(engine=engine, image_client=images))
         engine.set_kinds({"create_image": CreateImage(needs, "create_image"), other.name: other})

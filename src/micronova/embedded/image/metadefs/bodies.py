@@ -18,7 +18,7 @@ Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Type = Literal["array", "boolean", "integer", "number", "object", "string"]
 
 
-class Items(Struct):
+class ArrayItems(Struct):
     """What the items of an array must be."""
 
     type: Type | UnsetType = UNSET
@@ -42,7 +42,7 @@ class PropertySchema(Struct, rename="camel", forbid_unknown_fields=True):
     enum: list[Any] | UnsetType = UNSET
     readonly: bool | UnsetType = UNSET
     default: Any = UNSET
-    items: Items | UnsetType = UNSET
+    items: ArrayItems | UnsetType = UNSET
     max_items: Amount | UnsetType = UNSET
     min_items: Amount | UnsetType = UNSET
     unique_items: bool | UnsetType = UNSET
@@ -105,15 +105,15 @@ class AssociationSchema(Struct):
     properties_target: Text | UnsetType = UNSET
 
 
-class Association(AssociationSchema, forbid_unknown_fields=True):
+class AssociationBody(AssociationSchema, forbid_unknown_fields=True):
     """The body of one association."""
 
     created_at: Any = UNSET
     updated_at: Any = UNSET
 
 
-class NamespaceChange(Struct, forbid_unknown_fields=True):
-    """The body of a change of a namespace: all of its own attributes. What is left out gets its default again."""
+class NamespaceBody(Struct, forbid_unknown_fields=True):
+    """The body of a namespace. A change uses its own attributes only, and what is left out gets its default again."""
 
     namespace: Name
     display_name: Text | UnsetType = UNSET

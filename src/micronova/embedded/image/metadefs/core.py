@@ -1,17 +1,17 @@
 """What the handlers of metadata definitions share: loading a namespace for a caller."""
 
 from micronova.embedded.image.core import Core
-from micronova.embedded.image.metadefs import store
+from micronova.embedded.image.metadefs import queries
 from micronova.embedded.image.metadefs.model import Namespace
 from micronova.http.request import Request
 
 
 async def load(core: Core, request: Request, name: str, rule: str) -> Namespace:
     """Return a namespace; raise NotFound if the caller may not see it, Forbidden if `rule` does not allow it."""
-    found = await core.database.read(store.get, name)
+    found = await core.database.read(queries.get, name)
     if found is None or not found.is_visible_to(request.context.project_id, request.context.is_admin):
-        raise store.no_namespace(name)
+        raise queries.no_namespace(name)
     if not request.allows("get_metadef_namespace", found.target()):
-        raise store.no_namespace(name)
+        raise queries.no_namespace(name)
     request.authorize(found.target(), rule)
     return found

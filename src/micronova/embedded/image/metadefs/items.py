@@ -8,7 +8,7 @@ from typing import Any
 from micronova.embedded.common.query import last
 from micronova.embedded.image.core import Core
 from micronova.embedded.image.listing import read_page
-from micronova.embedded.image.metadefs import bodies, store, views
+from micronova.embedded.image.metadefs import bodies, queries, views
 from micronova.embedded.image.metadefs.core import load
 from micronova.embedded.image.metadefs.model import Item, Kind, Namespace
 from micronova.http.request import Request
@@ -18,7 +18,7 @@ from micronova.objects.errors import Invalid, NotFound
 SORT_KEYS = ("created_at", "updated_at", "name")
 
 
-class Items(ABC):
+class DefinitionHandlers(ABC):
     """The handlers of one kind of definition."""
 
     def __init__(
@@ -74,48 +74,48 @@ class Items(ABC):
         """List the definitions of this kind."""
         found = await self._load(request, namespace)
         page = read_page(request.raw_query, SORT_KEYS, default=None, most=bodies.MAX_ITEMS)
-        items = await self._core.database.read(store.items, found.id, self._kind, page)
+        items = await self._core.database.read(queries.items, found.id, self._kind, page)
         if items is None:
-            raise store.no_item(self._kind, page.marker or "")
+            raise queries.no_item(self._kind, page.marker or "")
         return self._shown_list(found, items)
 
     async def create(self, request: Request, namespace: str) -> dict[str, Any]:
         """Add a definition."""
         made = self._made(request.body)
         found = await self._load(request, namespace)
-        await self._core.database.write(store.add_items, found, self._kind, [made])
+        await self._core.database.write(queries.add_items, found, self._kind, [made])
         return self._shown(found, made)
 
     async def show(self, request: Request, namespace: str, **name: str) -> dict[str, Any]:
         """Show a definition."""
         found = await self._load(request, namespace)
-        wanted = await self._wanted(request, found, name[self._parameter])
-        item = await self._core.database.read(store.item, found.id, self._kind, wanted)
+        stored = await self._stored_name(request, found, name[self._parameter])
+        item = await self._core.database.read(queries.item, found.id, self._kind, stored)
         if item is None:
-            raise store.no_item(self._kind, wanted)
+            raise queries.no_item(self._kind, stored)
         return self._shown(found, item)
 
     async def change(self, request: Request, namespace: str, **name: str) -> dict[str, Any]:
         """Put another definition in the place of one, perhaps with another name."""
         new = self._made(request.body)
         found = await self._load(request, namespace)
-        changed = await self._core.database.write(store.change_item, found, self._kind, name[self._parameter], new)
+        changed = await self._core.database.write(queries.change_item, found, self._kind, name[self._parameter], new)
         return self._shown(found, changed)
 
     async def delete(self, request: Request, namespace: str, **name: str) -> None:
         """Delete a definition."""
         found = await self._load(request, namespace)
-        await self._core.database.write(store.delete_item, found, self._kind, name[self._parameter])
+        await self._core.database.write(queries.delete_item, found, self._kind, name[self._parameter])
 
     async def delete_all(self, request: Request, namespace: str) -> None:
         """Delete all definitions of this kind."""
         found = await self._load(request, namespace)
-        await self._core.database.write(store.delete_items, found, self._kind)
+        await self._core.database.write(queries.delete_items, found, self._kind)
 
     async def _load(self, request: Request, namespace: str) -> Namespace:
         return await load(self._core, request, namespace, request.route.policy or "")
 
-    async def _wanted(self, request: Request, namespace: Namespace, name: str) -> str:
+    async def _stored_name(self, request: Request, namespace: Namespace, name: str) -> str:
         """Return the name under which a definition is stored."""
         return name
 
@@ -133,7 +133,7 @@ class Items(ABC):
         """Return the body of a list of definitions."""
 
 
-class Objects(Items):
+class ObjectHandlers(DefinitionHandlers):
     """The handlers of objects."""
 
     def __init__(self, core: Core) -> None:
@@ -149,7 +149,7 @@ class Objects(Items):
         }
 
 
-class Properties(Items):
+class PropertyHandlers(DefinitionHandlers):
     """The handlers of properties."""
 
     def __init__(self, core: Core) -> None:
@@ -157,13 +157,13 @@ class Properties(Items):
             core, Kind.PROPERTY, plural="properties", parameter="property_name", body=bodies.Property, deletes="remove"
         )
 
-    async def _wanted(self, request: Request, namespace: Namespace, name: str) -> str:
+    async def _stored_name(self, request: Request, namespace: Namespace, name: str) -> str:
         """With a resource type in the query the name has the prefix of that type."""
         resource_type = last(request.raw_query, "resource_type")
         if not resource_type:
             return name
         request.authorize(namespace.target(), "get_metadef_resource_type")
-        associations = (await self._core.database.read(store.associations, [namespace.id])).get(namespace.id, [])
+        associations = (await self._core.database.read(queries.associations, [namespace.id])).get(namespace.id, [])
         association = next((each for each in associations if each.name == resource_type), None)
         if association is None:
             raise NotFound(f"The namespace is not associated with the resource type {resource_type[:80]}.")
@@ -178,7 +178,7 @@ class Properties(Items):
         return {"properties": {item.name: views.property_(item) for item in items}}
 
 
-class Tags(Items):
+class TagHandlers(DefinitionHandlers):
     """The handlers of tags."""
 
     def __init__(self, core: Core) -> None:
@@ -198,7 +198,7 @@ class Tags(Items):
         made = [Item(name=each.name, definition={}, created_at=now, updated_at=now) for each in body.tags]
         found = await self._load(request, namespace)
         appends = (request.header("x-openstack-append") or "").lower() == "true"
-        write: Callable[..., None] = store.add_items if appends else store.replace_items
+        write: Callable[..., None] = queries.add_items if appends else queries.replace_items
         await self._core.database.write(write, found, self._kind, made)
         return self._shown_list(found, made)
 

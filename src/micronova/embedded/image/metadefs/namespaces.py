@@ -10,7 +10,7 @@ from msgspec import UNSET
 from micronova.embedded.common.query import last
 from micronova.embedded.image.core import Core
 from micronova.embedded.image.listing import choice, links, read_page, refuse_others
-from micronova.embedded.image.metadefs import bodies, store, views
+from micronova.embedded.image.metadefs import bodies, queries, views
 from micronova.embedded.image.metadefs.core import load
 from micronova.embedded.image.metadefs.model import Association, Contents, Item, Kind, Namespace
 from micronova.http.request import Request, Response
@@ -20,7 +20,7 @@ SORT_KEYS = ("created_at", "updated_at", "namespace", "visibility")
 _RULES = {Kind.OBJECT: "get_metadef_objects", Kind.PROPERTY: "get_metadef_properties", Kind.TAG: "get_metadef_tags"}
 
 
-class Namespaces:
+class NamespaceHandlers:
     """The handlers of namespaces."""
 
     def __init__(self, core: Core) -> None:
@@ -30,7 +30,7 @@ class Namespaces:
         """Return the routes."""
         all_, one = "/v2/metadefs/namespaces", "/v2/metadefs/namespaces/{namespace}"
         route = partial(Route, checks_policy=True)
-        body = bodies.NamespaceChange
+        body = bodies.NamespaceBody
         return [
             Route(method="GET", path=all_, handler=self.list, policy="get_metadef_namespaces"),
             Route(method="POST", path=all_, handler=self.create, policy="add_metadef_namespace", body=body, status=201),
@@ -47,7 +47,7 @@ class Namespaces:
         page = read_page(query, SORT_KEYS, "visibility", "resource_types")
         context = request.context
         found = await self._core.database.read(
-            store.list_namespaces,
+            queries.list_namespaces,
             page,
             context.project_id,
             context.is_admin,
@@ -55,9 +55,9 @@ class Namespaces:
             wanted.split(",") if wanted else [],
         )
         if found is None:
-            raise store.no_namespace(page.marker or "")
+            raise queries.no_namespace(page.marker or "")
         shown, more = found
-        associations = await self._core.database.read(store.associations, [each.id for each in shown])
+        associations = await self._core.database.read(queries.associations, [each.id for each in shown])
         return {
             "namespaces": [
                 views.namespace(each, associations.get(each.id, []))
@@ -70,7 +70,7 @@ class Namespaces:
 
     async def create(self, request: Request) -> Response:
         """Create a namespace, with what the body has of definitions and associations."""
-        body: bodies.NamespaceChange = request.body
+        body: bodies.NamespaceBody = request.body
         bodies.check_read_only(body)
         now = self._core.now()
 
@@ -86,14 +86,14 @@ class Namespaces:
             associations=[_association(each, now) for each in body.resource_type_associations],
         )
         made = self._namespace(request, body, now)
-        await self._core.database.write(store.create, made, contents)
+        await self._core.database.write(queries.create, made, contents)
         headers = {"location": f"{request.base_url}{views.path_of(quote(made.namespace))}"}
         return Response(body=views.namespace(made, contents.associations, contents), headers=headers)
 
     async def show(self, request: Request, namespace: str) -> dict[str, Any]:
         """Show a namespace with what the caller may see of it."""
         found = await load(self._core, request, namespace, "get_metadef_namespace")
-        contents = await self._core.database.read(store.contents, found.id)
+        contents = await self._core.database.read(queries.contents, found.id)
         visible = {
             kind: items for kind, items in contents.items.items() if request.allows(_RULES[kind], found.target())
         }
@@ -106,20 +106,20 @@ class Namespaces:
 
     async def change(self, request: Request, namespace: str) -> dict[str, Any]:
         """Change a namespace's own attributes, its name among them."""
-        body: bodies.NamespaceChange = request.body
+        body: bodies.NamespaceBody = request.body
         bodies.check_read_only(body)
         found = await load(self._core, request, namespace, "modify_metadef_namespace")
         changed = self._namespace(request, body, found.created_at, found.id)
-        await self._core.database.write(store.replace, found.id, changed)
+        await self._core.database.write(queries.replace, found.id, changed)
         return views.namespace(changed, [])
 
     async def delete(self, request: Request, namespace: str) -> None:
         """Delete a namespace and all that is in it."""
         found = await load(self._core, request, namespace, "delete_metadef_namespace")
-        await self._core.database.write(store.delete, found)
+        await self._core.database.write(queries.delete, found)
 
     def _namespace(
-        self, request: Request, body: bodies.NamespaceChange, created_at: int, id: str | None = None
+        self, request: Request, body: bodies.NamespaceBody, created_at: int, id: str | None = None
     ) -> Namespace:
         return Namespace(
             id=id or self._core.new_id(),
@@ -144,7 +144,7 @@ def _association(given: bodies.AssociationSchema, now: int) -> Association:
     )
 
 
-class ResourceTypes:
+class ResourceTypeHandlers:
     """The handlers of resource types and of their associations with namespaces."""
 
     def __init__(self, core: Core) -> None:
@@ -164,33 +164,33 @@ class ResourceTypes:
                 policy="list_metadef_resource_types",
             ),
             route(method="GET", path=all_, handler=self.list_associations, policy="get_metadef_resource_type"),
-            route(method="POST", path=all_, handler=self.add, policy=add, body=bodies.Association, status=201),
+            route(method="POST", path=all_, handler=self.add, policy=add, body=bodies.AssociationBody, status=201),
             route(method="DELETE", path=one, handler=self.remove, policy=remove, status=204),
         ]
 
     async def list(self, request: Request) -> dict[str, Any]:
         """List all resource types."""
         refuse_others(request.raw_query)
-        found = await self._core.database.read(store.resource_types)
+        found = await self._core.database.read(queries.resource_types)
         return {"resource_types": [views.resource_type(each) for each in found]}
 
     async def list_associations(self, request: Request, namespace: str) -> dict[str, Any]:
         """List the resource types that a namespace is for."""
         refuse_others(request.raw_query)
         found = await load(self._core, request, namespace, "get_metadef_resource_type")
-        associations = await self._core.database.read(store.associations, [found.id])
+        associations = await self._core.database.read(queries.associations, [found.id])
         return {"resource_type_associations": [views.association(each) for each in associations.get(found.id, [])]}
 
     async def add(self, request: Request, namespace: str) -> dict[str, Any]:
         """Associate a namespace with a resource type."""
-        body: bodies.Association = request.body
+        body: bodies.AssociationBody = request.body
         bodies.check_read_only(body)
         found = await load(self._core, request, namespace, "add_metadef_resource_type_association")
         made = _association(body, self._core.now())
-        await self._core.database.write(store.associate, found, made)
+        await self._core.database.write(queries.associate, found, made)
         return views.association(made)
 
     async def remove(self, request: Request, namespace: str, resource_type: str) -> None:
         """Remove the association of a namespace with a resource type."""
         found = await load(self._core, request, namespace, "remove_metadef_resource_type_association")
-        await self._core.database.write(store.dissociate, found, resource_type)
+        await self._core.database.write(queries.dissociate, found, resource_type)

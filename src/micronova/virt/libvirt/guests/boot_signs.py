@@ -1,4 +1,4 @@
-"""Whether guests have begun to boot, judged by QEMU's counters of their disks and interfaces.
+"""Whether guests have begun to boot, as QEMU's counters of their disks and interfaces show.
 
 The counters start with QEMU, so they cover everything since the guest's start. They are clear: a BIOS reads one sector
 of a disk, while the smallest boot loader reads more than a track. UEFI firmware searches all disks for file systems and
@@ -52,7 +52,7 @@ def measure(connection: Connect, uuids: Collection[str], cloud: str) -> dict[str
     for domain, figures in connection.domainListGetStats(ours, wanted, flags):
         if figures.get("state.state") == library.VIR_DOMAIN_RUNNING:
             try:
-                sign = judge(figures, uefi=_has_uefi(domain))
+                sign = read_sign(figures, uefi=_has_uefi(domain))
             except Exception as error:
                 if not has_code(error, "VIR_ERR_NO_DOMAIN"):  # it was removed in the meantime
                     raise
@@ -62,7 +62,7 @@ def measure(connection: Connect, uuids: Collection[str], cloud: str) -> dict[str
     return found
 
 
-def judge(figures: Mapping[str, Any], *, uefi: bool) -> BootSign | None:
+def read_sign(figures: Mapping[str, Any], *, uefi: bool) -> BootSign | None:
     """Return the sign that libvirt's figures of a guest show, or None if they have no disk."""
     reads = _each(figures, "block", "rd.bytes")
     if not reads:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from micronova.virt.libvirt.guests.boot_signs import BIOS_READS, UEFI_READS, judge
+from micronova.virt.libvirt.guests.boot_signs import BIOS_READS, UEFI_READS, read_sign
 
 
 def figures(*, read: tuple[int, ...] = (512,), written: int = 0, sent: int = 0) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def figures(*, read: tuple[int, ...] = (512,), written: int = 0, sent: int = 0) 
 
 
 def booted(*, uefi: bool = False, **numbers: Any) -> bool:
-    sign = judge(figures(**numbers), uefi=uefi)
+    sign = read_sign(figures(**numbers), uefi=uefi)
     assert sign is not None
     return sign.booted
 
@@ -39,13 +39,13 @@ def test_uefi_does_more_by_itself(life: dict[str, Any]) -> None:
 
 
 def test_it_says_what_it_saw() -> None:
-    sign = judge(figures(), uefi=False)
+    sign = read_sign(figures(), uefi=False)
     assert sign is not None
     assert sign.seen == "read 512 bytes of its disks, wrote none, and sent nothing on its network"
-    sign = judge(figures(read=(82_432,)), uefi=True)
+    sign = read_sign(figures(read=(82_432,)), uefi=True)
     assert sign is not None and sign.seen.startswith("read 82432 bytes of its disks and wrote none, like UEFI")
 
 
-def test_a_guest_that_cannot_be_measured_is_not_judged() -> None:
-    assert judge({"state.state": 1}, uefi=False) is None
-    assert judge({"state.state": 1, "block.count": 1, "block.0.name": "vda"}, uefi=False) is None
+def test_a_guest_that_cannot_be_measured_has_no_sign() -> None:
+    assert read_sign({"state.state": 1}, uefi=False) is None
+    assert read_sign({"state.state": 1, "block.count": 1, "block.0.name": "vda"}, uefi=False) is None

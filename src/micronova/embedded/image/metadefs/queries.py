@@ -93,7 +93,7 @@ def replace(conn: sa.Connection, id: str, new: Namespace) -> None:
 
 def delete(conn: sa.Connection, namespace: Namespace) -> None:
     """Delete a namespace and all that is in it; raise Forbidden if it is protected."""
-    _unprotected(conn, namespace)
+    _lock_unprotected(conn, namespace)
     conn.execute(metadef_namespaces.delete().where(metadef_namespaces.c.id == namespace.id))
 
 
@@ -162,13 +162,13 @@ def delete_item(conn: sa.Connection, namespace: Namespace, kind: Kind, name: str
     """Delete a definition; raise NotFound, or Forbidden if the namespace is protected."""
     if item(conn, namespace.id, kind, name) is None:
         raise no_item(kind, name)
-    _unprotected(conn, namespace)
+    _lock_unprotected(conn, namespace)
     conn.execute(metadef_items.delete().where(*_is(namespace.id, kind, name)))
 
 
 def delete_items(conn: sa.Connection, namespace: Namespace, kind: Kind) -> None:
     """Delete all definitions of a kind; raise Forbidden if the namespace is protected."""
-    _unprotected(conn, namespace)
+    _lock_unprotected(conn, namespace)
     conn.execute(metadef_items.delete().where(*_is(namespace.id, kind)))
 
 
@@ -218,7 +218,7 @@ def dissociate(conn: sa.Connection, namespace: Namespace, name: str) -> None:
     mine = (table.c.namespace_id == namespace.id, table.c.name == name)
     if conn.execute(sa.select(table.c.name).where(*mine)).first() is None:
         raise NotFound(f"The namespace is not associated with the resource type {name[:80]}.")
-    _unprotected(conn, namespace)
+    _lock_unprotected(conn, namespace)
     conn.execute(table.delete().where(*mine))
 
 
@@ -234,7 +234,8 @@ def _lock(conn: sa.Connection, id: str, name: str) -> bool:
     return bool(row.protected)
 
 
-def _unprotected(conn: sa.Connection, namespace: Namespace) -> None:
+def _lock_unprotected(conn: sa.Connection, namespace: Namespace) -> None:
+    """Lock a namespace; raise Forbidden if it is protected."""
     if _lock(conn, namespace.id, namespace.namespace):
         raise Forbidden(
             f"Namespace {namespace.namespace} is protected: set 'protected' to false before deleting anything of it."

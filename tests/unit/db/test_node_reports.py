@@ -1,0 +1,50 @@
+"""Reports of one host that two conductors record at the same moment, on PostgreSQL."""
+
+import asyncio
+
+import sqlalchemy as sa
+
+from micronova.db import nodes
+from micronova.db.engine import Database, open_database
+from micronova.db.tables import provider_traits
+from micronova.objects.orders import NodeResources
+from tests.unit.scheduler.rows import make_tables
+
+_WAITING = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+
+
+def _node(*traits: str) -> NodeResources:
+    return NodeResources(
+        node="n",
+        node_uuid="11111111-1111-4111-8111-111111111111",
+        hypervisor_type="fake",
+        hypervisor_version=1,
+        vcpus=4,
+        memory_mb=4096,
+        local_gb=40,
+        traits=traits,
+    )
+
+
+async def _waits_for_a_lock(database: Database) -> None:
+    async with asyncio.timeout(20):
+        while not await database.read(lambda conn: conn.execute(_WAITING).scalar_one()):
+            await asyncio.sleep(0)
+
+
+async def test_the_later_report_takes_a_trait_away(database_url: str) -> None:
+    """It begins before the report that brings the trait is committed, and is recorded after it."""
+    slow, other = open_database(database_url), open_database(database_url)
+    try:
+        await make_tables(other)
+        await other.write(nodes.upsert, "h", [_node()], 1)
+        async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
+            await conn.run_sync(nodes.upsert, "h", [_node("HW_CPU_X86_AVX2")], 2)
+            later = asyncio.create_task(other.write(nodes.upsert, "h", [_node()], 3))
+            await _waits_for_a_lock(other)
+            await conn.commit()
+        await later
+        assert await other.read(lambda conn: conn.execute(sa.select(provider_traits)).all()) == []
+    finally:
+        await slow.close()
+        await other.close()
