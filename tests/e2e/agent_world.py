@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.metadata import MetadataProxy
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import ASGITransport, ServiceClient
 from micronova.objects.clock import SystemClock
 from micronova.privileged.client import HelperProcess, PrivilegedClient, runtime_directory

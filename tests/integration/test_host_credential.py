@@ -21,8 +21,8 @@ from micronova.cli.wiring import Process
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConsoleAuthAPI
 from micronova.conf.settings import load
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.desired_state import DesiredState, Port
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
 from tests.cluster import Cluster

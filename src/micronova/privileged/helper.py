@@ -92,11 +92,13 @@ class Helper:
     def inventory(self) -> v.Found:
         """Return the namespaces, devices and servers of the cloud."""
         namespaces, links = devices.inventory(self.prefix)
-        servers = {name: pid for name in self._served() if (pid := dnsmasq.running(self.directory / name)) is not None}
+        processes = {
+            name: pid for name in self._served() if (pid := dnsmasq.running(self.directory / name)) is not None
+        }
         adopts = self._guests is not None
         return v.Found(
             namespaces=tuple(namespaces),
-            servers=servers,
+            dnsmasq=processes,
             links=links,
             adopts=adopts,
             outside=tuple(adoption.outside()) if adopts else (),

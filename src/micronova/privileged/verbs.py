@@ -401,7 +401,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to `inventory`."""
 
     namespaces: tuple[str, ...] = ()
-    servers: dict[str, int] = {}  # namespaces with a running dnsmasq, and its process id
+    # namespaces with a running dnsmasq, and its process id; helpers of other versions know the name `servers`
+    dnsmasq: dict[str, int] = msgspec.field(default_factory=dict, name="servers")
     links: dict[str, Link] = {}
     adopts: bool = False  # taps are created outside the cloud's namespace and have to be adopted
     outside: tuple[str, ...] = ()  # taps out there that have the name of a guest's tap; they may belong to others

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.network.listing import Attributes
-from micronova.embedded.network.qos_rules import RULE_KINDS
+from micronova.embedded.network.qos_rules import QOS_RULE_TYPES
 from micronova.embedded.network.service import COLLECTIONS
 from tests.unit.embedded.network.world import ADMIN, SERVICE, World, error, world
 
@@ -119,7 +119,7 @@ async def test_every_filter_has_an_effect(cloud: World) -> None:
 
 async def test_every_filter_of_qos_rules_has_an_effect(cloud: World) -> None:
     policy = await cloud.make("policy", ADMIN, name="slow")
-    for kind, rule in zip(RULE_KINDS, RULES, strict=True):
+    for kind, rule in zip(QOS_RULE_TYPES, RULES, strict=True):
         path = f"qos/policies/{policy['id']}/{kind.singular}s"
         assert (await cloud.call("POST", f"/{path}", {kind.singular: rule}, token=ADMIN)).status == 201
         for name in kind.attributes.columns:

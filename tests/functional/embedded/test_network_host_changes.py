@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.network import state_parts, state_watch
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.desired_state import DesiredState, state_of_parts
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.embedded.network.state_parts import read_parts
 from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import addresses, host_changes

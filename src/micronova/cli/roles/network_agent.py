@@ -2,9 +2,9 @@
 
 from micronova.cli.wiring import Process, Role
 from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.dhcp import DNS_DOMAIN
 from micronova.embedded.network.agent.metadata import MetadataLimits, MetadataProxy
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.privileged.client import PrivilegedClient, helper_socket
 from micronova.privileged.names import prefix_of
 

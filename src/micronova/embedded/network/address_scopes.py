@@ -130,10 +130,10 @@ class AddressScopes(Creatable[AddressScopeRow], Updatable[AddressScopeRow], Dele
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete an address scope that no subnet pool is in."""
         await self.find(request, id, "delete_address_scope")
-        await self.core.database.write(_remove, id)
+        await self.core.database.write(_delete, id)
 
 
-def _remove(conn: sa.Connection, id: str) -> None:
+def _delete(conn: sa.Connection, id: str) -> None:
     locked(conn, address_scopes, id)
     used = sa.select(subnetpools.c.id).where(subnetpools.c.address_scope_id == id).limit(1)
     if conn.execute(used).first() is not None:
@@ -153,7 +153,7 @@ def _values(row: AddressScopeRow) -> dict[str, Any]:
         "project_id": row.project_id,
         "tenant_id": row.project_id,
         "ip_version": row.ip_version,
-        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
+        "shared": False,  # `collection.seen_by` sets it: whether it is shared with the caller's project
     }
 
 
@@ -171,7 +171,7 @@ def check_scope(
 ) -> None:
     """Raise an error unless the pool may be in the scope, with these prefixes; lock the scope.
 
-    A pool that was in another scope before, or in none, leaves that only with all subnets of its networks.
+    A pool changes its scope only if all subnets of its networks are of this pool.
     """
     if scope_id is None:
         if before is not None:

@@ -12,8 +12,8 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.cidrs import (
     Address,
+    AddressRange,
     Network,
-    Pool,
     address_of,
     from_hint,
     number_of,
@@ -37,7 +37,7 @@ class AllocationSubnet:
     id: str
     network_id: str
     cidr: Network
-    pools: tuple[Pool, ...]
+    pools: tuple[AddressRange, ...]
     gateway: str | None
     slaac: bool  # guests derive their addresses (`derived_address`)
     service_types: tuple[str, ...]

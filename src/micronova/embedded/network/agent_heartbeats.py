@@ -24,7 +24,7 @@ WINDOW = 0.2  # seconds between two transactions
 COUNT_INTERVAL = 60.0  # seconds between two counts of the agents
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
+class AgentHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A heartbeat of an agent."""
 
     host: str
@@ -32,7 +32,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     configurations: dict[str, Any]
 
 
-_Waiting = tuple[Beat, asyncio.Future[None]]
+_Waiting = tuple[AgentHeartbeat, asyncio.Future[None]]
 
 
 class AgentHeartbeats:
@@ -45,11 +45,11 @@ class AgentHeartbeats:
         self._recorded_at = float("-inf")  # by the clock of the event loop
         self._counted_at = float("-inf")  # by the monotonic clock
 
-    async def record(self, beat: Beat) -> None:
+    async def record(self, heartbeat: AgentHeartbeat) -> None:
         """Record a heartbeat; raise Unavailable if the database does not answer."""
-        older, recorded = self._waiting.get(beat.host, (beat, asyncio.get_running_loop().create_future()))
-        merged = msgspec.structs.replace(beat, started=beat.started or older.started)
-        self._waiting[beat.host] = merged, recorded
+        older, recorded = self._waiting.get(heartbeat.host, (heartbeat, asyncio.get_running_loop().create_future()))
+        merged = msgspec.structs.replace(heartbeat, started=heartbeat.started or older.started)
+        self._waiting[heartbeat.host] = merged, recorded
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name="agent-heartbeats")
         await asyncio.shield(recorded)
@@ -74,7 +74,7 @@ class AgentHeartbeats:
 
     async def _record(self, taken: Sequence[_Waiting]) -> None:
         try:
-            await self._write([beat for beat, _ in taken])
+            await self._write([heartbeat for heartbeat, _ in taken])
         except Exception as error:
             if len(taken) == 1 or isinstance(error, Unavailable):
                 _end(taken, error)
@@ -84,11 +84,15 @@ class AgentHeartbeats:
         else:
             _end(taken)
 
-    async def _write(self, beats: list[Beat]) -> None:
+    async def _write(self, heartbeats: list[AgentHeartbeat]) -> None:
         now = self._core.clock.monotonic()
         counting = now >= self._counted_at + COUNT_INTERVAL
-        write = self._core.write_and_wake if any(beat.started for beat in beats) else self._core.database.write
-        count = await write(record_beats, self._core, beats, counting)
+        write = (
+            self._core.write_and_wake
+            if any(heartbeat.started for heartbeat in heartbeats)
+            else self._core.database.write
+        )
+        count = await write(record_heartbeats, self._core, heartbeats, counting)
         if count is not None:
             self._counted_at = now
             self._core.set_heartbeat_interval(count)
@@ -105,27 +109,29 @@ def _end(taken: Sequence[_Waiting], error: Exception | None = None) -> None:
             recorded.exception()  # marks it as retrieved: the agent may have given up
 
 
-def record_beats(conn: sa.Connection, core: Core, beats: Sequence[Beat], counting: bool = False) -> int | None:
+def record_heartbeats(
+    conn: sa.Connection, core: Core, heartbeats: Sequence[AgentHeartbeat], counting: bool = False
+) -> int | None:
     """Record heartbeats of different hosts; return the number of agents if it is asked for."""
     now = core.now()
-    known = {row.host: row for row in conn.execute(_KNOWN, {"hosts": [beat.host for beat in beats]})}
+    known = {row.host: row for row in conn.execute(_KNOWN, {"hosts": [heartbeat.host for heartbeat in heartbeats]})}
     plain: list[str] = []
-    for beat in beats:
-        row = known.get(beat.host)
-        if row is not None and not beat.started and row.configurations == beat.configurations:
+    for heartbeat in heartbeats:
+        row = known.get(heartbeat.host)
+        if row is not None and not heartbeat.started and row.configurations == heartbeat.configurations:
             plain.append(row.id)
     if plain:
-        conn.execute(_BEAT, {"ids": plain, "now": now})
-    for beat in sorted(beats, key=lambda each: known[each.host].id if each.host in known else ""):
-        row = known.get(beat.host)
+        conn.execute(_HEARTBEAT, {"ids": plain, "now": now})
+    for heartbeat in sorted(heartbeats, key=lambda each: known[each.host].id if each.host in known else ""):
+        row = known.get(heartbeat.host)
         if row is None:
-            insert_if_absent(conn, agents, _new_agent(core, beat, now))
+            insert_if_absent(conn, agents, _new_agent(core, heartbeat, now))
         elif row.id not in plain:
-            values: dict[str, Any] = {"heartbeat_at": now, "configurations": beat.configurations}
-            if beat.started:
+            values: dict[str, Any] = {"heartbeat_at": now, "configurations": heartbeat.configurations}
+            if heartbeat.started:
                 values["started_at"] = now
             conn.execute(agents.update().where(agents.c.id == row.id).values(**values))
-    if any(beat.started for beat in beats):
+    if any(heartbeat.started for heartbeat in heartbeats):
         place(conn, core.agent_times())
     return conn.execute(_COUNT).scalar_one() if counting else None
 
@@ -136,21 +142,21 @@ _KNOWN = (
     .order_by(agents.c.id)
     .with_for_update()
 )
-_BEAT = agents.update().where(one_of(agents.c.id, "ids")).values(heartbeat_at=sa.bindparam("now"))
+_HEARTBEAT = agents.update().where(one_of(agents.c.id, "ids")).values(heartbeat_at=sa.bindparam("now"))
 _COUNT = sa.select(sa.func.count()).select_from(agents)
 
 
-def _new_agent(core: Core, beat: Beat, now: int) -> dict[str, Any]:
+def _new_agent(core: Core, heartbeat: AgentHeartbeat, now: int) -> dict[str, Any]:
     return {
         "id": core.new_id(),
         "agent_type": AGENT_TYPE,
         "binary": "micronova-network-agent",
-        "host": beat.host,
+        "host": heartbeat.host,
         "topic": "N/A",
         "availability_zone": core.settings.availability_zone,
         "description": "",
         "admin_state_up": True,
-        "configurations": beat.configurations,
+        "configurations": heartbeat.configurations,
         "created_at": now,
         "started_at": now,
         "heartbeat_at": now,

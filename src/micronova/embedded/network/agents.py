@@ -1,4 +1,4 @@
-"""The agent API."""
+"""The agents as admins see them: `/v2.0/agents`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ class Agents(Updatable[ShownAgentRow], Deletable[ShownAgentRow]):
         since = sa.bindparam("since", callable_=lambda: self.core.agent_times().alive_since, type_=sa.BigInteger)
         return sa.select(agents, is_alive(since).label("is_alive"))
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Agents belong to no project, so policy alone decides."""
         return None
 
@@ -84,9 +84,9 @@ class Agents(Updatable[ShownAgentRow], Deletable[ShownAgentRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete the row of an agent."""
         resource = await self.find(request, id, "delete_agent")
-        await self.core.write_and_wake(self._forget, resource.id)
+        await self.core.write_and_wake(self._delete, resource.id)
 
-    def _forget(self, conn: sa.Connection, id: str) -> None:
+    def _delete(self, conn: sa.Connection, id: str) -> None:
         conn.execute(agents.delete().where(agents.c.id == id))
         place(conn, self.core.agent_times())
 

@@ -11,7 +11,7 @@ from micronova.privileged.checks import is_reserved
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Pool = tuple[int, int]  # first and last address, both included
+AddressRange = tuple[int, int]  # first and last address, both included
 
 _LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")  # every device has such addresses without a subnet
 
@@ -26,7 +26,7 @@ def address_of(number: int, version: int) -> Address:
     return ipaddress.IPv4Address(number) if version == 4 else ipaddress.IPv6Address(number)
 
 
-def usable(cidr: Network) -> Pool:
+def usable(cidr: Network) -> AddressRange:
     """Return the first and last usable address."""
     first, last = int(cidr.network_address), int(cidr.broadcast_address)
     if cidr.version == 4:
@@ -52,7 +52,7 @@ def default_pools(cidr: Network, gateway: str | None) -> list[dict[str, str]]:
     ]
 
 
-def parse_pools(pools: Iterable[dict[str, str]]) -> list[Pool]:
+def parse_pools(pools: Iterable[dict[str, str]]) -> list[AddressRange]:
     """Return stored pools as numbers."""
     return [(int(ipaddress.ip_address(p["start"])), int(ipaddress.ip_address(p["end"]))) for p in pools]
 
@@ -66,7 +66,7 @@ def check_range(cidr: Network) -> None:
 def check_pools(cidr: Network, pools: Sequence[dict[str, Any]], gateway: str | None) -> list[dict[str, str]]:
     """Return the given pools in canonical form and order; raise Invalid if they are wrong."""
     first, last = usable(cidr)
-    found: list[Pool] = []
+    found: list[AddressRange] = []
     for pool in pools:
         start = ip_address(pool["start"], "allocation_pools")
         end = ip_address(pool["end"], "allocation_pools")
@@ -107,7 +107,7 @@ def check_gateway(cidr: Network, gateway: str) -> str:
     return str(address)
 
 
-def from_hint(pools: Sequence[Pool], hint: int | None) -> Iterator[Pool]:
+def from_hint(pools: Sequence[AddressRange], hint: int | None) -> Iterator[AddressRange]:
     """Yield ranges that cover the pools once, starting at the hint."""
     if hint is None:
         yield from pools

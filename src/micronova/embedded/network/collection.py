@@ -67,7 +67,7 @@ class Collection(ABC, Generic[R]):
         """Return the statement for the rows that `resources` needs."""
         return sa.select(self.attributes.table)
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Return the condition on rows that the caller may see; None for all rows."""
         if self.crosses_projects(request):
             return None  # policy decides about each row
@@ -129,9 +129,9 @@ class Collection(ABC, Generic[R]):
         if any(name in listing.filters and not request.allows(rule) for name, rule in self.hidden):
             # A filter on a hidden field would reveal its value.
             conditions.append(sa.false())
-        scope = self.scope(request)
+        visible = self.visible_rows(request)
         read = reading_for([request.context.project_id], self.page)
-        found = await self.core.database.read(read, listing, conditions, scope)
+        found = await self.core.database.read(read, listing, conditions, visible)
         if found is None:
             raise not_found(self.singular, listing.marker)
         shown = self.view_all(request, found)
@@ -142,19 +142,19 @@ class Collection(ABC, Generic[R]):
         return body
 
     def page(
-        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], visible: Clause | None
     ) -> list[Resource] | None:
         """Return a page of resources; None if its marker does not exist."""
-        rows = self.rows(conn, listing, conditions, scope)
+        rows = self.rows(conn, listing, conditions, visible)
         return None if rows is None else self.resources(conn, rows)
 
     def rows(
-        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], visible: Clause | None
     ) -> list[R] | None:
         """Return the rows of a page."""
         statement = self.select().where(*conditions)
-        if scope is not None:
-            statement = statement.where(scope)
+        if visible is not None:
+            statement = statement.where(visible)
         return cast(list[R] | None, listing.page(conn, statement))
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from micronova.embedded.network.request_bodies import (
     body_of_one_or_many,
     convert_text,
 )
-from micronova.embedded.network.row_types import DefaultRuleRow
-from micronova.embedded.network.rows import NewDefaultRule
+from micronova.embedded.network.row_types import DefaultSecurityGroupRuleRow
+from micronova.embedded.network.rows import NewDefaultSecurityGroupRule
 from micronova.embedded.network.security_group_rules import RuleAttributes, checked, fingerprint
 from micronova.embedded.network.tables import default_security_group_rules, marks, security_groups
 from micronova.http.request import Request
@@ -32,7 +32,7 @@ _MARK = "default security group rules"
 _FLAGS = ("used_in_default_sg", "used_in_non_default_sg")
 
 
-class DefaultRuleCreate(RuleAttributes, kw_only=True):
+class DefaultSecurityGroupRuleCreate(RuleAttributes, kw_only=True):
     """The attributes that a create may set."""
 
     used_in_default_sg: Flag | UnsetType = UNSET
@@ -49,7 +49,7 @@ def _remote(values: Sequence[str]) -> Clause:
     )
 
 
-class DefaultSecurityGroupRules(Creatable[DefaultRuleRow], Deletable[DefaultRuleRow]):
+class DefaultSecurityGroupRules(Creatable[DefaultSecurityGroupRuleRow], Deletable[DefaultSecurityGroupRuleRow]):
     """The default security group rule API; rules are created and deleted, but never changed."""
 
     singular = "default_security_group_rule"
@@ -66,13 +66,15 @@ class DefaultSecurityGroupRules(Creatable[DefaultRuleRow], Deletable[DefaultRule
         },
         {"remote_group_id": _remote},
     )
-    create_body = body_of_one_or_many("default_security_group_rule", "default_security_group_rules", DefaultRuleCreate)
+    create_body = body_of_one_or_many(
+        "default_security_group_rule", "default_security_group_rules", DefaultSecurityGroupRuleCreate
+    )
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """The rules belong to no project."""
         return None
 
-    def resources(self, conn: sa.Connection, rows: Sequence[DefaultRuleRow]) -> list[Resource]:
+    def resources(self, conn: sa.Connection, rows: Sequence[DefaultSecurityGroupRuleRow]) -> list[Resource]:
         """Return rules."""
         return [Resource(_values(row), {}) for row in rows]
 
@@ -88,7 +90,7 @@ class DefaultSecurityGroupRules(Creatable[DefaultRuleRow], Deletable[DefaultRule
             raise conflict("Duplicate Default Security Group Rule in POST.", "DuplicateDefaultSgRuleInPost")
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
-    def _insert(self, conn: sa.Connection, wanted: Sequence[NewDefaultRule]) -> list[Resource]:
+    def _insert(self, conn: sa.Connection, wanted: Sequence[NewDefaultSecurityGroupRule]) -> list[Resource]:
         for row in wanted:
             group, r = row["remote_group_id"], default_security_group_rules.c
             there = sa.select(security_groups.c.id).where(security_groups.c.id == group)
@@ -112,9 +114,9 @@ class DefaultSecurityGroupRules(Creatable[DefaultRuleRow], Deletable[DefaultRule
             raise Changed
 
 
-def _row(core: Core, given: dict[str, Any]) -> NewDefaultRule:
+def _row(core: Core, given: dict[str, Any]) -> NewDefaultSecurityGroupRule:
     remote = given.get("remote_group_id")
-    row: NewDefaultRule = {
+    row: NewDefaultSecurityGroupRule = {
         "id": core.new_id(),
         "description": given.get("description") or "",
         "direction": given["direction"],
@@ -129,7 +131,7 @@ def _row(core: Core, given: dict[str, Any]) -> NewDefaultRule:
     return row
 
 
-def _values(row: DefaultRuleRow) -> dict[str, Any]:
+def _values(row: DefaultSecurityGroupRuleRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "description": row.description,
@@ -146,9 +148,9 @@ def _values(row: DefaultRuleRow) -> dict[str, Any]:
     }
 
 
-async def create_first_rules(core: Core) -> None:
+async def create_initial_default_rules(core: Core) -> None:
     """Create the rules that a new cloud begins with, once: all egress, and in default groups ingress from members."""
-    if not await core.database.read(_has_first_rules):
+    if not await core.database.read(_has_initial_rules):
         both = [
             _row(core, {"direction": "egress", "ethertype": ethertype, "used_in_default_sg": True})
             for ethertype in ("IPv4", "IPv6")
@@ -156,19 +158,19 @@ async def create_first_rules(core: Core) -> None:
         only_default = {"used_in_default_sg": True, "used_in_non_default_sg": False}
         from_members = {"direction": "ingress", "remote_group_id": PARENT, **only_default}
         members = [_row(core, {**from_members, "ethertype": ethertype}) for ethertype in ("IPv4", "IPv6")]
-        await core.database.write(_insert_first_rules, [*both, *members])
+        await core.database.write(_insert_initial_rules, [*both, *members])
 
 
-def _has_first_rules(conn: sa.Connection) -> bool:
+def _has_initial_rules(conn: sa.Connection) -> bool:
     return conn.execute(sa.select(marks.c.name).where(marks.c.name == _MARK)).first() is not None
 
 
-def _insert_first_rules(conn: sa.Connection, rows: list[NewDefaultRule]) -> None:
+def _insert_initial_rules(conn: sa.Connection, rows: list[NewDefaultSecurityGroupRule]) -> None:
     if insert_if_absent(conn, marks, {"name": _MARK}):
         conn.execute(default_security_group_rules.insert(), rows)
 
 
-def first_rules_of(conn: sa.Connection, is_default: bool) -> Sequence[DefaultRuleRow]:
+def rules_for_new_group(conn: sa.Connection, is_default: bool) -> Sequence[DefaultSecurityGroupRuleRow]:
     """Return the rules that a new security group gets."""
     c = default_security_group_rules.c
     used = c.used_in_default_sg if is_default else c.used_in_non_default_sg

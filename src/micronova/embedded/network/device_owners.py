@@ -1,12 +1,13 @@
-"""The device owners of ports that belong to the network service itself; servers' ports have `compute:ZONE`."""
+"""The device owners that the network service sets: of its own ports, and of subports. Servers' have `compute:ZONE`."""
 
 DHCP = "network:dhcp"
 FLOATING_IP = "network:floatingip"
 ROUTER_GATEWAY = "network:router_gateway"
 ROUTER_INTERFACE = "network:router_interface"
-SUBPORT = "trunk:subport"  # of ports that guests have in VLANs; it is a guest's port
 
-SERVICE = "network:"  # the prefix of all of them
+SERVICE = "network:"  # the prefix of the owners of the service's own ports
+
+SUBPORT = "trunk:subport"  # of ports that guests have in VLANs; it is a guest's port
 
 
 def is_service(owner: str) -> bool:

@@ -60,7 +60,12 @@ async def _apply(core: Core, host: str, due: Due) -> None:
         remember_addresses(core, await core.write_with_events(_insert, core, host, _plan(core, host, due)))
     elif due.address_requests:
         await core.write_with_events(
-            update_port, core, due.port_id, {}, agent_hosts={host}, wanted=with_hints(core, due.address_requests)
+            update_port,
+            core,
+            due.port_id,
+            {},
+            agent_hosts={host},
+            address_requests=with_hints(core, due.address_requests),
         )
     else:
         await core.write_with_events(delete_port, core, due.port_id)

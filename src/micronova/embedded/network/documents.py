@@ -1,5 +1,6 @@
 """Version documents, resources, extensions, availability zones and service providers: documents without rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from micronova.embedded.network.core import Core
@@ -9,24 +10,14 @@ from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.objects.errors import NotFound
 
-RESOURCES = (
-    ("network", "networks"),
-    ("subnet", "subnets"),
-    ("subnetpool", "subnetpools"),
-    ("port", "ports"),
-    ("security_group", "security-groups"),
-    ("security_group_rule", "security-group-rules"),
-    ("router", "routers"),
-    ("floatingip", "floatingips"),
-    ("policy", "qos/policies"),
-)
-
 
 class Documents:
     """Version documents, extensions, availability zones."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, resources: Sequence[tuple[str, str]]) -> None:
+        """`resources` are the names of resources, each with that of its collection in paths."""
         self.core = core
+        self._resources = resources
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -65,7 +56,7 @@ class Documents:
                     "collection": collection,
                     "links": [{"rel": "self", "href": f"{request.base_url}/v2.0/{collection}"}],
                 }
-                for name, collection in RESOURCES
+                for name, collection in self._resources
             ]
         }
 

@@ -50,7 +50,7 @@ from micronova.embedded.network.request_bodies import (
     project_of,
 )
 from micronova.embedded.network.row_types import FloatingIPRow, PortRow
-from micronova.embedded.network.rows import Association, NewFloatingIP, erase, locked, new_row
+from micronova.embedded.network.rows import Association, NewFloatingIP, delete_row, locked, new_row
 from micronova.embedded.network.sharing import check_still_shared, reading_for
 from micronova.embedded.network.tables import addresses, floatingips, ports, router_interfaces, routers, subnets
 from micronova.embedded.network.topics import router_topic
@@ -168,7 +168,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             if given.get("port_id"):
                 change, port = _association(conn, row, given, any_port)
                 row = {**row, **change}
-                events += _send_report(self.core, port)
+                events += _changed_events(self.core, port)
             elif given.get("fixed_ip_address"):
                 raise invalid(
                     "Bad floatingip request: fixed_ip_address cannot be specified without a port_id.", "BadRequest"
@@ -202,11 +202,11 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         values = {"description": given["description"]} if "description" in given else {}
         events: list[Event] = []
         if "port_id" in given or given.get("fixed_ip_address"):
-            events += _send_report(self.core, _port(conn, row["port_id"]))
+            events += _changed_events(self.core, _port(conn, row["port_id"]))
             if port_id:
                 change, port = _association(conn, row, {**given, "port_id": port_id}, any_port)
                 values.update(change)
-                events += [each for each in _send_report(self.core, port) if each.tag not in {n.tag for n in events}]
+                events += [each for each in _changed_events(self.core, port) if each.tag not in {n.tag for n in events}]
             else:
                 values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
         revisions.update(conn, floatingips.c.revision, id, revision, values, self.core.now())
@@ -220,11 +220,11 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
 
     def _delete(self, conn: sa.Connection, id: str) -> tuple[None, list[Event]]:
         row: FloatingIPRow = locked(conn, floatingips, id)
-        erase(conn, floatingips, id)
+        delete_row(conn, floatingips, id)
         note(conn, self.core.now(), _topics(row.router_id))
         remove_port(conn, row.floating_port_id, self.core.now(), with_owner=True)
         release(conn, row.project_id, "floatingip")
-        return None, _send_report(self.core, _port(conn, row.port_id))
+        return None, _changed_events(self.core, _port(conn, row.port_id))
 
 
 def _topics(*router_ids: str | None) -> set[str]:
@@ -334,8 +334,8 @@ def _router_between(conn: sa.Connection, subnet_id: str, network_id: str) -> str
     return conn.execute(statement.limit(1)).scalar()
 
 
-def _send_report(core: Core, port: PortRow | None) -> list[Event]:
-    """Return the event for the server of a port whose floating IP changed."""
+def _changed_events(core: Core, port: PortRow | None) -> list[Event]:
+    """Return the event for the server of a port whose floating IPs change; none if it is not a server's port."""
     if port is None or not belongs_to_server(port):
         return []
     return [event(core, CHANGED, port)]

@@ -31,7 +31,7 @@ class IPAvailability(Collection[NetworkRow]):
         {"ip_version": lambda values: networks.c.id.in_(sa.select(subnets.c.network_id).where(_has_version(values)))},
     )
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Policy alone decides."""
         return None
 
@@ -40,10 +40,10 @@ class IPAvailability(Collection[NetworkRow]):
         return self._resources(conn, rows, sa.true())
 
     def page(
-        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], visible: Clause | None
     ) -> list[Resource] | None:
         """Return a page; with a filter on `ip_version` only the subnets of that version are counted."""
-        rows = self.rows(conn, listing, conditions, scope)
+        rows = self.rows(conn, listing, conditions, visible)
         versions = listing.filters.get("ip_version")
         counted = sa.true() if versions is None else _has_version(versions)
         return None if rows is None else self._resources(conn, rows, counted)

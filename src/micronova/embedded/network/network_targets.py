@@ -1,4 +1,4 @@
-"""What policy needs to know of networks: the part of the targets of what is on them, and who may see them."""
+"""The network's part in the policy targets of ports and subnets, and the check that a caller may see a network."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

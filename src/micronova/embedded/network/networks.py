@@ -25,7 +25,7 @@ from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.listing import Attributes, Clause
-from micronova.embedded.network.qos_use import check_enforced, check_use, default_policy
+from micronova.embedded.network.qos_use import check_enforced, check_use, default_qos_policy
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
@@ -53,7 +53,7 @@ from micronova.embedded.network.sharing import (
     SHARED,
     Use,
     check_still_shared,
-    depend_on,
+    dependent_projects,
     own_or_shared,
     remove_rbac_policies,
     share_with_all,
@@ -77,7 +77,7 @@ SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**3
 OVERHEAD = {"vxlan": 50, "geneve": 58, "gre": 42}
 AUTOMATIC_OWNERS = (device_owners.DHCP,)  # ports that do not keep a network from being deleted
 
-PUBLIC_WIRE = "public"
+PUBLIC_PHYSICAL_NETWORK = "public"
 """The one physical network: what the first external network of a cloud is on."""
 
 NetworkType = Literal["flat", "geneve", "gre", "local", "vlan", "vxlan"]
@@ -145,7 +145,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
     defaults = {"shared": False, "router:external": False, "is_default": False, "port_security_enabled": True}
     object_type = NETWORK
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Limit callers to their own networks and those that are shared with them, also as external ones."""
         if self.crosses_projects(request):
             return None
@@ -226,7 +226,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
             if "qos_policy_id" not in given:
-                row["qos_policy_id"] = default_policy(conn, row["project_id"])
+                row["qos_policy_id"] = default_qos_policy(conn, row["project_id"])
             check_enforced(conn, row["qos_policy_id"], "network", row["id"])
             # Concurrent creates may choose the same segment: a unique index decides, and the other tries the next one.
             for segment in _free_segments(conn, row):
@@ -301,9 +301,9 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a network that no port uses."""
         await self.find_to(request, "delete", id)
-        await self.core.write_and_wake(self.remove, id)
+        await self.core.write_and_wake(self.delete_network, id)
 
-    def remove(self, conn: sa.Connection, id: str) -> None:
+    def delete_network(self, conn: sa.Connection, id: str) -> None:
         """Delete a network with its subnets, unless a port uses it."""
         # The lock keeps new ports and subnets out.
         row: NetworkRow = locked(conn, networks, id)
@@ -353,7 +353,7 @@ def _values(
         "admin_state_up": row.admin_state_up,
         "status": row.status,
         "subnets": below,
-        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
+        "shared": False,  # `collection.seen_by` sets it: whether it is shared with the caller's project
         "router:external": row.external,
         "is_default": row.is_default,
         "port_security_enabled": row.port_security_enabled,
@@ -382,7 +382,7 @@ def _segment(given: dict[str, Any], settings: NetworkServiceSettings) -> tuple[s
     if kind in ("flat", "vlan"):
         if not physical_network:
             raise invalid(f"provider:physical_network is required for a {kind} network.")
-        if kind == "vlan" or physical_network != PUBLIC_WIRE:
+        if kind == "vlan" or physical_network != PUBLIC_PHYSICAL_NETWORK:
             title = "VLAN" if kind == "vlan" else kind
             raise invalid(f"physical_network '{physical_network}' unknown for {title} provider network.")
     elif physical_network:
@@ -427,7 +427,10 @@ def _mtu(given: dict[str, Any], kind: str, settings: NetworkServiceSettings) -> 
     most = settings.mtu - OVERHEAD.get(kind, 0)
     mtu = given.get("mtu") or most
     if not 68 <= mtu <= most:
-        raise invalid(f"Invalid input for mtu: {mtu} is not between 68 and {most}, what the wire carries.")
+        raise invalid(
+            f"Invalid input for mtu: {mtu} is not between 68 and {most}, the MTU of the physical network "
+            "without the headers of tunnels."
+        )
     return int(mtu)
 
 
@@ -442,7 +445,7 @@ def _only_default(conn: sa.Connection, id: str, external: bool) -> None:
 
 
 def _check_unshared(conn: sa.Connection, row: NetworkRow) -> None:
-    if depend_on(conn, NETWORK, row.id, row.project_id, SHARED, ALL):
+    if dependent_projects(conn, NETWORK, row.id, row.project_id, SHARED, ALL):
         raise conflict(
             f"Unable to reconfigure sharing settings for network {row.id}. Multiple tenants are using it.",
             "InvalidSharedSetting",

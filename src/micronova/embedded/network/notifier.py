@@ -240,7 +240,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 
 # Neutron sends network-changed without a status.
-_WITH_STATUS = frozenset({"network-vif-plugged", "network-vif-unplugged", "network-vif-deleted"})
+_WITH_STATUS = frozenset({PLUGGED, UNPLUGGED, DELETED})
 
 
 def _too_early(answer: object) -> set[tuple[str, str, str]]:
@@ -261,7 +261,7 @@ def any_due(conn: sa.Connection, now: int) -> bool:
 def claim_due(conn: sa.Connection, now: int, hold: int) -> tuple[int, list[Event]]:
     """Take events that no process is sending, and delete those that are not true any more.
 
-    Return how many were taken, and the others.
+    Return how many were taken, and those of them that are still true.
     """
     due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
     if conn.dialect.name == "postgresql":

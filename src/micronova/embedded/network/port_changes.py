@@ -34,7 +34,12 @@ from micronova.embedded.network.sharing import Use, check_still_shared
 from micronova.embedded.network.slaac import follow_mac
 from micronova.embedded.network.tables import addresses, floatingips, port_security_groups, ports
 from micronova.embedded.network.topics import members_topic
-from micronova.embedded.network.trunk_ports import check_binding, check_in_no_trunk, follow_parent, refresh_status
+from micronova.embedded.network.trunk_ports import (
+    check_free_of_trunks,
+    check_is_no_subport,
+    follow_parent,
+    refresh_status,
+)
 
 
 def create_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> tuple[list[CreatedPort], list[Event]]:
@@ -59,15 +64,15 @@ def update_port(
     agent_hosts: set[str],
     revision: int | None = None,
     groups: list[str] | None = None,
-    wanted: list[AddressRequest] | None = None,
+    address_requests: list[AddressRequest] | None = None,
     mac: str | None = None,
     relies_on: Sequence[Use] = (),
 ) -> tuple[None, list[Event]]:
     """Update a port; with a revision, raise Changed if the port has another one.
 
-    `groups`, `wanted` addresses and `mac` replace what the port has; None leaves it. `agent_hosts` are hosts with a
-    live network agent. The row is locked and read here, so concurrent updates are all kept. What the caller checked
-    before (project and network of the port) never changes.
+    `groups`, `address_requests` and `mac` replace what the port has; None leaves it. `agent_hosts` are hosts with a
+    network agent, alive or not. The row is locked and read here, so concurrent updates are all kept. What the
+    caller checked before (project and network of the port) never changes.
     """
     before = locked_port(conn, id)
     if revision not in (None, before["revision"]):
@@ -83,7 +88,7 @@ def update_port(
     if after["qos_policy_id"] != before["qos_policy_id"]:
         check_enforced(conn, after["qos_policy_id"], "port", id)
     if after["host"] != before["host"]:
-        check_binding(conn, id)
+        check_is_no_subport(conn, id)
     if rebound or after["port_security_enabled"] != before["port_security_enabled"]:
         binding = binding_columns(
             after["network_id"], after["host"], after["vnic_type"], after["port_security_enabled"]
@@ -94,8 +99,8 @@ def update_port(
         after["status"] = status_of(after, after["host"] in agent_hosts)
     held = groups_of(conn, [id]).get(id, [])
     check_port_security(after, held if groups is None else groups)
-    if wanted is not None:
-        addresses_changed = _readdress(conn, id, after["mac_address"], wanted) or addresses_changed
+    if address_requests is not None:
+        addresses_changed = _readdress(conn, id, after["mac_address"], address_requests) or addresses_changed
     groups_changed = groups is not None and set(groups) != set(held)
     if groups_changed:
         conn.execute(port_security_groups.delete().where(port_security_groups.c.port_id == id))
@@ -142,13 +147,13 @@ def _check_mac(conn: sa.Connection, before: PortRow, mac: str) -> None:
         raise mac_in_use(before["network_id"], mac)
 
 
-def _readdress(conn: sa.Connection, id: str, mac: str, wanted: Sequence[AddressRequest]) -> bool:
+def _readdress(conn: sa.Connection, id: str, mac: str, address_requests: Sequence[AddressRequest]) -> bool:
     """Replace the addresses of a port, keep those that are requested again; return whether any changed."""
     a = addresses.c
     held = list(conn.execute(sa.select(a.subnet_id, a.address).where(a.port_id == id).order_by(a.position)))
     keep: set[tuple[str, str]] = set()
     new: list[AddressRequest] = []
-    for request in sorted(wanted, key=lambda w: w.address is None):
+    for request in sorted(address_requests, key=lambda w: w.address is None):
         subnet = request.choices[0]
         kept = next(
             (
@@ -175,7 +180,8 @@ def _readdress(conn: sa.Connection, id: str, mac: str, wanted: Sequence[AddressR
 def _check_no_floating(conn: sa.Connection, id: str, gone: Sequence[str]) -> None:
     """Raise Invalid, as Neutron does, if a floating IP leads to or is one of these addresses of a port.
 
-    The next port with the address may belong to another project. Who associates a floating IP locks its port, too.
+    The next port with the address may belong to another project. A transaction that
+    associates a floating IP locks its port, too.
     """
     if not gone:
         return
@@ -195,6 +201,6 @@ def _check_no_floating(conn: sa.Connection, id: str, gone: Sequence[str]) -> Non
 
 def delete_port(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
     """Delete a port that does not belong to a router or a floating IP."""
-    check_in_no_trunk(conn, id)
+    check_free_of_trunks(conn, id)
     gone = remove_port(conn, id, core.now())
     return None, events_of(core, gone, None)

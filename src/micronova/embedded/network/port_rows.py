@@ -158,7 +158,7 @@ def service_port(
     network_id: str,
     device_id: str,
     device_owner: str,
-    wanted: list[AddressRequest],
+    address_requests: list[AddressRequest],
     status: str = "ACTIVE",
 ) -> PortPlan:
     """Plan a port that the service creates: without security groups, and in a quota only if it has a project."""
@@ -166,7 +166,7 @@ def service_port(
     row = port_with(
         row, {"device_id": device_id, "device_owner": device_owner, "status": status, "port_security_enabled": False}
     )
-    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, wanted))
+    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, address_requests))
 
 
 def remember_addresses(core: Core, made: Sequence[CreatedPort]) -> None:
@@ -244,7 +244,7 @@ def mac_in_use(network_id: str, mac: str) -> Exception:
 
 
 def remove_port(conn: sa.Connection, id: str, now: int, *, with_owner: bool = False) -> PortRow:
-    """Delete the rows of a port with its addresses, tags and associations; return its last row. It releases the quota.
+    """Delete the rows of a port with its addresses, tags and associations, release its quota, and return its last row.
 
     A port that belongs to a router or a floating IP is deleted only with its owner (`with_owner`).
     """

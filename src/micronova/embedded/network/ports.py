@@ -157,7 +157,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         """Select ports with the attributes of their networks that policy needs."""
         return _SELECT
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Limit callers to their own ports and ports on their own networks."""
         if self.crosses_projects(request):
             return None
@@ -190,10 +190,10 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         ]
 
     def page(
-        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], visible: Clause | None
     ) -> list[Resource] | None:
         """Return a page; only the requested fields are read, because compute often lists ports with few fields."""
-        rows = self.rows(conn, listing, conditions, scope)
+        rows = self.rows(conn, listing, conditions, visible)
         return None if rows is None else self._resources(conn, rows, listing.fields)
 
     def _load_for_delete(self, conn: sa.Connection, id: str) -> Resource | None:
@@ -225,11 +225,11 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             }
             request.authorize(target)
             self.check_fields(request, "create", given, target)
-            policy: list[Use] = []
+            relied_on: list[Use] = []
             if given.get("qos_policy_id"):
-                policy = await self.core.database.read(check_use, request, given)
+                relied_on = await self.core.database.read(check_use, request, given)
             plan = await self._plan(given, project, network, facts, crosses_projects)
-            plan.relies_on += policy
+            plan.relies_on += relied_on
             plans.append(plan)
         made = await self.core.write_with_events(create_ports, self.core, plans)
         remember_addresses(self.core, made)
@@ -306,14 +306,14 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         facts = await self._facts(request, [asked], [old["project_id"]])
         groups = _chosen_groups(given, old["project_id"], facts, self.crosses_projects(request))
         relies_on += _uses_of_groups(groups or (), old["project_id"], facts)
-        wanted: list[AddressRequest] | None = None
+        replacements: list[AddressRequest] | None = None
         if "fixed_ips" in given:
             device_owner = given.get("device_owner", old["device_owner"])
             candidates = facts.subnets.get(old["network_id"], [])
             held = {each["ip_address"] for each in old["fixed_ips"]}
             asked_ips = given["fixed_ips"] or []
             requests = address_requests(old["network_id"], candidates, asked_ips, device_owner, held)
-            wanted = with_hints(self.core, requests)
+            replacements = with_hints(self.core, requests)
         mac = mac_address(given["mac_address"]) if given.get("mac_address") else None
         revision = old["revision_number"] if request.header("if-match") else None
         await self.core.write_with_events(
@@ -324,7 +324,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             agent_hosts=facts.agent_hosts,
             revision=revision,
             groups=groups,
-            wanted=wanted,
+            address_requests=replacements,
             mac=mac,
             relies_on=relies_on,
         )

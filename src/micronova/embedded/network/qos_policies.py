@@ -22,7 +22,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.listing import Attributes, flags
-from micronova.embedded.network.qos_use import default_policy, policy_target
+from micronova.embedded.network.qos_use import default_qos_policy, qos_policy_target
 from micronova.embedded.network.quotas import charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
@@ -35,14 +35,14 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import PolicyRow
-from micronova.embedded.network.rows import NewPolicy, erase, locked, new_row
+from micronova.embedded.network.row_types import QosPolicyRow
+from micronova.embedded.network.rows import NewQosPolicy, delete_row, locked, new_row
 from micronova.embedded.network.sharing import (
     ALL,
     NOBODY,
     QOS_POLICY,
     SHARED,
-    depend_on,
+    dependent_projects,
     remove_rbac_policies,
     share_with_all,
     stop_sharing_with_all,
@@ -58,7 +58,7 @@ from micronova.embedded.network.tables import (
 from micronova.http.request import Request
 
 # The tables of rules, and the columns that the API shows, by type.
-RULE_TABLES: Mapping[str, tuple[sa.Table, tuple[str, ...]]] = {
+QOS_RULE_TABLES: Mapping[str, tuple[sa.Table, tuple[str, ...]]] = {
     "bandwidth_limit": (bandwidth_limit_rules, ("id", "max_kbps", "max_burst_kbps", "direction")),
     "dscp_marking": (dscp_marking_rules, ("id", "dscp_mark")),
     "minimum_bandwidth": (minimum_bandwidth_rules, ("id", "min_kbps", "direction")),
@@ -66,7 +66,7 @@ RULE_TABLES: Mapping[str, tuple[sa.Table, tuple[str, ...]]] = {
 _FLAGS = ("shared", "is_default")
 
 
-class PolicyUpdate(Body, kw_only=True):
+class QosPolicyUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
     name: Name | UnsetType = UNSET
@@ -75,7 +75,7 @@ class PolicyUpdate(Body, kw_only=True):
     is_default: Flag | UnsetType = UNSET
 
 
-class PolicyCreate(PolicyUpdate, kw_only=True):
+class QosPolicyCreate(QosPolicyUpdate, kw_only=True):
     """The attributes that a create may set."""
 
     project_id: Project | UnsetType = UNSET
@@ -83,7 +83,7 @@ class PolicyCreate(PolicyUpdate, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow]):
+class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[QosPolicyRow]):
     """The QoS policy API."""
 
     singular = "policy"
@@ -95,22 +95,22 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
         "shared",
         special=flags(is_default=qos_policies.c.default_of.is_not(None)),
     )
-    create_body = body_of_one_or_many("policy", "policies", PolicyCreate)
-    update_body = body_of_one("policy", PolicyUpdate)
+    create_body = body_of_one_or_many("policy", "policies", QosPolicyCreate)
+    update_body = body_of_one("policy", QosPolicyUpdate)
     object_type = QOS_POLICY
 
-    def resources(self, conn: sa.Connection, rows: Sequence[PolicyRow]) -> list[Resource]:
+    def resources(self, conn: sa.Connection, rows: Sequence[QosPolicyRow]) -> list[Resource]:
         """Return policies with their rules."""
         ids = [row.id for row in rows]
         tagged, access = tags_of(conn, ids), self.access_to(conn, rows)
         rules: dict[str, list[dict[str, Any]]] = {}
-        for (kind, (table, _)), part in itertools.product(RULE_TABLES.items(), chunks(ids)):
+        for (kind, (table, _)), part in itertools.product(QOS_RULE_TABLES.items(), chunks(ids)):
             r = table.c
             for rule in conn.execute(sa.select(table).where(r.policy_id.in_(part)).order_by(r.id)):
-                shown = {**rule_values(kind, rule), "qos_policy_id": rule.policy_id, "type": kind}
+                shown = {**qos_rule_values(kind, rule), "qos_policy_id": rule.policy_id, "type": kind}
                 rules.setdefault(rule.policy_id, []).append(shown)
         return [
-            Resource(_values(row, rules.get(row.id, []), tagged), policy_target(row), access.get(row.id, NOBODY))
+            Resource(_values(row, rules.get(row.id, []), tagged), qos_policy_target(row), access.get(row.id, NOBODY))
             for row in rows
         ]
 
@@ -128,7 +128,7 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
                 raise _default_exists(default_of)
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
-    def _row(self, project: str, given: Mapping[str, Any]) -> NewPolicy:
+    def _row(self, project: str, given: Mapping[str, Any]) -> NewQosPolicy:
         return {
             **new_row(self.core, project, given),
             "name": given.get("name", ""),
@@ -139,7 +139,7 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
     def _share(self, conn: sa.Connection, id: str, owner: str) -> int:
         return share_with_all(conn, self.core.new_id, QOS_POLICY, id, owner)
 
-    def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewPolicy, Sequence[str]]]) -> list[Resource]:
+    def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewQosPolicy, Sequence[str]]]) -> list[Resource]:
         new_rbac_policies: Counter[str] = Counter()
         for row, tagged in wanted:
             if not insert_if_absent(conn, qos_policies, row):
@@ -165,7 +165,7 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
         values = {name: value for name, value in given.items() if name != "is_default"}
         if "is_default" in given:
             values["default_of"] = project if given["is_default"] else None
-            if given["is_default"] and default_policy(conn, project) not in (None, resource.id):
+            if given["is_default"] and default_qos_policy(conn, project) not in (None, resource.id):
                 raise _default_exists(project)
         if given.get("shared") is False:
             locked(conn, qos_policies, resource.id)
@@ -180,26 +180,26 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a policy that nothing uses."""
         await self.find_to(request, "delete", id)
-        await self.core.database.write(self.remove, id)
+        await self.core.database.write(self._delete, id)
 
-    def remove(self, conn: sa.Connection, id: str) -> None:
+    def _delete(self, conn: sa.Connection, id: str) -> None:
         """Delete a policy that nothing uses."""
         locked(conn, qos_policies, id)
         _check_unused(conn, id)
-        erase(conn, qos_policies, id)  # the database deletes its rules, too
+        delete_row(conn, qos_policies, id)  # the database deletes its rules, too
         release_all(conn, remove_rbac_policies(conn, QOS_POLICY, id))
 
 
-def rule_values(kind: str, row: Any) -> dict[str, Any]:
+def qos_rule_values(kind: str, row: Any) -> dict[str, Any]:
     """Return a rule of a type as the API shows it."""
-    return {name: getattr(row, name) for name in RULE_TABLES[kind][1]}
+    return {name: getattr(row, name) for name in QOS_RULE_TABLES[kind][1]}
 
 
-def _values(row: PolicyRow, rules: Sequence[dict[str, Any]], tagged: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _values(row: QosPolicyRow, rules: Sequence[dict[str, Any]], tagged: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return {
         **standard_values(row, tagged),
         "name": row.name,
-        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
+        "shared": False,  # `collection.seen_by` sets it: whether it is shared with the caller's project
         "is_default": row.default_of is not None,
         "rules": rules,
     }
@@ -210,7 +210,7 @@ def _default_exists(project: str) -> Exception:
 
 
 def _check_unshared(conn: sa.Connection, id: str, owner: str) -> None:
-    if using := depend_on(conn, QOS_POLICY, id, owner, SHARED, ALL):
+    if using := dependent_projects(conn, QOS_POLICY, id, owner, SHARED, ALL):
         raise conflict(f"QoS Policy {id} is used by project {using[0]}.", "QosPolicyInUse")
 
 

@@ -17,7 +17,7 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import QUERY, Attributes, Listing, filters_of, unknown_filter
-from micronova.embedded.network.qos_policies import RULE_TABLES, QosPolicies, rule_values
+from micronova.embedded.network.qos_policies import QOS_RULE_TABLES, QosPolicies, qos_rule_values
 from micronova.embedded.network.qos_use import check_not_in_use
 from micronova.embedded.network.request_bodies import Body, Number, body_of_one, convert_text, objects
 from micronova.embedded.network.tables import qos_policies
@@ -73,7 +73,7 @@ class MinimumCreate(MinimumUpdate, kw_only=True):
 
 
 @dataclass(frozen=True)
-class RuleKind:
+class QosRuleType:
     """A type of rules."""
 
     name: str
@@ -93,12 +93,12 @@ class RuleKind:
     @property
     def table(self) -> sa.Table:
         """The table of the rules."""
-        return RULE_TABLES[self.name][0]
+        return QOS_RULE_TABLES[self.name][0]
 
     @property
     def attributes(self) -> Attributes:
         """The attributes by which rules can be filtered and sorted."""
-        table, names = RULE_TABLES[self.name]
+        table, names = QOS_RULE_TABLES[self.name]
         return Attributes(table, {name: table.c[name] for name in names})
 
 
@@ -110,7 +110,7 @@ def _choices(name: str, values: Sequence[Any]) -> dict[str, Any]:
     return {"parameter_name": name, "parameter_type": "choices", "parameter_values": list(values)}
 
 
-BANDWIDTH_LIMIT = RuleKind(
+BANDWIDTH_LIMIT = QosRuleType(
     "bandwidth_limit",
     LimitCreate,
     LimitUpdate,
@@ -119,8 +119,10 @@ BANDWIDTH_LIMIT = RuleKind(
     {"max_burst_kbps": 0, "direction": "egress"},
     one_per="direction",
 )
-DSCP_MARKING = RuleKind("dscp_marking", MarkCreate, MarkUpdate, ("dscp_mark",), [_choices("dscp_mark", DSCP_MARKS)], {})
-MINIMUM_BANDWIDTH = RuleKind(
+DSCP_MARKING = QosRuleType(
+    "dscp_marking", MarkCreate, MarkUpdate, ("dscp_mark",), [_choices("dscp_mark", DSCP_MARKS)], {}
+)
+MINIMUM_BANDWIDTH = QosRuleType(
     "minimum_bandwidth",
     MinimumCreate,
     MinimumUpdate,
@@ -130,14 +132,14 @@ MINIMUM_BANDWIDTH = RuleKind(
     enforced=False,
     one_per="direction",
 )
-RULE_KINDS = (BANDWIDTH_LIMIT, DSCP_MARKING, MINIMUM_BANDWIDTH)
-_ENFORCED = tuple(kind.name for kind in RULE_KINDS if kind.enforced)
+QOS_RULE_TYPES = (BANDWIDTH_LIMIT, DSCP_MARKING, MINIMUM_BANDWIDTH)
+_ENFORCED = tuple(kind.name for kind in QOS_RULE_TYPES if kind.enforced)
 
 
-class PolicyRules:
+class QosRules:
     """The rules of policies, of one type."""
 
-    def __init__(self, core: Core, kind: RuleKind) -> None:
+    def __init__(self, core: Core, kind: QosRuleType) -> None:
         self.core = core
         self.kind = kind
         self._policies = QosPolicies(core)
@@ -184,7 +186,7 @@ class PolicyRules:
         policy = await self._policy(request, id)
         row = {**self.kind.defaults, **self._given(request), "id": self.core.new_id(), "policy_id": policy.id}
         await self.core.write_and_wake(_insert, self.kind, row, self.core.now())
-        return {self.kind.singular: {name: row[name] for name in RULE_TABLES[self.kind.name][1]}}
+        return {self.kind.singular: {name: row[name] for name in QOS_RULE_TABLES[self.kind.name][1]}}
 
     async def update(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Update a rule; it applies to all ports with the policy."""
@@ -196,7 +198,7 @@ class PolicyRules:
     async def delete(self, request: Request, id: str, rule: str) -> None:
         """Delete a rule."""
         policy = await self._policy(request, id)
-        await self.core.write_and_wake(_remove, self.kind, policy.id, rule, self.core.now())
+        await self.core.write_and_wake(_delete, self.kind, policy.id, rule, self.core.now())
 
     def _given(self, request: Request) -> dict[str, Any]:
         [given] = objects(request.body, self.kind.singular)
@@ -208,7 +210,7 @@ class PolicyRules:
         return given
 
 
-class RuleTypes:
+class QosRuleTypes:
     """The API of QoS rule types."""
 
     def routes(self) -> list[Route]:
@@ -227,13 +229,13 @@ class RuleTypes:
             if name not in ("type", "all_supported", "all_rules"):
                 raise unknown_filter(name)
         every = any(QUERY.boolean("all_rules", value) for value in filters.get("all_rules", ()))
-        known = tuple(RULE_TABLES) if every else _ENFORCED
+        known = tuple(QOS_RULE_TABLES) if every else _ENFORCED
         return {"rule_types": [{"type": each} for each in known if each in filters.get("type", known)]}
 
     async def show(self, request: Request, type: str) -> dict[str, Any]:
         """Show a rule type with its parameters, for admins."""
         request.authorize({})
-        kind = next((each for each in RULE_KINDS if each.name == type and each.enforced), None)
+        kind = next((each for each in QOS_RULE_TYPES if each.name == type and each.enforced), None)
         if kind is None:
             raise NotFound(f"QoS rule type {type[:64]} could not be found; there are {', '.join(_ENFORCED)}.")
         shown: dict[str, Any] = {"type": kind.name}
@@ -246,18 +248,18 @@ def _missing(rule: str, policy: str) -> NotFound:
     return NotFound(f"QoS rule {rule[:64]} for policy {policy} could not be found.", type="QosRuleNotFound")
 
 
-def _page(conn: sa.Connection, kind: RuleKind, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
+def _page(conn: sa.Connection, kind: QosRuleType, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
     mine = sa.select(kind.table).where(kind.table.c.policy_id == policy, *listing.conditions())
     rows = listing.page(conn, mine)
-    return None if rows is None else [rule_values(kind.name, row) for row in rows]
+    return None if rows is None else [qos_rule_values(kind.name, row) for row in rows]
 
 
-def _rule(conn: sa.Connection, kind: RuleKind, policy: str, id: str) -> dict[str, Any]:
+def _rule(conn: sa.Connection, kind: QosRuleType, policy: str, id: str) -> dict[str, Any]:
     r = kind.table.c
     row = conn.execute(sa.select(kind.table).where(r.id == id, r.policy_id == policy)).first()
     if row is None:
         raise _missing(id, policy)
-    return rule_values(kind.name, row)
+    return qos_rule_values(kind.name, row)
 
 
 def _touch(conn: sa.Connection, policy: str, now: int) -> None:
@@ -268,7 +270,7 @@ def _touch(conn: sa.Connection, policy: str, now: int) -> None:
     note(conn, now, [qos_policy_topic(policy)])
 
 
-def _insert(conn: sa.Connection, kind: RuleKind, row: dict[str, Any], now: int) -> None:
+def _insert(conn: sa.Connection, kind: QosRuleType, row: dict[str, Any], now: int) -> None:
     _touch(conn, row["policy_id"], now)
     if not kind.enforced:
         check_not_in_use(conn, row["policy_id"])
@@ -277,7 +279,7 @@ def _insert(conn: sa.Connection, kind: RuleKind, row: dict[str, Any], now: int) 
         raise _second(conn, kind, row["policy_id"], row)
 
 
-def _check_parameters(conn: sa.Connection, kind: RuleKind, policy: str, row: Mapping[str, Any]) -> None:
+def _check_parameters(conn: sa.Connection, kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> None:
     """Raise Conflict if a minimum bandwidth would be larger than the limit in the same direction."""
     if kind not in (BANDWIDTH_LIMIT, MINIMUM_BANDWIDTH):
         return
@@ -296,13 +298,13 @@ def _check_parameters(conn: sa.Connection, kind: RuleKind, policy: str, row: Map
         )
 
 
-def _like(kind: RuleKind, policy: str, row: Mapping[str, Any]) -> sa.Select[Any]:
+def _like(kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> sa.Select[Any]:
     """Return the statement for the rule of a policy besides which there cannot be this one."""
     found = sa.select(kind.table.c.id).where(kind.table.c.policy_id == policy)
     return found if kind.one_per is None else found.where(kind.table.c[kind.one_per] == row[kind.one_per])
 
 
-def _second(conn: sa.Connection, kind: RuleKind, policy: str, row: Mapping[str, Any]) -> Exception:
+def _second(conn: sa.Connection, kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> Exception:
     other = conn.execute(_like(kind, policy, row)).scalar()
     how_many = "one" if kind.one_per is None else f"one for each {kind.one_per}"
     return conflict(
@@ -313,7 +315,7 @@ def _second(conn: sa.Connection, kind: RuleKind, policy: str, row: Mapping[str, 
 
 
 def _change(
-    conn: sa.Connection, kind: RuleKind, policy: str, id: str, given: dict[str, Any], now: int
+    conn: sa.Connection, kind: QosRuleType, policy: str, id: str, given: dict[str, Any], now: int
 ) -> dict[str, Any]:
     after = {**_rule(conn, kind, policy, id), **given}
     r = kind.table.c
@@ -326,7 +328,7 @@ def _change(
     return _rule(conn, kind, policy, id)
 
 
-def _remove(conn: sa.Connection, kind: RuleKind, policy: str, id: str, now: int) -> None:
+def _delete(conn: sa.Connection, kind: QosRuleType, policy: str, id: str, now: int) -> None:
     _rule(conn, kind, policy, id)
     conn.execute(kind.table.delete().where(kind.table.c.id == id))
     _touch(conn, policy, now)

@@ -12,12 +12,12 @@ from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
 
-def policy_target(row: Any, shared: bool = False) -> dict[str, Any]:
+def qos_policy_target(row: Any, shared: bool = False) -> dict[str, Any]:
     """Return the policy target of a QoS policy; its rules refer to it as parent."""
     return {"project_id": row.project_id, "shared": shared, "ext_parent:project_id": row.project_id}
 
 
-def default_policy(conn: sa.Connection, project: str) -> str | None:
+def default_qos_policy(conn: sa.Connection, project: str) -> str | None:
     """Return the default policy of a project's new networks."""
     return conn.execute(_DEFAULT, {"project": project}).scalar()
 
@@ -28,7 +28,8 @@ _DEFAULT = sa.select(qos_policies.c.id).where(qos_policies.c.default_of == sa.bi
 def check_enforced(conn: sa.Connection, policy_id: str | None, kind: str, id: str) -> None:
     """Raise Conflict if a network or port gets a policy with a minimum bandwidth, which nothing here guarantees.
 
-    The lock waits for a rule that is being added; who adds one looks for networks and ports after locking the policy.
+    The lock waits for a rule that is being added; a transaction that adds one looks for networks and ports after
+    locking the policy.
     """
     if policy_id is None:
         return
@@ -65,7 +66,7 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
     seen = {
         id
         for id, row in rows.items()
-        if request.allows("get_policy", policy_target(row, access.get(id, NOBODY).is_shared(caller)))
+        if request.allows("get_policy", qos_policy_target(row, access.get(id, NOBODY).is_shared(caller)))
     }
     if given["qos_policy_id"] is not None and given["qos_policy_id"] not in seen:
         raise not_found("policy", given["qos_policy_id"])

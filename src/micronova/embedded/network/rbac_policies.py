@@ -35,7 +35,7 @@ from micronova.embedded.network.sharing import (
     EXTERNAL,
     NETWORK,
     TABLES,
-    depend_on,
+    dependent_projects,
     repeat_in_column,
 )
 from micronova.embedded.network.subnetpools import SubnetPools
@@ -97,7 +97,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
             request.authorize(target)
             self.check_fields(request, "create", given, target)
             _check_action(given["object_type"], given["action"])
-            may_open = await self._check_object(request, given)
+            may_make_external = await self._check_object(request, given)
             row: NewRbacPolicy = {
                 "id": self.core.new_id(),
                 "project_id": project,
@@ -106,7 +106,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
                 "action": given["action"],
                 "target": given["target_tenant"],
             }
-            wanted.append((row, may_open))
+            wanted.append((row, may_make_external))
         return self.answer(request, await self.core.write_and_wake(self._insert, wanted))
 
     async def _check_object(self, request: Request, given: dict[str, Any]) -> bool:
@@ -119,11 +119,11 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         return True
 
     def _insert(self, conn: sa.Connection, wanted: list[tuple[NewRbacPolicy, bool]]) -> list[Resource]:
-        for row, may_open in sorted(wanted, key=lambda each: (each[0]["object_type"], each[0]["object_id"])):
+        for row, may_make_external in sorted(wanted, key=lambda each: (each[0]["object_type"], each[0]["object_id"])):
             # The lock keeps the object from being deleted meanwhile, which would leave the RBAC policy behind.
             owned = locked(conn, TABLES[row["object_type"]], row["object_id"])
             if row["action"] == EXTERNAL and not owned.external:
-                if not may_open:
+                if not may_make_external:
                     raise Changed
                 _make_external(conn, row["object_id"], self.core.now())
             if not insert_if_absent(conn, rbac_policies, row):
@@ -234,7 +234,9 @@ def _check_unused(conn: sa.Connection, row: RbacPolicyRow, owned: Any, instead: 
     details = ""
     if row.action == EXTERNAL and row.target == ALL and owned.is_default:
         details = "It makes the default external network visible to all projects."
-    elif using := depend_on(conn, row.object_type, row.object_id, owned.project_id, row.action, row.target, instead):
+    elif using := dependent_projects(
+        conn, row.object_type, row.object_id, owned.project_id, row.action, row.target, instead
+    ):
         what = "routers" if (row.object_type, row.action) == (NETWORK, EXTERNAL) else "resources"
         details = f"Projects have {what} that need it: {', '.join(using[:5])}."
     if details:

@@ -1,8 +1,8 @@
-"""Which host has the routers: the database says so, and it stays so while the agent of that host is heard.
+"""Which host has the routers. A row names it, and it keeps them as long as its agent is alive.
 
-A host that is not heard keeps the routers for a grace time in which others are heard. So after an outage of the network
-service, in which nobody was heard, agents have the time to report in any order, and the routers do not move. They move
-at once if an admin disables or deletes the agent.
+A host whose agent is not alive keeps the routers for a grace time in which other agents are alive. So after an outage
+of the network service, in which none was alive, agents have the time to report in any order, and the routers do not
+move. They move at once if an admin disables or deletes the agent.
 """
 
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ def _next(conn: sa.Connection, row: Any, times: AgentTimes) -> _Placement | None
     first = conn.execute(_FIRST_ALIVE, {"since": times.alive_since}).scalar()
     if row is None or not row.admin_state_up:
         return None if first is None else _Placement(first, None)
-    if first is None:  # nobody is heard: nobody can be told to take them
+    if first is None:  # no agent is alive: none can be told to take them
         return None if row.silent_since is None else _Placement(row.host, None)
     if row.silent_since is None:
         return _Placement(row.host, times.now)

@@ -52,7 +52,7 @@ from micronova.embedded.network.tables import (
     subnets,
 )
 from micronova.embedded.network.topics import network_topic, router_topic
-from micronova.embedded.network.trunk_ports import check_in_no_trunk
+from micronova.embedded.network.trunk_ports import check_free_of_trunks
 from micronova.http.request import Request
 from micronova.objects.errors import Conflict, NotFound
 
@@ -246,7 +246,7 @@ def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan
 def _adopt(conn: sa.Connection, core: Core, router_id: str, port_id: str) -> None:
     """Turn a user's port into a router interface."""
     port = locked_port(conn, port_id)
-    check_in_no_trunk(conn, port_id)
+    check_free_of_trunks(conn, port_id)
     if port["device_id"]:
         raise conflict(
             f"Unable to complete operation on port {port_id} for network {port['network_id']}. Port already has an "

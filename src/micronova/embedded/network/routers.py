@@ -49,7 +49,7 @@ from micronova.embedded.network.router_ports import (
     set_gateway,
 )
 from micronova.embedded.network.row_types import RouterRow
-from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
+from micronova.embedded.network.rows import NewRouter, delete_row, locked, new_row
 from micronova.embedded.network.tables import router_interfaces, routers, topologies
 from micronova.embedded.network.topics import ROUTERS_TOPIC, router_topic
 from micronova.http.request import Request
@@ -274,16 +274,16 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a router without interfaces."""
         await self.find_to(request, "delete", id)
-        await self.core.write_and_wake(self.remove, id)
+        await self.core.write_and_wake(self.delete_router, id)
 
-    def remove(self, conn: sa.Connection, id: str) -> None:
+    def delete_router(self, conn: sa.Connection, id: str) -> None:
         """Delete a router; raise Conflict if it has interfaces."""
         row: RouterRow = locked(conn, routers, id)
         if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.router_id == id)).first():
             raise conflict(f"Router {id} still has ports", "RouterInUse")
         clear_gateway(conn, self.core, row)
         conn.execute(topologies.update().where(topologies.c.router_id == id).values(router_id=None))
-        erase(conn, routers, id)
+        delete_row(conn, routers, id)
         note(conn, self.core.now(), [ROUTERS_TOPIC])
         release(conn, row.project_id, "router")
 

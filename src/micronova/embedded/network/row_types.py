@@ -42,7 +42,7 @@ class NetworkOfRow(Protocol):
     network_qos_policy: str | None
 
 
-class PolicyRow(OwnedRow, Protocol):
+class QosPolicyRow(OwnedRow, Protocol):
     """A row of `qos_policies`."""
 
     name: str
@@ -180,7 +180,7 @@ class SecurityGroupRow(OwnedRow, Protocol):
     default_of: str | None
 
 
-class RuleRow(OwnedRow, Protocol):
+class SecurityGroupRuleRow(OwnedRow, Protocol):
     """A row of `security_group_rules`."""
 
     security_group_id: str
@@ -194,7 +194,7 @@ class RuleRow(OwnedRow, Protocol):
     fingerprint: str
 
 
-class DefaultRuleRow(Protocol):
+class DefaultSecurityGroupRuleRow(Protocol):
     """A row of `default_security_group_rules`."""
 
     id: str
@@ -212,7 +212,7 @@ class DefaultRuleRow(Protocol):
     fingerprint: str
 
 
-class RuleOfGroupRow(RuleRow, Protocol):
+class RuleOfGroupRow(SecurityGroupRuleRow, Protocol):
     """A row of `security_group_rules` with what policy and the API need of its group."""
 
     group_project: str

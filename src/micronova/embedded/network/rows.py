@@ -52,7 +52,7 @@ class NewAddressScope(TypedDict):
     ip_version: int
 
 
-class PoolSizes(TypedDict):
+class SubnetPoolSizes(TypedDict):
     """The columns of `subnetpools` that follow from its prefixes."""
 
     ip_version: int
@@ -62,7 +62,7 @@ class PoolSizes(TypedDict):
     max_prefixlen: int
 
 
-class NewSubnetPool(OwnedColumns, PoolSizes):
+class NewSubnetPool(OwnedColumns, SubnetPoolSizes):
     """A new row of `subnetpools`."""
 
     name: str
@@ -109,7 +109,7 @@ class RuleMatch(TypedDict):
     remote_ip_prefix: str | None
 
 
-class NewRule(OwnedColumns, RuleMatch):
+class NewSecurityGroupRule(OwnedColumns, RuleMatch):
     """A new row of `security_group_rules`."""
 
     security_group_id: str
@@ -118,7 +118,7 @@ class NewRule(OwnedColumns, RuleMatch):
     fingerprint: str
 
 
-class NewDefaultRule(RuleMatch):
+class NewDefaultSecurityGroupRule(RuleMatch):
     """A new row of `default_security_group_rules`."""
 
     id: str
@@ -163,7 +163,7 @@ class NewFloatingIP(OwnedColumns, Association):
     dns_domain: str
 
 
-class NewPolicy(OwnedColumns):
+class NewQosPolicy(OwnedColumns):
     """A new row of `qos_policies`."""
 
     name: str
@@ -212,7 +212,7 @@ def locked(conn: sa.Connection, table: sa.Table, id: str) -> Any:
     return row
 
 
-def erase(conn: sa.Connection, table: sa.Table, id: str) -> None:
+def delete_row(conn: sa.Connection, table: sa.Table, id: str) -> None:
     """Delete a row and its tags."""
     conn.execute(table.delete().where(table.c.id == id))
     conn.execute(tags.delete().where(tags.c.resource_id == id))

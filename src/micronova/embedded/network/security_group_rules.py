@@ -25,8 +25,8 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import RuleOfGroupRow, RuleRow
-from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
+from micronova.embedded.network.row_types import RuleOfGroupRow, SecurityGroupRuleRow
+from micronova.embedded.network.rows import NewSecurityGroupRule, RuleMatch, new_row
 from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, Access, access_of, reading_for
 from micronova.embedded.network.tables import security_group_rules, security_groups
 from micronova.embedded.network.topics import rules_topic
@@ -79,7 +79,7 @@ class RuleAttributes(Body, kw_only=True):
     description: Name | None | UnsetType = UNSET
 
 
-class RuleCreate(RuleAttributes, kw_only=True):
+class SecurityGroupRuleCreate(RuleAttributes, kw_only=True):
     """The attributes that a create may set."""
 
     security_group_id: Identifier
@@ -103,7 +103,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         },
         taggable=False,
     )
-    create_body = body_of_one_or_many("security_group_rule", "security_group_rules", RuleCreate)
+    create_body = body_of_one_or_many("security_group_rule", "security_group_rules", SecurityGroupRuleCreate)
 
     def select(self) -> sa.Select[Any]:
         """Select rules with the project of their security group."""
@@ -113,7 +113,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
             security_groups.c.default_of,
         ).join(security_groups, security_groups.c.id == security_group_rules.c.security_group_id)
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Limit callers to the rules of their own security groups."""
         if self.crosses_projects(request):
             return None
@@ -124,7 +124,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         tagged = tags_of(conn, [row.id for row in rows])
         return [
             Resource(
-                {**rule_values(row, row.default_of is not None), "tags": tagged.get(row.id, [])},
+                {**security_group_rule_values(row, row.default_of is not None), "tags": tagged.get(row.id, [])},
                 {"project_id": row.project_id, "security_group:project_id": row.group_project},
             )
             for row in rows
@@ -156,9 +156,9 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
             raise conflict("Duplicate Security Group Rule in POST.", "DuplicateSecurityGroupRuleInPost")
         return self.answer(request, await self.core.write_and_wake(self._insert, wanted))
 
-    def _row(self, project: str, given: dict[str, Any]) -> NewRule:
+    def _row(self, project: str, given: dict[str, Any]) -> NewSecurityGroupRule:
         convert_text(given, numbers=("port_range_min", "port_range_max"))
-        row: NewRule = {
+        row: NewSecurityGroupRule = {
             **new_row(self.core, project, given),
             "security_group_id": given["security_group_id"],
             "direction": given["direction"],
@@ -169,7 +169,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         row["fingerprint"] = fingerprint(row)
         return row
 
-    def _insert(self, conn: sa.Connection, wanted: list[NewRule]) -> list[Resource]:
+    def _insert(self, conn: sa.Connection, wanted: list[NewSecurityGroupRule]) -> list[Resource]:
         # The groups first: a request that deletes a group locks it before its rules.
         for group in sorted({row["security_group_id"] for row in wanted}):
             touch_group(conn, group, wanted[0]["created_at"])
@@ -188,7 +188,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         await self.core.write_and_wake(_delete, id, self.core.now())
 
 
-def rule_values(row: RuleRow, of_default: bool) -> dict[str, Any]:
+def security_group_rule_values(row: SecurityGroupRuleRow, of_default: bool) -> dict[str, Any]:
     """Return a rule as the API shows it."""
     prefix = row.remote_ip_prefix
     return {

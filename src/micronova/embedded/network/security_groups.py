@@ -22,7 +22,7 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.default_security_group_rules import first_rules_of
+from micronova.embedded.network.default_security_group_rules import rules_for_new_group
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes, flags
@@ -38,9 +38,9 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import DefaultRuleRow, SecurityGroupRow
-from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
-from micronova.embedded.network.security_group_rules import fingerprint, rule_values
+from micronova.embedded.network.row_types import DefaultSecurityGroupRuleRow, SecurityGroupRow
+from micronova.embedded.network.rows import NewSecurityGroup, NewSecurityGroupRule, delete_row, locked, new_row
+from micronova.embedded.network.security_group_rules import fingerprint, security_group_rule_values
 from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, remove_rbac_policies
 from micronova.embedded.network.tables import port_security_groups, security_group_rules, security_groups
 from micronova.embedded.network.topics import rules_topic
@@ -89,7 +89,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             r = security_group_rules.c
             statement = sa.select(security_group_rules).where(r.security_group_id.in_(part))
             for rule in conn.execute(statement.order_by(r.created_at, r.id)):
-                shown = rule_values(rule, rule.security_group_id in of_default)
+                shown = security_group_rule_values(rule, rule.security_group_id in of_default)
                 rules.setdefault(rule.security_group_id, []).append(shown)
         return [
             Resource(_values(row, rules.get(row.id, []), tagged), _target(row), access.get(row.id, NOBODY))
@@ -101,10 +101,10 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         named = request.raw_query.get("project_id") or request.raw_query.get("tenant_id")
         project = named[0] if named else request.context.project_id
         if project and request.allows("create_default_security_group", {"project_id": project}):
-            await self.default_of(project)
+            await self.default_group_of(project)
         return await super().index(request)
 
-    async def default_of(self, project: str) -> str:
+    async def default_group_of(self, project: str) -> str:
         """Return a project's default security group; create it if it is missing."""
         found = await self.core.database.read(default_groups, [project])
         if project not in found:
@@ -121,7 +121,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             self.check_fields(request, "create", given, {"project_id": project})
             if given.get("name", "").lower() == "default":
                 raise conflict("Default security group already exists.", "SecurityGroupDefaultAlreadyExists")
-            await self.default_of(project)
+            await self.default_group_of(project)
             wanted.append((group_row(self.core, project, given), given.get("tags", [])))
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
@@ -131,7 +131,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         first: Counter[str] = Counter()
         for row, tagged in wanted:
             conn.execute(security_groups.insert(), row)
-            first[row["project_id"]] += _insert_first_rules(conn, self.core, row)
+            first[row["project_id"]] += _insert_default_rules(conn, self.core, row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
@@ -177,7 +177,7 @@ def _values(row: SecurityGroupRow, rules: Sequence[dict[str, Any]], tagged: dict
         **standard_values(row, tagged),
         "name": row.name,
         "stateful": row.stateful,
-        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
+        "shared": False,  # `collection.seen_by` sets it: whether it is shared with the caller's project
         "is_default": row.default_of is not None,
         "security_group_rules": rules,
     }
@@ -199,7 +199,7 @@ _DEFAULTS = sa.select(security_groups.c.id, security_groups.c.default_of).where(
 
 
 async def ensure_default_group(core: Core, project: str) -> str:
-    """Create a project's default security group with the rules that are for such groups."""
+    """Return a project's default security group; create it if it is missing."""
     row = group_row(core, project, {"name": "default", "description": "Default security group"})
     row["default_of"] = project
     return await core.database.write(_insert_default, core, row)
@@ -212,15 +212,15 @@ def _insert_default(conn: sa.Connection, core: Core, row: NewSecurityGroup) -> s
         if project not in found:
             raise Changed
         return found[project]
-    first = _insert_first_rules(conn, core, row)
+    first = _insert_default_rules(conn, core, row)
     charge_unchecked(conn, project, "security_group", 1)
     charge_unchecked(conn, project, "security_group_rule", first)
     return row["id"]
 
 
-def _insert_first_rules(conn: sa.Connection, core: Core, group: NewSecurityGroup) -> int:
+def _insert_default_rules(conn: sa.Connection, core: Core, group: NewSecurityGroup) -> int:
     """Insert the rules that a new security group gets; return their number."""
-    defaults = first_rules_of(conn, group["default_of"] is not None)
+    defaults = rules_for_new_group(conn, group["default_of"] is not None)
     if defaults:
         conn.execute(security_group_rules.insert(), [rule_row(core, group, default) for default in defaults])
     return len(defaults)
@@ -236,9 +236,9 @@ def group_row(core: Core, project: str, given: dict[str, Any]) -> NewSecurityGro
     }
 
 
-def rule_row(core: Core, group: NewSecurityGroup, default: DefaultRuleRow) -> NewRule:
+def rule_row(core: Core, group: NewSecurityGroup, default: DefaultSecurityGroupRuleRow) -> NewSecurityGroupRule:
     """Return the row of a new group's rule from a default rule."""
-    row: NewRule = {
+    row: NewSecurityGroupRule = {
         "id": core.new_id(),
         "project_id": group["project_id"],
         "description": default.description,
@@ -288,5 +288,5 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
     note(conn, now, [rules_topic(each.security_group_id) for each in gone])
     freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
     freed += remove_rbac_policies(conn, SECURITY_GROUP, id)
-    erase(conn, security_groups, id)
+    delete_row(conn, security_groups, id)
     release_all(conn, freed)

@@ -8,11 +8,14 @@ import falcon.asgi
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
 from micronova.embedded.network.address_scopes import AddressScopes
-from micronova.embedded.network.agent_api import AgentRoutes
+from micronova.embedded.network.agent_calls import AgentCallHandlers
 from micronova.embedded.network.agents import Agents
 from micronova.embedded.network.collection import Collection
 from micronova.embedded.network.core import Core, NetworkServiceSettings
-from micronova.embedded.network.default_security_group_rules import DefaultSecurityGroupRules, create_first_rules
+from micronova.embedded.network.default_security_group_rules import (
+    DefaultSecurityGroupRules,
+    create_initial_default_rules,
+)
 from micronova.embedded.network.documents import Documents
 from micronova.embedded.network.errors import fault_body
 from micronova.embedded.network.floatingips import FloatingIPs
@@ -21,7 +24,7 @@ from micronova.embedded.network.networks import Networks
 from micronova.embedded.network.notifier import Notifier
 from micronova.embedded.network.ports import Ports
 from micronova.embedded.network.qos_policies import QosPolicies
-from micronova.embedded.network.qos_rules import RULE_KINDS, PolicyRules, RuleTypes
+from micronova.embedded.network.qos_rules import QOS_RULE_TYPES, QosRules, QosRuleTypes
 from micronova.embedded.network.quotas import Quotas
 from micronova.embedded.network.rbac_policies import RbacPolicies
 from micronova.embedded.network.routers import Routers
@@ -41,7 +44,7 @@ from micronova.objects.clock import Clock
 MIGRATIONS = "micronova.embedded.network.migrations"
 PRIVATE_CIDR = "10.0.0.0/20"  # about four thousand addresses
 PUBLIC_CIDR = "203.0.113.0/24"
-POOL_PREFIX = "10.64.0.0/12"  # ranges of auto-allocated networks come from here
+SUBNET_POOL_PREFIX = "10.64.0.0/12"  # ranges of auto-allocated networks come from here
 
 COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     Networks,
@@ -94,7 +97,7 @@ class NetworkService:
             wake_agents=lambda: self.watch.look_soon(),
         )
         self.watch = StateWatch(database, clock, self.core.agent_times)
-        self._agents = AgentRoutes(self.core, self.watch)
+        self._agents = AgentCallHandlers(self.core, self.watch)
         self.service = Service(
             "network",
             routes(self.core) + self._agents.routes(),
@@ -111,7 +114,7 @@ class NetworkService:
     async def start(self) -> None:
         """Bring the schema up to date and start to send events to compute."""
         await upgrade(self.database, metadata, MIGRATIONS, schema=self._schema)
-        await create_first_rules(self.core)
+        await create_initial_default_rules(self.core)
         await self.notifier.start()
         await self.watch.start()
 
@@ -131,7 +134,7 @@ class NetworkService:
         *,
         private_cidr: str = PRIVATE_CIDR,
         public_cidr: str = PUBLIC_CIDR,
-        pool_prefix: str = POOL_PREFIX,
+        pool_prefix: str = SUBNET_POOL_PREFIX,
         dns_nameservers: tuple[str, ...] = (),
     ) -> bool:
         """Create the first networks of a new cloud, once; return whether they were created now.
@@ -149,7 +152,7 @@ class NetworkService:
 
 def routes(core: Core) -> list[Route]:
     """Return the routes of the service."""
-    found = Documents(core).routes()
+    found = Documents(core, [(each.singular, each.slug) for each in COLLECTIONS]).routes()
     for kind in COLLECTIONS:
         collection = kind(core)
         found += collection.routes()
@@ -157,9 +160,9 @@ def routes(core: Core) -> list[Route]:
             found += TagRoutes(collection).routes()
     # Neutron has the tags of QoS policies here, and the policies themselves below /qos.
     found += TagRoutes(QosPolicies(core), "/v2.0/policies").routes()
-    for rules in RULE_KINDS:
-        found += PolicyRules(core, rules).routes()
-    found += RuleTypes().routes()
+    for rule_type in QOS_RULE_TYPES:
+        found += QosRules(core, rule_type).routes()
+    found += QosRuleTypes().routes()
     return found + Quotas(core).routes() + Topologies(core).routes()
 
 

@@ -2,7 +2,7 @@
 
 An RBAC policy shares an object with one project, or with all (`ALL`). `shared` of an object is a view of its RBAC
 policies: what it says depends on who asks. The columns `shared` repeat whether there is an RBAC policy for all
-projects; only the version before reads them.
+projects; only lists that are sorted by `shared` read them, and versions up to 0.2.0.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -99,9 +99,10 @@ def check_still_shared(conn: sa.Connection, relied_on: Iterable[Use]) -> None:
 def access_of(
     conn: sa.Connection, object_type: str, ids: Sequence[str], projects: Collection[str | None] | None = None
 ) -> dict[str, Access]:
-    """Return whether these projects, else those of `reading_for`, may use objects; what nobody of them may is missing.
+    """Return who may use objects, by id; an object that nobody may use is missing.
 
-    An object may be shared with thousands of projects by an RBAC policy each.
+    Only RBAC policies for `projects` are read. Without them, those for the projects of `reading_for`, which the caller
+    of this transaction named; outside of `reading_for`, all. An object may be shared with thousands of projects.
     """
     asking = conn.info.get(_PROJECTS) if projects is None else projects
     statement, values = _OF_OBJECTS, {}
@@ -120,7 +121,10 @@ _PROJECTS = "micronova.network.projects"  # in `info` of a connection
 def reading_for(
     projects: Collection[str | None], read: Callable[Concatenate[sa.Connection, P], T]
 ) -> Callable[Concatenate[sa.Connection, P], T]:
-    """Return a function that reads as `read` does, but of what is shared only what concerns these projects."""
+    """Return a function that reads as `read` does, but of what is shared only what concerns these projects.
+
+    They are passed in `info` of the connection, because `resources` of all collections ask.
+    """
 
     def reading(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
         info = conn.info  # it stays, also if the connection is lost
@@ -222,7 +226,7 @@ def repeat_in_column(conn: sa.Connection, object_type: str, id: str) -> None:
         conn.execute(table.update().where(table.c.id == id).values(shared=sa.select(everybody).scalar_subquery()))
 
 
-def depend_on(
+def dependent_projects(
     conn: sa.Connection, object_type: str, id: str, owner: str, action: str, target: str, instead: str | None = None
 ) -> list[str]:
     """Return the projects that use an object only because of one RBAC policy; `instead` is its new target, if any."""
@@ -260,7 +264,7 @@ def _group_users(id: str) -> list[sa.Select[Any]]:
     return [joined.where(port_security_groups.c.security_group_id == id)]
 
 
-def _pool_users(id: str) -> list[sa.Select[Any]]:
+def _subnet_pool_users(id: str) -> list[sa.Select[Any]]:
     return [sa.select(subnets.c.project_id).distinct().where(subnets.c.subnetpool_id == id)]
 
 
@@ -273,7 +277,7 @@ _USERS: Mapping[tuple[str, str], Callable[[str], list[sa.Select[Any]]]] = {
     (NETWORK, EXTERNAL): _gateway_users,
     (QOS_POLICY, SHARED): _policy_users,
     (SECURITY_GROUP, SHARED): _group_users,
-    (SUBNET_POOL, SHARED): _pool_users,
+    (SUBNET_POOL, SHARED): _subnet_pool_users,
     (ADDRESS_SCOPE, SHARED): _scope_users,
 }
 """Which projects use an object, by object type and action: all combinations that there are."""

@@ -40,7 +40,7 @@ from micronova.embedded.network.request_bodies import (
     project_of,
 )
 from micronova.embedded.network.row_types import SubnetPoolRow
-from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
+from micronova.embedded.network.rows import NewSubnetPool, SubnetPoolSizes, delete_row, locked, new_row
 from micronova.embedded.network.sharing import (
     NOBODY,
     SUBNET_POOL,
@@ -95,8 +95,8 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
     defaults = {"shared": False, "is_default": False}
     object_type = SUBNET_POOL
 
-    def scope(self, request: Request) -> Clause | None:
-        """Limit callers to their own and shared pools."""
+    def visible_rows(self, request: Request) -> Clause | None:
+        """Limit callers to their own and shared pools; service users, too, see no others."""
         if request.context.is_admin:
             return None
         return own_or_shared(SUBNET_POOL, request.context.project_id)
@@ -191,24 +191,24 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a subnet pool that no subnet uses."""
         await self.find_to(request, "delete", id)
-        await self.core.database.write(self.remove, id)
+        await self.core.database.write(self._delete, id)
 
-    def remove(self, conn: sa.Connection, id: str) -> None:
+    def _delete(self, conn: sa.Connection, id: str) -> None:
         """Delete a subnet pool; raise Conflict if a subnet uses it."""
         row: SubnetPoolRow = locked(conn, subnetpools, id)
         if conn.execute(sa.select(subnets.c.id).where(subnets.c.subnetpool_id == id).limit(1)).first() is not None:
             raise invalid(
                 "Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError"
             )
-        erase(conn, subnetpools, id)
+        delete_row(conn, subnetpools, id)
         release_all(conn, [(row.project_id, "subnetpool"), *remove_rbac_policies(conn, SUBNET_POOL, id)])
 
 
 def take_prefix(
-    conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool
+    conn: sa.Connection, given: dict[str, Any], version: int, caller: str, any_pool: bool
 ) -> tuple[str, Network]:
     """Allocate the range of a new subnet from its pool; concurrent allocations wait for the lock."""
-    pool = _choose(conn, given, version, caller, may_all)
+    pool = _choose(conn, given, version, caller, any_pool)
     held = list(conn.execute(sa.select(subnets.c.cidr).where(subnets.c.subnetpool_id == pool.id)).scalars())
     taken = [ipaddress.ip_network(cidr) for cidr in held]
     if given.get("cidr"):
@@ -245,12 +245,12 @@ def take_prefix(
     return pool.id, found
 
 
-def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool) -> Any:
+def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: str, any_pool: bool) -> Any:
     statement = sa.select(subnetpools).with_for_update()
     if given.get("subnetpool_id"):
         pool = conn.execute(statement.where(subnetpools.c.id == given["subnetpool_id"])).first()
         access = access_of(conn, SUBNET_POOL, [given["subnetpool_id"]], [caller]).get(given["subnetpool_id"], NOBODY)
-        if pool is None or not (may_all or access.is_shared(caller) or pool.project_id == caller):
+        if pool is None or not (any_pool or access.is_shared(caller) or pool.project_id == caller):
             raise not_found("subnetpool", given["subnetpool_id"])
     else:
         default = statement.where(subnetpools.c.is_default, subnetpools.c.ip_version == version)
@@ -272,13 +272,13 @@ def _values(row: SubnetPoolRow, tagged: dict[str, list[str]]) -> dict[str, Any]:
         "max_prefixlen": row.max_prefixlen,
         "default_prefixlen": row.default_prefixlen,
         "default_quota": row.default_quota,
-        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
+        "shared": False,  # `collection.seen_by` sets it: whether it is shared with the caller's project
         "is_default": row.is_default,
         "address_scope_id": row.address_scope_id,
     }
 
 
-def _sizes(given: dict[str, Any]) -> PoolSizes:
+def _sizes(given: dict[str, Any]) -> SubnetPoolSizes:
     """Check the prefixes of a pool, and the minimum and maximum length of its ranges."""
     prefixes = [ip_network(text, "prefixes") for text in given.get("prefixes", ())]
     if not prefixes:

@@ -60,7 +60,7 @@ from micronova.embedded.network.request_bodies import (
     project_of,
 )
 from micronova.embedded.network.row_types import SubnetOnNetworkRow, SubnetRow
-from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
+from micronova.embedded.network.rows import NewSubnet, delete_row, locked, new_row
 from micronova.embedded.network.sharing import (
     EXTERNAL,
     NETWORK,
@@ -82,7 +82,7 @@ V6Mode = Literal["slaac", "dhcpv6-stateful", "dhcpv6-stateless"]
 _FLAGS = ("enable_dhcp", "use_default_subnetpool", "dns_publish_fixed_ip")
 
 
-class PoolBody(Body, kw_only=True):
+class AllocationPoolBody(Body, kw_only=True):
     """An allocation pool."""
 
     start: ShortText
@@ -103,7 +103,7 @@ class SubnetUpdate(Body, kw_only=True):
     description: Name | UnsetType = UNSET
     gateway_ip: ShortText | None | UnsetType = UNSET
     enable_dhcp: Flag | UnsetType = UNSET
-    allocation_pools: Annotated[list[PoolBody], Meta(max_length=100)] | None | UnsetType = UNSET
+    allocation_pools: Annotated[list[AllocationPoolBody], Meta(max_length=100)] | None | UnsetType = UNSET
     dns_nameservers: Annotated[list[ShortText], Meta(max_length=5)] | None | UnsetType = UNSET
     host_routes: Annotated[list[RouteBody], Meta(max_length=20)] | None | UnsetType = UNSET
     service_types: Annotated[list[Name], Meta(max_length=10)] | UnsetType = UNSET
@@ -150,7 +150,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         """Select subnets with the attributes of their networks that policy needs."""
         return sa.select(subnets, *NETWORK_LABELS).join(networks, networks.c.id == subnets.c.network_id)
 
-    def scope(self, request: Request) -> Clause | None:
+    def visible_rows(self, request: Request) -> Clause | None:
         """Limit callers to their own subnets and those of networks that they may use."""
         if self.crosses_projects(request):
             return None
@@ -189,8 +189,8 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             request.authorize(target)
             self.check_fields(request, "create", given, target)
             wanted.append((self.row(project, given), given))
-        may_all = request.context.is_admin
-        made = await self.core.write_with_events(self._insert_and_tell, wanted, request.context.project_id, may_all)
+        any_pool = request.context.is_admin
+        made = await self.core.write_with_events(self._insert_with_events, wanted, request.context.project_id, any_pool)
         return self.answer(request, made)
 
     def row(self, project: str, given: dict[str, Any]) -> NewSubnet:
@@ -230,7 +230,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         return row
 
     def insert(
-        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, may_all: bool
+        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, any_pool: bool
     ) -> list[Resource]:
         """Insert subnets."""
         for row, given in wanted:
@@ -239,7 +239,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             if conn.execute(lock.with_for_update(key_share=True)).first() is None:
                 raise not_found("network", row["network_id"])
             if given.get("subnetpool_id") or given.get("use_default_subnetpool"):
-                pool_id, cidr = take_prefix(conn, given, row["ip_version"], caller, may_all)
+                pool_id, cidr = take_prefix(conn, given, row["ip_version"], caller, any_pool)
                 row["subnetpool_id"] = pool_id
                 row["ip_version"] = cidr.version
                 _settle_range(row, given, cidr)
@@ -252,11 +252,11 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         charge_all(conn, (row["project_id"] for row, _ in wanted), "subnet", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    def _insert_and_tell(
-        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, may_all: bool
+    def _insert_with_events(
+        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, any_pool: bool
     ) -> tuple[list[Resource], list[Event]]:
         """Insert subnets; existing ports get the addresses that their guests derive by SLAAC."""
-        made = self.insert(conn, wanted, caller, may_all)
+        made = self.insert(conn, wanted, caller, any_pool)
         rows = conn.execute(sa.select(subnets).where(subnets.c.id.in_([resource.id for resource in made]))).all()
         return made, [events for row in rows for events in give_to_ports(conn, self.core, allocation_subnet(row))]
 
@@ -423,7 +423,7 @@ def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]
     if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.subnet_id == id)).first():
         raise conflict(f"Unable to complete operation on subnet {id}: A router is attached to it.", "SubnetInUse")
     events = take_from_ports(conn, core, id)
-    erase(conn, subnets, id)
+    delete_row(conn, subnets, id)
     note(conn, core.now(), [network_topic(row.network_id)])
     release(conn, row.project_id, "subnet")
     return None, events

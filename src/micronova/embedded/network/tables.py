@@ -391,7 +391,7 @@ router_placement = sa.Table(
     metadata,
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("host", sa.String(255), nullable=False),
-    sa.Column("silent_since", sa.BigInteger),  # when its agent was first found silent while others were heard
+    sa.Column("silent_since", sa.BigInteger),  # when its agent was first found silent while others were alive
 )
 
 # The outbox of events for compute: written with the change, deleted when compute has answered.

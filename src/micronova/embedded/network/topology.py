@@ -14,7 +14,7 @@ from micronova.embedded.common.revisions import Changed, retry
 from micronova.embedded.network.addresses import allocation_subnet, allocation_subnets
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.networks import PUBLIC_WIRE, Networks
+from micronova.embedded.network.networks import PUBLIC_PHYSICAL_NETWORK, Networks
 from micronova.embedded.network.quotas import charge, charge_unchecked
 from micronova.embedded.network.router_ports import connect, disconnect, gateway_on, interface_on
 from micronova.embedded.network.routers import Routers
@@ -157,8 +157,8 @@ class Builder:
         if row.router_id is not None:
             for port_id in dict.fromkeys(conn.execute(joined).scalars()):
                 disconnect(conn, self.core, row.router_id, None, port_id)
-            self.routers.remove(conn, row.router_id)
-        self.networks.remove(conn, row.network_id)
+            self.routers.delete_router(conn, row.router_id)
+        self.networks.delete_network(conn, row.network_id)
 
     def first_networks(self, conn: sa.Connection, project: str, plan: Mapping[str, Any]) -> bool:
         """Create the first networks of a new cloud, once: a shared one, an external one and a router between them."""
@@ -173,7 +173,7 @@ class Builder:
                 "router:external": True,
                 "is_default": True,
                 "provider:network_type": "flat",
-                "provider:physical_network": PUBLIC_WIRE,
+                "provider:physical_network": PUBLIC_PHYSICAL_NETWORK,
             },
         )
         self.subnet(conn, project, public, name="public-subnet", cidr=plan["public_cidr"], enable_dhcp=False)
@@ -187,10 +187,10 @@ class Builder:
             dns_nameservers=list(plan["dns_nameservers"]),
         )
         self.router(conn, project, "router1", public, [inside])
-        self._pool(conn, project, plan["pool_prefix"])
+        self._subnet_pool(conn, project, plan["pool_prefix"])
         return True
 
-    def _pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
+    def _subnet_pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
         about = {"description": "Ranges for networks that are made automatically"}
         row = new_row(self.core, project, about)
         new_rbac_policies = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], project)

@@ -60,7 +60,7 @@ _SUBPORTS_WITH_MAC = (
 )
 
 
-def check_in_no_trunk(conn: sa.Connection, port_id: str) -> None:
+def check_free_of_trunks(conn: sa.Connection, port_id: str) -> None:
     """Raise Conflict if a trunk has this port; such a port is not deleted."""
     if found := conn.execute(_TRUNK_OF_SUBPORT, {"id": port_id}).scalar():
         raise subport_in_use(port_id, found)
@@ -72,7 +72,7 @@ _TRUNK_OF_SUBPORT = sa.select(subports.c.trunk_id).where(subports.c.port_id == s
 _TRUNK_OF_PARENT = sa.select(trunks.c.id).where(trunks.c.port_id == sa.bindparam("id"))
 
 
-def check_binding(conn: sa.Connection, port_id: str) -> None:
+def check_is_no_subport(conn: sa.Connection, port_id: str) -> None:
     """Raise Conflict if a port is a subport: its host is that of its trunk."""
     if found := conn.execute(_TRUNK_OF_SUBPORT, {"id": port_id}).scalar():
         raise subport_in_use(port_id, found)

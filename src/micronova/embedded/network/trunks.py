@@ -40,7 +40,7 @@ from micronova.embedded.network.request_bodies import (
     project_of,
 )
 from micronova.embedded.network.row_types import PortRow, TrunkRow
-from micronova.embedded.network.rows import NewTrunk, erase, locked, new_row
+from micronova.embedded.network.rows import NewTrunk, delete_row, locked, new_row
 from micronova.embedded.network.tables import networks, ports, subports, trunks
 from micronova.embedded.network.trunk_ports import DOWN, bind_subport, refresh_status, subport_values
 from micronova.http.request import Request
@@ -146,7 +146,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
     ) -> list[Resource]:
         for row, asked, tagged in wanted:
             held = self._locked_ports(conn, request, [row["port_id"], *(each["port_id"] for each in asked)])
-            _check_not_in_trunk(conn, row["port_id"])
+            _check_may_join_trunk(conn, row["port_id"])
             if not insert_if_absent(conn, trunks, row):
                 raise Changed  # a concurrent request has made the port a parent
             self._add(conn, row["id"], held[row["port_id"]], asked, held)
@@ -171,14 +171,14 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a trunk; its ports stay, without a host."""
         resource = await self.find_to(request, "delete", id)
-        await self.core.write_and_wake(self._remove, resource)
+        await self.core.write_and_wake(self._delete, resource)
 
-    def _remove(self, conn: sa.Connection, resource: Resource) -> None:
+    def _delete(self, conn: sa.Connection, resource: Resource) -> None:
         parent = locked_port(conn, resource.values["port_id"])
-        row: TrunkRow = self._managed(conn, resource.id)
+        row: TrunkRow = self._lock_enabled(conn, resource.id)
         below = conn.execute(sa.select(subports.c.port_id).where(subports.c.trunk_id == row.id)).scalars().all()
         self._release_ports(conn, parent, below)
-        erase(conn, trunks, row.id)  # the database deletes its subports, too
+        delete_row(conn, trunks, row.id)  # the database deletes its subports, too
         release(conn, row.project_id, "trunk")
 
     # --- subports ---
@@ -195,15 +195,15 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
     async def _add_subports(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "add_subports")
         asked = _distinct(_asked(request))
-        changed = await self.core.write_and_wake(self._append, request, resource, asked)
+        changed = await self.core.write_and_wake(self._insert_subports, request, resource, asked)
         return self.view(request, changed)
 
-    def _append(
+    def _insert_subports(
         self, conn: sa.Connection, request: Request, resource: Resource, asked: list[dict[str, Any]]
     ) -> Resource:
         parent = resource.values["port_id"]
         held = self._locked_ports(conn, request, [each["port_id"] for each in asked], parent)
-        row: TrunkRow = self._managed(conn, resource.id)
+        row: TrunkRow = self._lock_enabled(conn, resource.id)
         self._add(conn, row.id, held[parent], asked, held)
         return self._changed(conn, row, parent)
 
@@ -214,12 +214,12 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
     async def _remove_subports(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "remove_subports")
         gone = [each["port_id"] for each in _distinct(_asked(request))]
-        changed = await self.core.write_and_wake(self._take_away, resource, gone)
+        changed = await self.core.write_and_wake(self._delete_subports, resource, gone)
         return self.view(request, changed)
 
-    def _take_away(self, conn: sa.Connection, resource: Resource, gone: list[str]) -> Resource:
+    def _delete_subports(self, conn: sa.Connection, resource: Resource, gone: list[str]) -> Resource:
         parent = locked_port(conn, resource.values["port_id"])
-        row: TrunkRow = self._managed(conn, resource.id)
+        row: TrunkRow = self._lock_enabled(conn, resource.id)
         s = subports.c
         held = set(conn.execute(sa.select(s.port_id).where(s.trunk_id == row.id)).scalars())
         for port_id in gone:
@@ -234,7 +234,8 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
         refresh_status(conn, [parent_id])
         return self.reload(conn, row.id)
 
-    def _managed(self, conn: sa.Connection, id: str) -> Any:
+    def _lock_enabled(self, conn: sa.Connection, id: str) -> Any:
+        """Lock a trunk and return its row; raise Conflict if the trunk is disabled."""
         row: TrunkRow = locked(conn, trunks, id)
         if not row.admin_state_up:
             raise conflict(f"Trunk {id} is currently disabled.", "TrunkDisabled")
@@ -293,7 +294,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
                     "SubPortMtuGreaterThanTrunkPortMtu",
                 )
             kind, number = _segment(each, of[row["network_id"]])
-            _check_not_in_trunk(conn, row["id"])
+            _check_may_join_trunk(conn, row["id"])
             if row["device_id"]:
                 raise conflict(
                     f"Unable to complete operation on port {row['id']} for network {row['network_id']}. Port already "
@@ -377,7 +378,8 @@ def _incomplete(port_id: str) -> str:
     )
 
 
-def _check_not_in_trunk(conn: sa.Connection, port_id: str) -> None:
+def _check_may_join_trunk(conn: sa.Connection, port_id: str) -> None:
+    """Raise Conflict if a port is a subport or a parent already."""
     if conn.execute(sa.select(subports.c.port_id).where(subports.c.port_id == port_id)).first() is not None:
         raise conflict(f"Port {port_id} is in use by another trunk.", "TrunkPortInUse")
     if conn.execute(sa.select(trunks.c.id).where(trunks.c.port_id == port_id)).first() is not None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.embedded.network import notifier, router_placement
-from micronova.embedded.network.agent_heartbeats import Beat, record_beats
+from micronova.embedded.network.agent_heartbeats import AgentHeartbeat, record_heartbeats
 from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.change_feed import Question, read_changes, recent_changes
 from micronova.embedded.network.core import Core, NetworkServiceSettings
@@ -28,7 +28,7 @@ from micronova.embedded.network.sharing import (
 )
 from micronova.embedded.network.state_parts import read_parts
 from micronova.embedded.network.tables import agents, metadata, networks, ports, rbac_policies, security_groups, subnets
-from micronova.embedded.network.trunk_ports import check_in_no_trunk, refresh_status, trunk_details_of
+from micronova.embedded.network.trunk_ports import check_free_of_trunks, refresh_status, trunk_details_of
 from tests.clocks import ManualClock
 from tests.network_rows import host_of, id_of, large_cloud, trunk_rows
 from tests.plans import fill, recorded, rolled_back, rows_read, sequential_scans, too_many
@@ -65,9 +65,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "a router": lambda conn: read_parts(conn, [f"router:{id_of('router', 7)}"]),
     "what parents show of their trunks": lambda conn: trunk_details_of(conn, ids("port", 10)),
     "the trunks of ports": lambda conn: refresh_status(conn, [*ids("port", 3), id_of("port", 5_007)]),
-    "a port in no trunk": lambda conn: check_in_no_trunk(conn, id_of("port", PORTS - 7)),
-    "heartbeats": lambda conn: record_beats(
-        conn, core(), [Beat(host=host, started=False, configurations={}) for host in HOSTNAMES]
+    "a port in no trunk": lambda conn: check_free_of_trunks(conn, id_of("port", PORTS - 7)),
+    "heartbeats": lambda conn: record_heartbeats(
+        conn, core(), [AgentHeartbeat(host=host, started=False, configurations={}) for host in HOSTNAMES]
     ),
     "a look": lambda conn: read_changes(conn, Question(PORTS // 10 - 5, NOW - 5_000_000, {})),
     "the first look": lambda conn: recent_changes(conn, NOW),

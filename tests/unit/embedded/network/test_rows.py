@@ -13,7 +13,7 @@ from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.subnets import Subnets
 
 TYPES: list[tuple[type, sa.Table]] = [
-    (row_types.PolicyRow, tables.qos_policies),
+    (row_types.QosPolicyRow, tables.qos_policies),
     (row_types.BandwidthLimitRow, tables.bandwidth_limit_rules),
     (row_types.DscpMarkingRow, tables.dscp_marking_rules),
     (row_types.MinimumBandwidthRow, tables.minimum_bandwidth_rules),
@@ -23,8 +23,8 @@ TYPES: list[tuple[type, sa.Table]] = [
     (row_types.SubnetRow, tables.subnets),
     (row_types.PortRow, tables.ports),
     (row_types.SecurityGroupRow, tables.security_groups),
-    (row_types.RuleRow, tables.security_group_rules),
-    (row_types.DefaultRuleRow, tables.default_security_group_rules),
+    (row_types.SecurityGroupRuleRow, tables.security_group_rules),
+    (row_types.DefaultSecurityGroupRuleRow, tables.default_security_group_rules),
     (row_types.RouterRow, tables.routers),
     (row_types.TrunkRow, tables.trunks),
     (row_types.SubportRow, tables.subports),

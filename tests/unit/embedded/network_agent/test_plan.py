@@ -132,7 +132,7 @@ def test_port_security_and_admin_state() -> None:
 def test_what_is_there_and_should_not_be_goes_but_a_bridge_in_use_stays() -> None:
     found = v.Found(
         namespaces=(PREFIX, f"{PREFIX}-n-99999999-99", f"{PREFIX}-r-99999999-99"),
-        servers={f"{PREFIX}-n-99999999-99": 1234},
+        dnsmasq={f"{PREFIX}-n-99999999-99": 1234},
         links={
             "brq99999999-99": v.Link(index=1), "vth99999999-99": v.Link(index=2, bridge="brq99999999-99"),
             "brq88888888-88": v.Link(index=3), "tap88888888-88": v.Link(index=4, bridge="brq88888888-88"),

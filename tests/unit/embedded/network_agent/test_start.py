@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from micronova.embedded.network.agent.agent import RETRY, NetworkAgent
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.desired_state import DesiredState, FixedIP, Network, Port, Subnet
 from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import Answer, ServiceClient
 from micronova.objects.errors import Forbidden, MicronovaError, Unavailable
 from micronova.privileged import verbs as v

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from micronova.embedded.network.agent.agent import FULL_CHECK, NetworkAgent
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.desired_state import AddressPair, DesiredState, Network, Port, Rule
 from micronova.embedded.network.agent.firewall import firewall_of
 from micronova.embedded.network.agent.metadata import MetadataLimits, MetadataProxy
 from micronova.embedded.network.agent.retries import LONGEST_PAUSE
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import Answer, ServiceClient
 from micronova.privileged import verbs as v
 from micronova.privileged.client import PrivilegedError

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from micronova.embedded.network.agent.client import NetworkServiceClient
 from micronova.embedded.network.agent.desired_state import DesiredState, Port
 from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
 from micronova.embedded.network.agent.dnsmasq_watch import DnsmasqWatch
@@ -19,7 +20,6 @@ from micronova.embedded.network.agent.links import LinkWatch
 from micronova.embedded.network.agent.metadata import MetadataProxy
 from micronova.embedded.network.agent.plan import Plan, plan_of
 from micronova.embedded.network.agent.retries import Retries
-from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.embedded.network.heartbeat_interval import AGENT_DOWN_AFTER, interval_for
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
@@ -80,7 +80,7 @@ class NetworkAgent:
         self._retries = Retries(clock, (_FIREWALL, ("EnsureNamespace", prefix)))
         self._retry_delay = RETRY  # seconds before an incomplete reconciliation is repeated
         self._links = LinkWatch(privileged, self._wake.set)
-        self._servers = DnsmasqWatch(self._wake.set)
+        self._dnsmasq = DnsmasqWatch(self._wake.set)
         self._faults: tuple[str, ...] = ()  # why the host is not in the desired state
         self._reported_faults: tuple[str, ...] = ()
         self._start_reported = False
@@ -116,7 +116,7 @@ class NetworkAgent:
         await end_tasks(*self._tasks)
         self._tasks = []
         self._links.close()
-        self._servers.close()
+        self._dnsmasq.close()
         if self._metadata is not None:
             await self._metadata.close()
         await self._privileged.close()
@@ -192,8 +192,8 @@ class NetworkAgent:
         if found.adopts and await self._links.ensure(outside=True):
             found = await self._inventory()  # with what changed before the watch began
         self._forget_missing(found)
-        for namespace, pid in found.servers.items():
-            self._servers.watch(namespace, pid)
+        for namespace, pid in found.dnsmasq.items():
+            self._dnsmasq.watch(namespace, pid)
         faults: list[str] = []
         wanted = await self._plan(state, found)
         done = True
@@ -209,7 +209,7 @@ class NetworkAgent:
                 done = False  # the failed verb has been logged
                 continue
             if isinstance(verb, _ENDING):
-                self._servers.forget(verb.namespace)
+                self._dnsmasq.forget(verb.namespace)
             try:
                 answer = await self._privileged.call(verb)
             except PrivilegedError as error:  # the other networks are still made
@@ -221,7 +221,7 @@ class NetworkAgent:
                 self._applied[verb.key] = verb
                 self._retries.succeeded(verb.key)
                 if isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and answer.pid:
-                    self._servers.watch(verb.namespace, answer.pid)
+                    self._dnsmasq.watch(verb.namespace, answer.pid)
                 if isinstance(verb, v.LoadFirewall):
                     self._note_closed({**wanted.firewall.closed, **answer.closed})
                 if isinstance(verb, v.AdoptTap) and not answer.present:  # no event tells when QEMU opens it
@@ -299,7 +299,7 @@ class NetworkAgent:
         for key, verb in list(self._applied.items()):
             named = [getattr(verb, name, None) for name in ("namespace", "bridge", "outer", "tap")]
             missing = any(name is not None and name not in there for name in named)
-            stopped = isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and verb.namespace not in found.servers
+            stopped = isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and verb.namespace not in found.dnsmasq
             cut = isinstance(verb, v.EnsureTrunk) and any(each.tap not in there for each in verb.subports)
             unplugged = isinstance(verb, v.EnsureTap) and _is_unplugged(verb, found)
             replaced = getattr(verb, "tap", None) in exchanged

@@ -61,8 +61,8 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     allowed_address_pairs: tuple[AddressPair, ...] = ()
     extra_dhcp_opts: tuple[ExtraOption, ...] = ()
     dns_name: str = ""
-    parent: str | None = None  # the port at whose interface the guest has it, if it is a subport of a trunk
-    vlan: int | None = None  # in which it has it
+    parent: str | None = None  # of a subport: the parent port of its trunk, at whose interface the guest has it
+    vlan: int | None = None  # of a subport: its VLAN at that interface
 
     @property
     def is_guest(self) -> bool:

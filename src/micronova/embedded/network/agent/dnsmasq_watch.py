@@ -1,4 +1,4 @@
-"""The processes of DHCP servers and advertisers: the kernel tells when one ends."""
+"""The dnsmasq processes, which are DHCP servers and advertisers: the kernel tells when one ends."""
 
 import asyncio
 import logging
@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-CRASH_DELAY = 1.0  # seconds before a server that has ended twice in a short time is started again
+CRASH_DELAY = 1.0  # seconds before a dnsmasq that has ended twice in a short time is started again
 CRASH_TIME = 10.0  # seconds between two ends that count as a short time
 
 
 class DnsmasqWatch:
-    """Calls back when a server ends."""
+    """Calls back when a dnsmasq ends."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._watched: dict[str, tuple[int, int]] = {}  # namespace -> process id and its pidfd
-        self._ended: dict[str, float] = {}  # namespace -> when its last server ended
+        self._ended: dict[str, float] = {}  # namespace -> when its last dnsmasq ended
 
     def watch(self, namespace: str, pid: int) -> None:
-        """Watch the server of a namespace, instead of the one that was watched before."""
+        """Watch the dnsmasq of a namespace, instead of the one that was watched before."""
         if self._watched.get(namespace, (0, 0))[0] == pid:
             return
         self.forget(namespace)
@@ -33,7 +33,7 @@ class DnsmasqWatch:
         asyncio.get_running_loop().add_reader(made, self._end, namespace)
 
     def forget(self, namespace: str) -> None:
-        """Stop watching the server of a namespace, because it is about to be ended."""
+        """Stop watching the dnsmasq of a namespace, because it is about to be ended."""
         _, made = self._watched.pop(namespace, (0, None))
         if made is not None:
             asyncio.get_running_loop().remove_reader(made)

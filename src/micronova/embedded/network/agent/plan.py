@@ -245,7 +245,7 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
                 pass
     gone: list[v.Verb] = [v.DeleteNamespace(namespace=each) for each in found.namespaces if each not in names]
     gone += [
-        v.StopDnsmasq(namespace=each) for each in found.servers if each in names and f"dnsmasq {each}" not in names
+        v.StopDnsmasq(namespace=each) for each in found.dnsmasq if each in names and f"dnsmasq {each}" not in names
     ]
     # A bridge is removed when no tap is plugged into it any more.
     used = {link.bridge for name, link in found.links.items() if name.startswith("tap")}

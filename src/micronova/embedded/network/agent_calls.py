@@ -1,4 +1,4 @@
-"""The API of network agents: the desired state of a host, and reports.
+"""What network agents call: the desired state of a host, and reports.
 
 `GET /v2.0/agent-states/HOST` returns the desired state of a host and its fingerprint. With `fingerprint` in the query
 it waits until the state has another one, for at most `wait` seconds (`state_watch.py`). With `parts` it returns only
@@ -16,7 +16,7 @@ from msgspec import Meta
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
 from micronova.embedded.network.agent.desired_state import state_of_parts
-from micronova.embedded.network.agent_heartbeats import AgentHeartbeats, Beat, record_beats
+from micronova.embedded.network.agent_heartbeats import AgentHeartbeat, AgentHeartbeats, record_heartbeats
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import note
@@ -53,8 +53,8 @@ class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dhcp: bool = False  # ports of DHCP servers have to be brought up to date
 
 
-class AgentRoutes:
-    """The handlers of network agents."""
+class AgentCallHandlers:
+    """The handlers of what network agents call."""
 
     def __init__(self, core: Core, watch: StateWatch) -> None:
         self.core = core
@@ -90,19 +90,21 @@ class AgentRoutes:
         """POST /v2.0/agent-reports; the answer has the seconds until the next one."""
         body: Report = request.body
         request.authorize_host(body.host)
-        beat = Beat(host=body.host, started=body.started, configurations=body.configurations)
+        heartbeat = AgentHeartbeat(host=body.host, started=body.started, configurations=body.configurations)
         if body.up or body.down:  # a transaction of its own, which does not wait for other agents
-            await self.core.write_with_events(_record_wired, self.core, body, beat)
+            await self.core.write_with_events(_record_report, self.core, body, heartbeat)
         else:
-            await self.heartbeats.record(beat)
+            await self.heartbeats.record(heartbeat)
         if body.dhcp:
             await dhcp_ports.bring_up_to_date(self.core, body.host)
         return {"interval": self.core.heartbeat_interval}
 
 
-def _record_wired(conn: sa.Connection, core: Core, report: Report, beat: Beat) -> tuple[None, list[Event]]:
-    """Set the status of a host's ports as reported; return the events for compute."""
-    record_beats(conn, core, [beat])
+def _record_report(
+    conn: sa.Connection, core: Core, report: Report, heartbeat: AgentHeartbeat
+) -> tuple[None, list[Event]]:
+    """Record a heartbeat and set the status of a host's ports as reported; return the events for compute."""
+    record_heartbeats(conn, core, [heartbeat])
     events: list[Event] = []
     changed = False
     for status, ids in (("DOWN", report.down), ("ACTIVE", report.up)):
