@@ -15,6 +15,7 @@ from micronova.privileged.kernel import (
     run,
     sysctl,
 )
+from micronova.privileged.names import IN_CLOUD_NAMESPACE, ifb_name
 
 
 def namespaces(prefix: str) -> list[str]:
@@ -47,7 +48,7 @@ def delete_namespace(namespace: str) -> None:
         return
     with inside(namespace):
         for name in links():
-            if name.startswith(("brq", "tap", "vth", "dev", "ifb", "vlp")):
+            if name.startswith((*IN_CLOUD_NAMESPACE, "dev")):
                 run(["ip", "link", "delete", name], quiet=True)
     run(["ip", "netns", "delete", namespace])
 
@@ -183,7 +184,7 @@ def _full(destination: str, family: str) -> str:
 
 def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
     """Limit a guest's bandwidth: what it receives at its tap, what it sends at an ifb device."""
-    ifb = "ifb" + verb.tap[3:]
+    ifb = ifb_name(verb.tap)
     with inside(namespace):
         tap, ifb_link = link_of(verb.tap), link_of(ifb)
         if tap is None:
@@ -236,11 +237,11 @@ def inventory(prefix: str) -> tuple[list[str], dict[str, v.Link]]:
                     index=link["ifindex"],
                     bridge=link.get("master", ""),
                     up="UP" in link.get("flags", ()),
-                    limited=link.get("qdisc") == "tbf" or f"ifb{name[3:]}" in listed,
+                    limited=link.get("qdisc") == "tbf" or ifb_name(name) in listed,
                     trunk=link.get("ifalias") == "trunk",
                 )
                 for name, link in listed.items()
-                if name.startswith(("brq", "tap", "vth", "ifb", "vlp"))
+                if name.startswith(IN_CLOUD_NAMESPACE)
             }
         except Failed:
             found = {}

@@ -90,7 +90,7 @@ class Helper:
             return v.Reply(error=str(error) or type(error).__name__), None
 
     def inventory(self) -> v.Found:
-        """Return the namespaces, devices and servers of the cloud."""
+        """Return the namespaces, devices and dnsmasq processes of the cloud."""
         namespaces, links = devices.inventory(self.prefix)
         processes = {
             name: pid for name in self._served() if (pid := dnsmasq.running(self.directory / name)) is not None
@@ -105,7 +105,7 @@ class Helper:
         )
 
     def cleanup(self) -> None:
-        """Delete all servers, devices and namespaces of the cloud."""
+        """Delete all dnsmasq processes, devices and namespaces of the cloud."""
         for name in self._served():
             dnsmasq.stop(name, self.directory)
         for name in reversed(devices.namespaces(self.prefix)):  # the one with the bridges last

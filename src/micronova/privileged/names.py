@@ -11,6 +11,12 @@ from collections.abc import Iterable
 
 METADATA_ADDRESS = "169.254.169.254"
 
+MADE_BY_HELPER = ("brq", "vth", "ifb", "vlp")
+"""The prefixes of devices in a cloud's namespace that the privileged helper makes and deletes."""
+
+IN_CLOUD_NAMESPACE = (*MADE_BY_HELPER, "tap")
+"""The prefixes of all devices of a cloud in its namespace; taps belong to QEMU."""
+
 
 def prefix_of(cloud_id: str) -> str:
     """Return the prefix of a cloud's names, which is also the name of the namespace with its bridges."""
@@ -45,6 +51,16 @@ def outer_name(port_id: str) -> str:
 def inner_name(port_id: str) -> str:
     """Return the name of a veth pair's end inside the namespace."""
     return f"dev{port_id[:11]}"
+
+
+def ifb_name(tap: str) -> str:
+    """Return the name of the device at which what a tap's guest sends is limited."""
+    return f"ifb{tap[3:]}"
+
+
+def trunk_end_name(tap: str) -> str:
+    """Return the name of the end at the trunk of the veth pair that stands for a subport's tap."""
+    return f"vlp{tap[3:]}"
 
 
 def numbers_of(names: Iterable[str], most: int) -> dict[str, int]:

@@ -347,7 +347,7 @@ class SetBandwidth(Verb, frozen=True, kw_only=True, tag="set_bandwidth"):
 
 
 class Inventory(Verb, frozen=True, kw_only=True, tag="inventory"):
-    """The reply lists the namespaces, devices and servers of this cloud."""
+    """The reply lists the namespaces, devices and dnsmasq processes of this cloud."""
 
 
 class Ping(Verb, frozen=True, kw_only=True, tag="ping"):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from micronova.privileged import verbs as v
 from micronova.privileged.devices import link_of
 from micronova.privileged.kernel import Failed, inside, run, sysctl
+from micronova.privileged.names import trunk_end_name
 
 ALIAS = "trunk"  # of a tap that has programs
 PREFERENCE = 1  # of the programs; those that limit bandwidth come later
@@ -59,14 +60,9 @@ def ensure_trunk(verb: v.EnsureTrunk, namespace: str) -> bool:
     return True
 
 
-def trunk_end(tap: str) -> str:
-    """Return the name of the end at the trunk of the pair that stands for a subport's tap."""
-    return f"vlp{tap[3:]}"
-
-
 def _ensure_pair(subport: v.Subport) -> int:
     """Return the index of the end at the trunk."""
-    end = trunk_end(subport.tap)
+    end = trunk_end_name(subport.tap)
     link = link_of(end)
     if link is None:
         if link_of(subport.tap) is not None:

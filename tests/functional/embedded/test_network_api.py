@@ -33,7 +33,8 @@ async def test_versions_need_no_token_and_resources_do(cloud: World) -> None:
     assert (await cloud.call("GET", "", token=None)).status == 401
     for path in ("", "/"):
         resources = (await cloud.call("GET", path)).json()["resources"]
-        assert {"networks", "ports", "security-groups"} <= {each["collection"] for each in resources}
+        listed = {each["collection"] for each in resources}
+        assert {"networks", "ports", "trunks", "address-scopes", "rbac-policies", "qos/policies"} <= listed
 
 
 async def test_extensions(cloud: World) -> None:

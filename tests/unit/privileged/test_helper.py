@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from micronova.objects.errors import Unavailable
@@ -259,3 +260,10 @@ def test_the_socket_in_a_directory_of_roots_is_one_users(tmp_path: Path) -> None
     listener.socket.close()
     found = (tmp_path / "s").stat()
     assert found.st_uid == 65533 and stat.S_IMODE(found.st_mode) == 0o600
+
+
+def test_an_inventory_of_another_version_names_the_running_dnsmasq() -> None:
+    written = b'{"servers": {"mn-1a2b3c4d-n-1": 7}}'
+    found = msgspec.json.decode(written, type=v.Found)
+    assert found.dnsmasq == {"mn-1a2b3c4d-n-1": 7}
+    assert msgspec.json.decode(msgspec.json.encode(found))["servers"] == {"mn-1a2b3c4d-n-1": 7}

@@ -43,6 +43,14 @@ def update(
     _require_one(conn.execute(revision.table.update().where(*_still(revision, id, read)).values(counted)))
 
 
+def touch(
+    conn: sa.Connection, revision: sa.Column[int], *where: sa.ColumnElement[bool], now: int, **values: Any
+) -> int:
+    """Count the revision of rows up, whatever it is, and set values; return how many rows there are."""
+    counted = {**values, revision.key: revision + 1, "updated_at": now}
+    return conn.execute(revision.table.update().where(*where).values(counted)).rowcount
+
+
 def delete(conn: sa.Connection, revision: sa.Column[int], id: str, read: int) -> None:
     """Delete the row with this id; raise Changed if its revision is not `read` any more."""
     _require_one(conn.execute(revision.table.delete().where(*_still(revision, id, read))))

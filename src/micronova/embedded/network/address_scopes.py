@@ -30,7 +30,7 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import AddressScopeRow
 from micronova.embedded.network.rows import NewAddressScope, locked
-from micronova.embedded.network.sharing import ADDRESS_SCOPE, NOBODY, access_of, remove_rbac_policies, share_with_all
+from micronova.embedded.network.sharing import ADDRESS_SCOPE, NOBODY, access_of, remove_rbac_policies
 from micronova.embedded.network.tables import address_scopes, subnetpools, subnets
 from micronova.http.request import Request
 
@@ -72,7 +72,7 @@ class AddressScopes(Creatable[AddressScopeRow], Updatable[AddressScopeRow], Dele
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create address scopes."""
         wanted: list[tuple[NewAddressScope, bool]] = []
         for given in self.given(request):
@@ -97,15 +97,12 @@ class AddressScopes(Creatable[AddressScopeRow], Updatable[AddressScopeRow], Dele
         for row, shared in wanted:
             conn.execute(address_scopes.insert(), row)
             if shared:
-                new_rbac_policies[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
+                new_rbac_policies[row["project_id"]] += self.share(conn, row["id"], row["project_id"])
         for project, count in sorted(new_rbac_policies.items()):
             charge_unchecked(conn, project, "rbac_policy", count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    def _share(self, conn: sa.Connection, id: str, owner: str) -> int:
-        return share_with_all(conn, self.core.new_id, ADDRESS_SCOPE, id, owner)
-
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update an address scope; what is shared with all stays so."""
         resource = await self.find(request, id, "update_address_scope")
         [given] = self.given(request)
@@ -124,10 +121,10 @@ class AddressScopes(Creatable[AddressScopeRow], Updatable[AddressScopeRow], Dele
         if "name" in given:
             conn.execute(address_scopes.update().where(address_scopes.c.id == id).values(name=given["name"]))
         if given.get("shared"):
-            charge_unchecked(conn, row.project_id, "rbac_policy", self._share(conn, id, row.project_id))
+            charge_unchecked(conn, row.project_id, "rbac_policy", self.share(conn, id, row.project_id))
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete an address scope that no subnet pool is in."""
         await self.find(request, id, "delete_address_scope")
         await self.core.database.write(_delete, id)

@@ -64,7 +64,7 @@ class Agents(Updatable[ShownAgentRow], Deletable[ShownAgentRow]):
         """Return agents."""
         return [Resource(_agent(row), {}) for row in rows]
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update an agent."""
         resource = await self.find(request, id, "update_agent")
         [given] = self.given(request)
@@ -81,7 +81,7 @@ class Agents(Updatable[ShownAgentRow], Deletable[ShownAgentRow]):
             raise not_found("agent", id)
         return resource
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete the row of an agent."""
         resource = await self.find(request, id, "delete_agent")
         await self.core.write_and_wake(self._delete, resource.id)

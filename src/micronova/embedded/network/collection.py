@@ -1,5 +1,6 @@
 """The base classes of resources: list, show, create, update, delete, policy of fields, tags, and their routes."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,17 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import RevisionMismatch, not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing, flags
 from micronova.embedded.network.request_bodies import objects
+from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.row_types import OwnedRow
-from micronova.embedded.network.sharing import Access, access_of, own_or_shared, reading_for, shared_with
+from micronova.embedded.network.sharing import (
+    SHARED,
+    Access,
+    access_of,
+    own_or_shared,
+    reading_for,
+    share_with_all,
+    shared_with,
+)
 from micronova.embedded.network.tables import tags
 from micronova.http.paging import iso
 from micronova.http.request import Request
@@ -93,6 +103,11 @@ class Collection(ABC, Generic[R]):
         assert self.object_type is not None
         return access_of(conn, self.object_type, [row.id for row in rows])
 
+    def share(self, conn: sa.Connection, id: str, owner: str, action: str = SHARED) -> int:
+        """Share a resource with all projects; return how many RBAC policies this adds."""
+        assert self.object_type is not None
+        return share_with_all(conn, self.core.new_id, self.object_type, id, owner, action)
+
     @abstractmethod
     def resources(self, conn: sa.Connection, rows: Sequence[R]) -> list[Resource]:
         """Return the resources of rows."""
@@ -116,10 +131,10 @@ class Collection(ABC, Generic[R]):
 
     @staticmethod
     def route(method: str, path: str, handler: Any, policy: str, status: int = 200, body: Any = None) -> Route:
-        """Return a route whose handler checks policy itself."""
-        return Route(
-            method=method, path=path, handler=handler, policy=policy, status=status, body=body, checks_policy=True
-        )
+        """Return a route whose handler checks policy itself; one that writes runs again if it raises Changed."""
+        if method != "GET":
+            handler = functools.partial(retry, handler)
+        return checked_route(method, path, handler, policy, status, body)
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List the resources that the caller may see."""
@@ -268,17 +283,13 @@ class Creatable(Collection[R]):
     create_body: ClassVar[Any]
 
     @abstractmethod
-    async def try_create(self, request: Request) -> dict[str, Any]:
-        """Create the resources of the body and return the response; raise Changed to be called again."""
+    async def create(self, request: Request) -> dict[str, Any]:
+        """Create one resource, or all of several or none; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
         """Return the routes of this kind of resource."""
         policy = f"create_{self.singular}"
         return [*super().routes(), self.route("POST", self.path, self.create, policy, 201, self.create_body)]
-
-    async def create(self, request: Request) -> dict[str, Any]:
-        """Create one resource, or all of several or none."""
-        return await retry(self.try_create, request)
 
 
 class Updatable(Collection[R]):
@@ -287,34 +298,26 @@ class Updatable(Collection[R]):
     update_body: ClassVar[Any]
 
     @abstractmethod
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
-        """Update a resource from the body and return the response; raise Changed to be called again."""
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Update the given attributes of a resource; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
         """Return the routes of this kind of resource."""
         policy = f"update_{self.singular}"
         return [*super().routes(), self.route("PUT", self.one_path, self.update, policy, 200, self.update_body)]
 
-    async def update(self, request: Request, id: str) -> dict[str, Any]:
-        """Update the given attributes of a resource."""
-        return await retry(self.try_update, request, id)
-
 
 class Deletable(Collection[R]):
     """Adds delete to a kind of resource."""
 
     @abstractmethod
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a resource that nothing uses; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
         """Return the routes of this kind of resource."""
         policy = f"delete_{self.singular}"
         return [*super().routes(), self.route("DELETE", self.one_path, self.delete, policy, 204)]
-
-    async def delete(self, request: Request, id: str) -> None:
-        """Delete a resource that nothing uses."""
-        await retry(self.try_delete, request, id)
 
 
 def check_revision(request: Request, resource: Resource) -> None:

@@ -78,7 +78,7 @@ class DefaultSecurityGroupRules(Creatable[DefaultSecurityGroupRuleRow], Deletabl
         """Return rules."""
         return [Resource(_values(row), {}) for row in rows]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create rules for the security groups that are created afterwards."""
         wanted = []
         for given in self.given(request):
@@ -103,7 +103,7 @@ class DefaultSecurityGroupRules(Creatable[DefaultSecurityGroupRuleRow], Deletabl
                 )
         return self.reload_all(conn, [row["id"] for row in wanted])
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a rule; existing security groups keep theirs."""
         await self.find(request, id, "delete_default_security_group_rule")
         r = default_security_group_rules.c

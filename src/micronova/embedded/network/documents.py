@@ -6,6 +6,7 @@ from typing import Any
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.extensions import EXTENSIONS
 from micronova.embedded.network.listing import filters_of, unknown_filter
+from micronova.embedded.network.routing import checked_route
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.objects.errors import NotFound
@@ -26,20 +27,8 @@ class Documents:
             Route(method="GET", path="/v2.0", handler=self.resources, policy=AUTHENTICATED),
             Route(method="GET", path="/v2.0/extensions", handler=self.extensions, policy=AUTHENTICATED),
             Route(method="GET", path="/v2.0/extensions/{alias}", handler=self.extension, policy=AUTHENTICATED),
-            Route(
-                method="GET",
-                path="/v2.0/availability_zones",
-                handler=self.zones,
-                policy="get_availability_zone",
-                checks_policy=True,
-            ),
-            Route(
-                method="GET",
-                path="/v2.0/service-providers",
-                handler=self.providers,
-                policy="get_service_provider",
-                checks_policy=True,
-            ),
+            checked_route("GET", "/v2.0/availability_zones", self.zones, "get_availability_zone"),
+            checked_route("GET", "/v2.0/service-providers", self.providers, "get_service_provider"),
         ]
 
     async def versions(self, request: Request) -> dict[str, Any]:

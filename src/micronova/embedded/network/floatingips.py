@@ -103,7 +103,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             Resource(_values(row, known.get(row.port_id or ""), tagged), {"project_id": row.project_id}) for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create floating IPs, associated with a port if the request names one."""
         wanted = []
         for given in self.given(request):
@@ -182,7 +182,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), events
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a floating IP, for example its port."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -213,7 +213,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         note(conn, self.core.now(), _topics(row["router_id"], values.get("router_id")))
         return self.reload(conn, id), events
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a floating IP."""
         await self.find_to(request, "delete", id)
         await self.core.write_with_events(self._delete, id)

@@ -56,7 +56,6 @@ from micronova.embedded.network.sharing import (
     dependent_projects,
     own_or_shared,
     remove_rbac_policies,
-    share_with_all,
     stop_sharing_with_all,
 )
 from micronova.embedded.network.tables import (
@@ -172,7 +171,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create networks, each on its own segment."""
         wanted: list[tuple[NewNetwork, dict[str, Any]]] = []
         relies_on: list[Use] = []
@@ -238,16 +237,13 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             for action in [*([SHARED] if row["shared"] else ()), *([EXTERNAL] if row["external"] else ())]:
-                new_rbac_policies[row["project_id"]] += self._open(conn, row["id"], row["project_id"], action)
+                new_rbac_policies[row["project_id"]] += self.share(conn, row["id"], row["project_id"], action)
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
             charge(conn, project, "network", self.core.settings.quotas, count)
             charge_unchecked(conn, project, "rbac_policy", new_rbac_policies[project])
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    def _open(self, conn: sa.Connection, id: str, owner: str, action: str) -> int:
-        return share_with_all(conn, self.core.new_id, NETWORK, id, owner, action)
-
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a network."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -288,17 +284,17 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         """Add or remove what shares a network with all projects; one that is not external has no such RBAC policies."""
         added, gone = 0, []
         if shared:
-            added += self._open(conn, row.id, row.project_id, SHARED)
+            added += self.share(conn, row.id, row.project_id, SHARED)
         elif shared is False:
             gone += stop_sharing_with_all(conn, NETWORK, row.id)
         if external and not row.external:
-            added += self._open(conn, row.id, row.project_id, EXTERNAL)
+            added += self.share(conn, row.id, row.project_id, EXTERNAL)
         elif external is False:
             gone += remove_rbac_policies(conn, NETWORK, row.id, rbac_policies.c.action == EXTERNAL)
         release_all(conn, gone)
         charge_unchecked(conn, row.project_id, "rbac_policy", added)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a network that no port uses."""
         await self.find_to(request, "delete", id)
         await self.core.write_and_wake(self.delete_network, id)

@@ -7,6 +7,7 @@ from typing import cast
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
@@ -253,7 +254,8 @@ def remove_port(conn: sa.Connection, id: str, now: int, *, with_owner: bool = Fa
         _check_free(conn, gone)
     topics = topics_of_ports(gone) | topics_of_groups(conn, [id])
     if routers_of := conn.execute(_ROUTERS_OF, {"id": id}).scalars().all():
-        conn.execute(_DISASSOCIATE, {"port": id, "now": now})
+        free = {"port_id": None, "fixed_ip_address": None, "router_id": None, "status": "DOWN"}
+        revisions.touch(conn, floatingips.c.revision, floatingips.c.port_id == id, now=now, **free)
         topics.update(router_topic(router) for router in routers_of if router)
     note(conn, now, topics)
     conn.execute(_UNTAG, {"id": id})
@@ -278,18 +280,6 @@ _ROUTERS_OF = (
     .where(floatingips.c.port_id == sa.bindparam("id"))
     .order_by(floatingips.c.id)
     .with_for_update()
-)
-_DISASSOCIATE = (
-    floatingips.update()
-    .where(floatingips.c.port_id == sa.bindparam("port"))
-    .values(
-        port_id=None,
-        fixed_ip_address=None,
-        router_id=None,
-        status="DOWN",
-        revision=floatingips.c.revision + 1,
-        updated_at=sa.bindparam("now"),
-    )
 )
 
 

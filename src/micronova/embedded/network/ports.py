@@ -206,7 +206,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
 
     # --- create ---
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create ports with their addresses, bound if the request names a host, in one transaction."""
         asked = self.given(request)
         crosses_projects = self.crosses_projects(request)
@@ -287,7 +287,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
 
     # --- update ---
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a port; setting a host binds it."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -333,7 +333,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             raise not_found("port", id)
         return {self.singular: self.view(request, changed)}
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a port that does not belong to a router or a floating IP."""
         try:
             await self.find_to(request, "delete", id, self._load_for_delete)

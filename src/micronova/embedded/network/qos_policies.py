@@ -35,7 +35,7 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import QosPolicyRow
+from micronova.embedded.network.row_types import BandwidthLimitRow, DscpMarkingRow, MinimumBandwidthRow, QosPolicyRow
 from micronova.embedded.network.rows import NewQosPolicy, delete_row, locked, new_row
 from micronova.embedded.network.sharing import (
     ALL,
@@ -44,7 +44,6 @@ from micronova.embedded.network.sharing import (
     SHARED,
     dependent_projects,
     remove_rbac_policies,
-    share_with_all,
     stop_sharing_with_all,
 )
 from micronova.embedded.network.tables import (
@@ -114,7 +113,7 @@ class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[Qo
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create policies."""
         wanted = []
         for given in self.given(request):
@@ -136,9 +135,6 @@ class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[Qo
             "default_of": project if given.get("is_default") else None,
         }
 
-    def _share(self, conn: sa.Connection, id: str, owner: str) -> int:
-        return share_with_all(conn, self.core.new_id, QOS_POLICY, id, owner)
-
     def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewQosPolicy, Sequence[str]]]) -> list[Resource]:
         new_rbac_policies: Counter[str] = Counter()
         for row, tagged in wanted:
@@ -147,12 +143,12 @@ class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[Qo
             if tagged:
                 set_tags(conn, row["id"], tagged)
             if row["shared"]:
-                new_rbac_policies[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
+                new_rbac_policies[row["project_id"]] += self.share(conn, row["id"], row["project_id"])
         for project, count in sorted(new_rbac_policies.items()):
             charge_unchecked(conn, project, "rbac_policy", count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a policy."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -172,12 +168,12 @@ class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[Qo
             _check_unshared(conn, resource.id, project)
         revisions.update(conn, qos_policies.c.revision, resource.id, resource.values["revision_number"], values, now)
         if given.get("shared"):
-            charge_unchecked(conn, project, "rbac_policy", self._share(conn, resource.id, project))
+            charge_unchecked(conn, project, "rbac_policy", self.share(conn, resource.id, project))
         elif given.get("shared") is False:
             release_all(conn, stop_sharing_with_all(conn, QOS_POLICY, resource.id))
         return self.reload(conn, resource.id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a policy that nothing uses."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self._delete, id)
@@ -190,9 +186,9 @@ class QosPolicies(Creatable[QosPolicyRow], Updatable[QosPolicyRow], Deletable[Qo
         release_all(conn, remove_rbac_policies(conn, QOS_POLICY, id))
 
 
-def qos_rule_values(kind: str, row: Any) -> dict[str, Any]:
+def qos_rule_values(rule_type: str, row: BandwidthLimitRow | DscpMarkingRow | MinimumBandwidthRow) -> dict[str, Any]:
     """Return a rule of a type as the API shows it."""
-    return {name: getattr(row, name) for name in QOS_RULE_TABLES[kind][1]}
+    return {name: getattr(row, name) for name in QOS_RULE_TABLES[rule_type][1]}
 
 
 def _values(row: QosPolicyRow, rules: Sequence[dict[str, Any]], tagged: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed, retry
 from micronova.embedded.network.collection import Resource
 from micronova.embedded.network.core import Core
@@ -20,6 +21,7 @@ from micronova.embedded.network.listing import QUERY, Attributes, Listing, filte
 from micronova.embedded.network.qos_policies import QOS_RULE_TABLES, QosPolicies, qos_rule_values
 from micronova.embedded.network.qos_use import check_not_in_use
 from micronova.embedded.network.request_bodies import Body, Number, body_of_one, convert_text, objects
+from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.tables import qos_policies
 from micronova.embedded.network.topics import qos_policy_topic
 from micronova.http.request import Request
@@ -133,34 +135,31 @@ MINIMUM_BANDWIDTH = QosRuleType(
     one_per="direction",
 )
 QOS_RULE_TYPES = (BANDWIDTH_LIMIT, DSCP_MARKING, MINIMUM_BANDWIDTH)
-_ENFORCED = tuple(kind.name for kind in QOS_RULE_TYPES if kind.enforced)
+_ENFORCED = tuple(rule_type.name for rule_type in QOS_RULE_TYPES if rule_type.enforced)
 
 
 class QosRules:
     """The rules of policies, of one type."""
 
-    def __init__(self, core: Core, kind: QosRuleType) -> None:
+    def __init__(self, core: Core, rule_type: QosRuleType) -> None:
         self.core = core
-        self.kind = kind
+        self.rule_type = rule_type
         self._policies = QosPolicies(core)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        kind = self.kind
-        all_ = f"{self._policies.path}/{{id}}/{kind.singular}s"
+        rule_type = self.rule_type
+        all_ = f"{self._policies.path}/{{id}}/{rule_type.singular}s"
         one_ = f"{all_}/{{rule}}"
 
         def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
-            return Route(
-                method=method, path=path, handler=handler, policy=f"{verb}_policy_{kind.singular}", status=status,
-                body=body, checks_policy=True,
-            )  # fmt: skip
+            return checked_route(method, path, handler, f"{verb}_policy_{rule_type.singular}", status, body)
 
         return [
             route("GET", all_, self.index, "get", 200),
-            route("POST", all_, self.create, "create", 201, body_of_one(kind.singular, kind.create_body)),
+            route("POST", all_, self.create, "create", 201, body_of_one(rule_type.singular, rule_type.create_body)),
             route("GET", one_, self.show, "get", 200),
-            route("PUT", one_, self.update, "update", 200, body_of_one(kind.singular, kind.update_body)),
+            route("PUT", one_, self.update, "update", 200, body_of_one(rule_type.singular, rule_type.update_body)),
             route("DELETE", one_, self.delete, "delete", 204),
         ]
 
@@ -170,39 +169,39 @@ class QosRules:
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the rules of a policy."""
         policy = await self._policy(request, id)
-        listing = Listing.parse(request.raw_query, self.kind.attributes)
-        found = await self.core.database.read(_page, self.kind, policy.id, listing)
+        listing = Listing.parse(request.raw_query, self.rule_type.attributes)
+        found = await self.core.database.read(_page, self.rule_type, policy.id, listing)
         if found is None:
             raise _missing(listing.marker or "", policy.id)
-        return {f"{self.kind.singular}s": [listing.choose(each) for each in found]}
+        return {f"{self.rule_type.singular}s": [listing.choose(each) for each in found]}
 
     async def show(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Show one rule."""
         policy = await self._policy(request, id)
-        return {self.kind.singular: await self.core.database.read(_rule, self.kind, policy.id, rule)}
+        return {self.rule_type.singular: await self.core.database.read(_rule, self.rule_type, policy.id, rule)}
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
         """Create a rule."""
         policy = await self._policy(request, id)
-        row = {**self.kind.defaults, **self._given(request), "id": self.core.new_id(), "policy_id": policy.id}
-        await self.core.write_and_wake(_insert, self.kind, row, self.core.now())
-        return {self.kind.singular: {name: row[name] for name in QOS_RULE_TABLES[self.kind.name][1]}}
+        row = {**self.rule_type.defaults, **self._given(request), "id": self.core.new_id(), "policy_id": policy.id}
+        await self.core.write_and_wake(_insert, self.rule_type, row, self.core.now())
+        return {self.rule_type.singular: {name: row[name] for name in QOS_RULE_TABLES[self.rule_type.name][1]}}
 
     async def update(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Update a rule; it applies to all ports with the policy."""
         policy = await self._policy(request, id)
         given = self._given(request)
-        found = await retry(self.core.write_and_wake, _change, self.kind, policy.id, rule, given, self.core.now())
-        return {self.kind.singular: found}
+        found = await retry(self.core.write_and_wake, _change, self.rule_type, policy.id, rule, given, self.core.now())
+        return {self.rule_type.singular: found}
 
     async def delete(self, request: Request, id: str, rule: str) -> None:
         """Delete a rule."""
         policy = await self._policy(request, id)
-        await self.core.write_and_wake(_delete, self.kind, policy.id, rule, self.core.now())
+        await self.core.write_and_wake(_delete, self.rule_type, policy.id, rule, self.core.now())
 
     def _given(self, request: Request) -> dict[str, Any]:
-        [given] = objects(request.body, self.kind.singular)
-        convert_text(given, numbers=self.kind.numbers)
+        [given] = objects(request.body, self.rule_type.singular)
+        convert_text(given, numbers=self.rule_type.numbers)
         if given.get("dscp_mark", 0) not in DSCP_MARKS:
             raise invalid(
                 f"Invalid input for dscp_mark: {given['dscp_mark']} is not in {list(DSCP_MARKS)}.", "HTTPBadRequest"
@@ -215,10 +214,10 @@ class QosRuleTypes:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        common: dict[str, Any] = {"method": "GET", "policy": "get_rule_type", "checks_policy": True}
+        path = "/v2.0/qos/rule-types"
         return [
-            Route(path="/v2.0/qos/rule-types", handler=self.index, **common),
-            Route(path="/v2.0/qos/rule-types/{type}", handler=self.show, **common),
+            checked_route("GET", path, self.index, "get_rule_type"),
+            checked_route("GET", f"{path}/{{type}}", self.show, "get_rule_type"),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:
@@ -235,12 +234,12 @@ class QosRuleTypes:
     async def show(self, request: Request, type: str) -> dict[str, Any]:
         """Show a rule type with its parameters, for admins."""
         request.authorize({})
-        kind = next((each for each in QOS_RULE_TYPES if each.name == type and each.enforced), None)
-        if kind is None:
+        rule_type = next((each for each in QOS_RULE_TYPES if each.name == type and each.enforced), None)
+        if rule_type is None:
             raise NotFound(f"QoS rule type {type[:64]} could not be found; there are {', '.join(_ENFORCED)}.")
-        shown: dict[str, Any] = {"type": kind.name}
+        shown: dict[str, Any] = {"type": rule_type.name}
         if request.context.is_admin:
-            shown["drivers"] = [{"name": "micronova", "supported_parameters": kind.parameters}]
+            shown["drivers"] = [{"name": "micronova", "supported_parameters": rule_type.parameters}]
         return {"rule_type": shown}
 
 
@@ -248,43 +247,42 @@ def _missing(rule: str, policy: str) -> NotFound:
     return NotFound(f"QoS rule {rule[:64]} for policy {policy} could not be found.", type="QosRuleNotFound")
 
 
-def _page(conn: sa.Connection, kind: QosRuleType, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
-    mine = sa.select(kind.table).where(kind.table.c.policy_id == policy, *listing.conditions())
+def _page(conn: sa.Connection, rule_type: QosRuleType, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
+    mine = sa.select(rule_type.table).where(rule_type.table.c.policy_id == policy, *listing.conditions())
     rows = listing.page(conn, mine)
-    return None if rows is None else [qos_rule_values(kind.name, row) for row in rows]
+    return None if rows is None else [qos_rule_values(rule_type.name, row) for row in rows]
 
 
-def _rule(conn: sa.Connection, kind: QosRuleType, policy: str, id: str) -> dict[str, Any]:
-    r = kind.table.c
-    row = conn.execute(sa.select(kind.table).where(r.id == id, r.policy_id == policy)).first()
+def _rule(conn: sa.Connection, rule_type: QosRuleType, policy: str, id: str) -> dict[str, Any]:
+    r = rule_type.table.c
+    row = conn.execute(sa.select(rule_type.table).where(r.id == id, r.policy_id == policy)).first()
     if row is None:
         raise _missing(id, policy)
-    return qos_rule_values(kind.name, row)
+    return qos_rule_values(rule_type.name, row)
 
 
 def _touch(conn: sa.Connection, policy: str, now: int) -> None:
     """Increase the revision of a policy, because one of its rules changed."""
-    counted = {"revision": qos_policies.c.revision + 1, "updated_at": now}
-    if not conn.execute(qos_policies.update().where(qos_policies.c.id == policy).values(**counted)).rowcount:
+    if not revisions.touch(conn, qos_policies.c.revision, qos_policies.c.id == policy, now=now):
         raise NotFound(f"QoS policy {policy} could not be found.", type="QosPolicyNotFound")
     note(conn, now, [qos_policy_topic(policy)])
 
 
-def _insert(conn: sa.Connection, kind: QosRuleType, row: dict[str, Any], now: int) -> None:
+def _insert(conn: sa.Connection, rule_type: QosRuleType, row: dict[str, Any], now: int) -> None:
     _touch(conn, row["policy_id"], now)
-    if not kind.enforced:
+    if not rule_type.enforced:
         check_not_in_use(conn, row["policy_id"])
-    _check_parameters(conn, kind, row["policy_id"], row)
-    if not insert_if_absent(conn, kind.table, row):
-        raise _second(conn, kind, row["policy_id"], row)
+    _check_parameters(conn, rule_type, row["policy_id"], row)
+    if not insert_if_absent(conn, rule_type.table, row):
+        raise _second(conn, rule_type, row["policy_id"], row)
 
 
-def _check_parameters(conn: sa.Connection, kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> None:
+def _check_parameters(conn: sa.Connection, rule_type: QosRuleType, policy: str, row: Mapping[str, Any]) -> None:
     """Raise Conflict if a minimum bandwidth would be larger than the limit in the same direction."""
-    if kind not in (BANDWIDTH_LIMIT, MINIMUM_BANDWIDTH):
+    if rule_type not in (BANDWIDTH_LIMIT, MINIMUM_BANDWIDTH):
         return
-    other = MINIMUM_BANDWIDTH if kind is BANDWIDTH_LIMIT else BANDWIDTH_LIMIT
-    own, theirs = kind.numbers[0], other.numbers[0]
+    other = MINIMUM_BANDWIDTH if rule_type is BANDWIDTH_LIMIT else BANDWIDTH_LIMIT
+    own, theirs = rule_type.numbers[0], other.numbers[0]
     o = other.table.c
     found = conn.execute(sa.select(o[theirs]).where(o.policy_id == policy, o.direction == row["direction"])).scalar()
     if found is None:
@@ -298,37 +296,41 @@ def _check_parameters(conn: sa.Connection, kind: QosRuleType, policy: str, row: 
         )
 
 
-def _like(kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> sa.Select[Any]:
+def _like(rule_type: QosRuleType, policy: str, row: Mapping[str, Any]) -> sa.Select[Any]:
     """Return the statement for the rule of a policy besides which there cannot be this one."""
-    found = sa.select(kind.table.c.id).where(kind.table.c.policy_id == policy)
-    return found if kind.one_per is None else found.where(kind.table.c[kind.one_per] == row[kind.one_per])
+    found = sa.select(rule_type.table.c.id).where(rule_type.table.c.policy_id == policy)
+    return (
+        found
+        if rule_type.one_per is None
+        else found.where(rule_type.table.c[rule_type.one_per] == row[rule_type.one_per])
+    )
 
 
-def _second(conn: sa.Connection, kind: QosRuleType, policy: str, row: Mapping[str, Any]) -> Exception:
-    other = conn.execute(_like(kind, policy, row)).scalar()
-    how_many = "one" if kind.one_per is None else f"one for each {kind.one_per}"
+def _second(conn: sa.Connection, rule_type: QosRuleType, policy: str, row: Mapping[str, Any]) -> Exception:
+    other = conn.execute(_like(rule_type, policy, row)).scalar()
+    how_many = "one" if rule_type.one_per is None else f"one for each {rule_type.one_per}"
     return conflict(
-        f"Rule {kind.name} conflicts with rule {other} which already exists in QoS Policy {policy}: there can be "
+        f"Rule {rule_type.name} conflicts with rule {other} which already exists in QoS Policy {policy}: there can be "
         f"{how_many}.",
         "QoSRulesConflict",
     )
 
 
 def _change(
-    conn: sa.Connection, kind: QosRuleType, policy: str, id: str, given: dict[str, Any], now: int
+    conn: sa.Connection, rule_type: QosRuleType, policy: str, id: str, given: dict[str, Any], now: int
 ) -> dict[str, Any]:
-    after = {**_rule(conn, kind, policy, id), **given}
-    r = kind.table.c
-    if conn.execute(_like(kind, policy, after).where(r.id != id)).first() is not None:
-        raise _second(conn, kind, policy, after)
-    _check_parameters(conn, kind, policy, after)
-    if given and not conn.execute(kind.table.update().where(r.id == id).values(**given)).rowcount:
+    after = {**_rule(conn, rule_type, policy, id), **given}
+    r = rule_type.table.c
+    if conn.execute(_like(rule_type, policy, after).where(r.id != id)).first() is not None:
+        raise _second(conn, rule_type, policy, after)
+    _check_parameters(conn, rule_type, policy, after)
+    if given and not conn.execute(rule_type.table.update().where(r.id == id).values(**given)).rowcount:
         raise Changed
     _touch(conn, policy, now)
-    return _rule(conn, kind, policy, id)
+    return _rule(conn, rule_type, policy, id)
 
 
-def _delete(conn: sa.Connection, kind: QosRuleType, policy: str, id: str, now: int) -> None:
-    _rule(conn, kind, policy, id)
-    conn.execute(kind.table.delete().where(kind.table.c.id == id))
+def _delete(conn: sa.Connection, rule_type: QosRuleType, policy: str, id: str, now: int) -> None:
+    _rule(conn, rule_type, policy, id)
+    conn.execute(rule_type.table.delete().where(rule_type.table.c.id == id))
     _touch(conn, policy, now)

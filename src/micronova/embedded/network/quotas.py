@@ -19,6 +19,7 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.network.core import QUOTAS, Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.request_bodies import Body, Flag, Number, body_of_one, truth
+from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.tables import limits, usages
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -86,23 +87,21 @@ _RELEASE = (
 )
 
 
-class QuotaUpdate(Body, kw_only=True):
-    """New limits, by resource; -1 is no limit."""
-
-    floatingip: Number | UnsetType = UNSET
-    network: Number | UnsetType = UNSET
-    port: Number | UnsetType = UNSET
-    rbac_policy: Number | UnsetType = UNSET
-    router: Number | UnsetType = UNSET
-    security_group: Number | UnsetType = UNSET
-    security_group_rule: Number | UnsetType = UNSET
-    subnet: Number | UnsetType = UNSET
-    subnetpool: Number | UnsetType = UNSET
-    trunk: Number | UnsetType = UNSET
+class _QuotaOptions(Body, kw_only=True):
     force: Flag | None | UnsetType = UNSET
     check_limit: Flag | None | UnsetType = UNSET
     project_id: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     tenant_id: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+
+
+QuotaUpdate = msgspec.defstruct(
+    "QuotaUpdate",
+    [(name, Number | UnsetType, UNSET) for name in QUOTAS],
+    bases=(_QuotaOptions,),
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+"""New limits, by resource; -1 is no limit."""
 
 
 class Quotas:
@@ -115,19 +114,13 @@ class Quotas:
         """Return the routes."""
         base = "/v2.0/quotas"
         body = body_of_one("quota", QuotaUpdate)
-
-        def route(method: str, path: str, handler: Any, rule: str, status: int = 200, body: Any = None) -> Route:
-            return Route(
-                method=method, path=path, handler=handler, policy=rule, status=status, body=body, checks_policy=True
-            )
-
         return [
-            route("GET", base, self.index, "get_quota"),
-            route("GET", f"{base}/{{project}}", self.show, "get_quota"),
-            route("GET", f"{base}/{{project}}/default", self.default, "get_quota"),
-            route("GET", f"{base}/{{project}}/details", self.details, "get_quota"),
-            route("PUT", f"{base}/{{project}}", self.update, "update_quota", body=body),
-            route("DELETE", f"{base}/{{project}}", self.delete, "delete_quota", status=204),
+            checked_route("GET", base, self.index, "get_quota"),
+            checked_route("GET", f"{base}/{{project}}", self.show, "get_quota"),
+            checked_route("GET", f"{base}/{{project}}/default", self.default, "get_quota"),
+            checked_route("GET", f"{base}/{{project}}/details", self.details, "get_quota"),
+            checked_route("PUT", f"{base}/{{project}}", self.update, "update_quota", body=body),
+            checked_route("DELETE", f"{base}/{{project}}", self.delete, "delete_quota", status=204),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:

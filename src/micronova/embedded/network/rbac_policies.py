@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.address_scopes import AddressScopes
 from micronova.embedded.network.collection import Collection, Creatable, Deletable, Resource, Updatable
@@ -88,7 +89,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         """Return RBAC policies."""
         return [Resource(_values(row), _target(row.project_id, row.target)) for row in rows]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create RBAC policies for objects of the caller's project, or of any project for admins."""
         wanted: list[tuple[NewRbacPolicy, bool]] = []
         for given in self.given(request):
@@ -132,7 +133,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
         charge_all(conn, (row["project_id"] for row, _ in wanted), "rbac_policy", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Change the project that an RBAC policy is for."""
         resource = await self.find(request, id, "update_rbac_policy")
         [given] = self.given(request)
@@ -157,7 +158,7 @@ class RbacPolicies(Creatable[RbacPolicyRow], Updatable[RbacPolicyRow], Deletable
             repeat_in_column(conn, row.object_type, row.object_id)
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete an RBAC policy; raise Conflict if a project uses the object because of it."""
         await self.find(request, id, "delete_rbac_policy")
         await self.core.database.write(_delete, request, id)
@@ -203,8 +204,7 @@ def _check_action(object_type: str, action: str) -> None:
 
 
 def _make_external(conn: sa.Connection, id: str, now: int) -> None:
-    n = networks.c
-    conn.execute(networks.update().where(n.id == id).values(external=True, revision=n.revision + 1, updated_at=now))
+    revisions.touch(conn, networks.c.revision, networks.c.id == id, now=now, external=True)
     note(conn, now, [network_topic(id)])
 
 

@@ -31,7 +31,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body, or an object in one; unknown attributes are refused."""
 
 
-def body_of_one(singular: str, kind: type[Body]) -> type[msgspec.Struct]:
+def body_of_one(singular: str, kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Return the type of an update's body: one object under its name."""
     return msgspec.defstruct(f"{kind.__name__}Body", [(singular, kind)], kw_only=True, forbid_unknown_fields=True)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import (
@@ -254,17 +255,8 @@ def _adopt(conn: sa.Connection, core: Core, router_id: str, port_id: str) -> Non
             "PortInUse",
         )
     note(conn, core.now(), topics_of_ports(port))
-    conn.execute(
-        ports.update()
-        .where(ports.c.id == port_id)
-        .values(
-            device_id=router_id,
-            device_owner=device_owners.ROUTER_INTERFACE,
-            status="ACTIVE",
-            revision=ports.c.revision + 1,
-            updated_at=core.now(),
-        )
-    )
+    joined = {"device_id": router_id, "device_owner": device_owners.ROUTER_INTERFACE, "status": "ACTIVE"}
+    revisions.touch(conn, ports.c.revision, ports.c.id == port_id, now=core.now(), **joined)
 
 
 def disconnect(

@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
-from micronova.embedded.common.revisions import retry
 from micronova.embedded.network.addresses import addresses_of
 from micronova.embedded.network.collection import (
     Creatable,
@@ -144,25 +143,25 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     def routes(self) -> list[Route]:
         """Return the routes, with those for interfaces and extra routes."""
-        one_ = f"{self.path}/{{id}}"
+        one = self.one_path
         extra = body_of_one("router", RoutesOnly)
         gateways = body_of_one("router", GatewaysOnly)
         return [
             *super().routes(),
             self.route(
-                "PUT", f"{one_}/add_router_interface", self.add_interface, "add_router_interface", body=InterfaceBody
+                "PUT", f"{one}/add_router_interface", self.add_interface, "add_router_interface", body=InterfaceBody
             ),
             self.route(
                 "PUT",
-                f"{one_}/remove_router_interface",
+                f"{one}/remove_router_interface",
                 self.remove_interface,
                 "remove_router_interface",
                 body=InterfaceBody,
             ),
-            self.route("PUT", f"{one_}/add_extraroutes", self.add_routes, "add_extraroutes", body=extra),
-            self.route("PUT", f"{one_}/remove_extraroutes", self.remove_routes, "remove_extraroutes", body=extra),
+            self.route("PUT", f"{one}/add_extraroutes", self.change_routes, "add_extraroutes", body=extra),
+            self.route("PUT", f"{one}/remove_extraroutes", self.change_routes, "remove_extraroutes", body=extra),
             *(
-                self.route("PUT", f"{one_}/{name}", handler, name, body=gateways)
+                self.route("PUT", f"{one}/{name}", handler, name, body=gateways)
                 for name, handler in (
                     ("add_external_gateways", self.add_gateways),
                     ("update_external_gateways", self.set_gateways),
@@ -180,7 +179,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create routers."""
         wanted = []
         for given in self.given(request):
@@ -234,7 +233,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a router, including its gateway."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -271,7 +270,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             conn.execute(routers.update().where(routers.c.id == id).values(routes=checked))
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a router without interfaces."""
         await self.find_to(request, "delete", id)
         await self.core.write_and_wake(self.delete_router, id)
@@ -291,9 +290,6 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def add_gateways(self, request: Request, id: str) -> Any:
         """PUT add_external_gateways: set the gateway of a router that has none."""
-        return await retry(self._add_gateways, request, id)
-
-    async def _add_gateways(self, request: Request, id: str) -> Any:
         resource, asked = await self._gateways(request, id, "add_external_gateways")
         if not asked:
             return {self.singular: self.view(request, resource)}
@@ -307,9 +303,6 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def set_gateways(self, request: Request, id: str) -> Any:
         """PUT update_external_gateways: set the gateway of a router, or remove it by an empty list."""
-        return await retry(self._set_gateways, request, id)
-
-    async def _set_gateways(self, request: Request, id: str) -> Any:
         resource, asked = await self._gateways(request, id, "update_external_gateways")
         if asked is None:
             return {self.singular: self.view(request, resource)}
@@ -317,9 +310,6 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def remove_gateways(self, request: Request, id: str) -> Any:
         """PUT remove_external_gateways: remove the gateway if it is the one that the request describes."""
-        return await retry(self._remove_gateways, request, id)
-
-    async def _remove_gateways(self, request: Request, id: str) -> Any:
         resource, asked = await self._gateways(request, id, "remove_external_gateways")
         if not asked:
             return {self.singular: self.view(request, resource)}
@@ -360,9 +350,6 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def add_interface(self, request: Request, id: str) -> Any:
         """PUT add_router_interface: add a subnet or a port."""
-        return await retry(self._add_interface, request, id)
-
-    async def _add_interface(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "add_router_interface")
         subnet_id, port_id = _interface(request)
         plan = await plan_interface(self.core, request, resource.values, subnet_id, port_id)
@@ -371,23 +358,14 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def remove_interface(self, request: Request, id: str) -> Any:
         """PUT remove_router_interface: remove a subnet or a port."""
-        return await retry(self._remove_interface, request, id)
-
-    async def _remove_interface(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "remove_router_interface")
         subnet_id, port_id = _interface(request)
         parted = await self.core.write_and_wake(disconnect, self.core, id, subnet_id, port_id)
         return _joined(resource, parted)
 
-    async def add_routes(self, request: Request, id: str) -> Any:
-        """PUT add_extraroutes: add routes."""
-        return await retry(self._change_routes, request, id, "add_extraroutes")
-
-    async def remove_routes(self, request: Request, id: str) -> Any:
-        """PUT remove_extraroutes: remove routes."""
-        return await retry(self._change_routes, request, id, "remove_extraroutes")
-
-    async def _change_routes(self, request: Request, id: str, rule: str) -> Any:
+    async def change_routes(self, request: Request, id: str) -> Any:
+        """PUT add_extraroutes or remove_extraroutes: add or remove routes."""
+        rule = request.route.policy
         resource = await self.find(request, id, rule)
         [given] = self.given(request)
         current = {(r["destination"], r["nexthop"]): r for r in resource.values["routes"]}

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.collection import Creatable, Deletable, Resource, tags_of
 from micronova.embedded.network.errors import conflict, invalid, not_found
@@ -130,7 +131,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create rules."""
         asked = self.given(request)
         named = {given["security_group_id"] for given in asked} | {
@@ -182,7 +183,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         charge_all(conn, (row["project_id"] for row in wanted), "security_group_rule", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row in wanted])
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a rule."""
         await self.find_to(request, "delete", id)
         await self.core.write_and_wake(_delete, id, self.core.now())
@@ -342,11 +343,7 @@ def fingerprint(row: Mapping[str, Any]) -> str:
 
 def touch_group(conn: sa.Connection, id: str, now: int) -> None:
     """Increase the revision of a security group, because its rules changed."""
-    conn.execute(
-        security_groups.update()
-        .where(security_groups.c.id == id)
-        .values(revision=security_groups.c.revision + 1, updated_at=now)
-    )
+    revisions.touch(conn, security_groups.c.revision, security_groups.c.id == id, now=now)
     note(conn, now, [rules_topic(id)])
 
 

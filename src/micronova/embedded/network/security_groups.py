@@ -111,7 +111,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             return await retry(ensure_default_group, self.core, project)
         return found[project]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create security groups."""
         wanted = []
         for given in self.given(request):
@@ -139,7 +139,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             charge(conn, project, "security_group_rule", self.core.settings.quotas, first[project])
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a security group."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -162,7 +162,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         note(conn, now, [rules_topic(id)])
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a security group that no port uses; only admins may delete a default one."""
         resource = await self.find_to(request, "delete", id)
         if resource.values["name"] == "default" and not request.context.is_admin:
@@ -270,11 +270,7 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
     others = sa.select(r.security_group_id).where(r.remote_group_id == id, r.security_group_id != id)
     changed = {id, *conn.execute(others).scalars()}
     # All groups are locked in order, and before their rules, as when a rule is made or deleted.
-    conn.execute(
-        security_groups.update()
-        .where(in_order(s.id, s.id.in_(changed)))
-        .values(revision=s.revision + 1, updated_at=now)
-    )
+    revisions.touch(conn, s.revision, in_order(s.id, s.id.in_(changed)), now=now)
     row: SecurityGroupRow = locked(conn, security_groups, id)
     if _is_used(conn, id):
         raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")

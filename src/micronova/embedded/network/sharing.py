@@ -1,8 +1,8 @@
 """Who may use what belongs to another project: RBAC policies.
 
 An RBAC policy shares an object with one project, or with all (`ALL`). `shared` of an object is a view of its RBAC
-policies: what it says depends on who asks. The columns `shared` repeat whether there is an RBAC policy for all
-projects; only lists that are sorted by `shared` read them, and versions up to 0.2.0.
+policies: what it says depends on the caller's project. The columns `shared` repeat whether there is an RBAC policy for
+all projects; only lists that are sorted by `shared` read them, and versions up to 0.2.0.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AllocationSubnet, allocate_derived, allocation_subnet, serves
@@ -60,7 +61,6 @@ def follow_mac(conn: sa.Connection, port_id: str, old: str, new: str) -> bool:
 def _changed(conn: sa.Connection, core: Core, rows: Sequence[Any]) -> list[Event]:
     """Increase the revision of each port; return the events for compute."""
     for part in chunks([row["id"] for row in rows]):
-        counted = {"revision": ports.c.revision + 1, "updated_at": core.now()}
-        conn.execute(ports.update().where(ports.c.id.in_(part)).values(**counted))
+        revisions.touch(conn, ports.c.revision, ports.c.id.in_(part), now=core.now())
     note(conn, core.now(), topics_of_ports(*rows) | topics_of_groups(conn, [row["id"] for row in rows]))
     return [event(core, CHANGED, row) for row in rows if belongs_to_server(row)]

@@ -47,7 +47,6 @@ from micronova.embedded.network.sharing import (
     access_of,
     own_or_shared,
     remove_rbac_policies,
-    share_with_all,
 )
 from micronova.embedded.network.tables import subnetpools, subnets
 from micronova.embedded.network.topics import network_topic
@@ -113,7 +112,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create subnet pools."""
         wanted = []
         for given in self.given(request):
@@ -148,14 +147,13 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
             if tagged:
                 set_tags(conn, row["id"], tagged)
             if row["shared"]:
-                shared = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], row["project_id"])
-                new_rbac_policies[row["project_id"]] += shared
+                new_rbac_policies[row["project_id"]] += self.share(conn, row["id"], row["project_id"])
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
             charge_unchecked(conn, project, "rbac_policy", new_rbac_policies[project])
             charge(conn, project, "subnetpool", self.core.settings.quotas, count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a subnet pool; prefixes can only be added."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -188,7 +186,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
         revisions.update(conn, subnetpools.c.revision, id, resource.values["revision_number"], values, now)
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a subnet pool that no subnet uses."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self._delete, id)

@@ -174,7 +174,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             for row in rows
         ]
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create subnets with a given range or one from a pool."""
         asked = self.given(request)
         names = list({given["network_id"] for given in asked})
@@ -260,7 +260,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         rows = conn.execute(sa.select(subnets).where(subnets.c.id.in_([resource.id for resource in made]))).all()
         return made, [events for row in rows for events in give_to_ports(conn, self.core, allocation_subnet(row))]
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a subnet."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -297,7 +297,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         note(conn, now, [network_topic(row.network_id)])
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a subnet; raise Conflict if a port has an address of it."""
         await self.find_to(request, "delete", id)
         await self.core.write_with_events(_delete, self.core, id)

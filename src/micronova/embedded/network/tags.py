@@ -6,8 +6,10 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.network.collection import Collection, Resource, set_tags
 from micronova.embedded.network.request_bodies import Body, Tags
+from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.tables import tags
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
@@ -33,10 +35,7 @@ class TagRoutes:
         all_, one = f"{self._path}/{{id}}/tags", f"{self._path}/{{id}}/tags/{{tag}}"
 
         def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
-            rule = f"{verb}_{self.of.singular}:tags"
-            return Route(
-                method=method, path=path, handler=handler, policy=rule, status=status, body=body, checks_policy=True
-            )
+            return checked_route(method, path, handler, f"{verb}_{self.of.singular}:tags", status, body)
 
         return [
             route("GET", all_, self.index, "get", 200),
@@ -103,8 +102,8 @@ class TagRoutes:
 
 
 def _touch(conn: sa.Connection, table: sa.Table, now: int, fn: Any, id: str, *args: Any) -> None:
-    done = conn.execute(table.update().where(table.c.id == id).values(revision=table.c.revision + 1, updated_at=now))
-    if done.rowcount:  # otherwise the tags of a deleted resource would stay for ever
+    # Nothing is written for a deleted resource: its tags would stay for ever.
+    if revisions.touch(conn, table.c.revision, table.c.id == id, now=now):
         fn(conn, id, *args)
 
 

@@ -1,7 +1,7 @@
 """Topics: the names of the parts that desired states of hosts consist of (`state_parts.py`).
 
-Who changes a part notes its topic (`host_changes.py`), and agents get parts by topic. A topic is KIND:ID, or KIND alone
-if there is one part of its kind.
+A transaction that changes a part notes its topic (`host_changes.py`), and agents get parts by topic. A topic is
+KIND:ID, or KIND alone if there is one part of its kind.
 """
 
 from enum import StrEnum

@@ -18,6 +18,7 @@ from micronova.embedded.network.networks import PUBLIC_PHYSICAL_NETWORK, Network
 from micronova.embedded.network.quotas import charge, charge_unchecked
 from micronova.embedded.network.router_ports import connect, disconnect, gateway_on, interface_on
 from micronova.embedded.network.routers import Routers
+from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.rows import new_row
 from micronova.embedded.network.sharing import SUBNET_POOL, share_with_all
 from micronova.embedded.network.subnets import Subnets
@@ -45,15 +46,8 @@ class Topologies:
         """Return the routes."""
         path = "/v2.0/auto-allocated-topology/{project}"
         return [
-            Route(method="GET", path=path, handler=self.show, policy="get_auto_allocated_topology", checks_policy=True),
-            Route(
-                method="DELETE",
-                path=path,
-                handler=self.delete,
-                policy="delete_auto_allocated_topology",
-                status=204,
-                checks_policy=True,
-            ),
+            checked_route("GET", path, self.show, "get_auto_allocated_topology"),
+            checked_route("DELETE", path, self.delete, "delete_auto_allocated_topology", 204),
         ]
 
     async def show(self, request: Request, project: str) -> dict[str, Any]:

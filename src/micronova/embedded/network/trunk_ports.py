@@ -16,7 +16,7 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.host_changes import note, topics_of_ports
 from micronova.embedded.network.port_rows import locked_port
-from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
+from micronova.embedded.network.row_types import PortChanges, PortRow, SubportRow, port_with
 from micronova.embedded.network.tables import ports, subports, trunks
 from micronova.objects.errors import Conflict
 
@@ -38,7 +38,7 @@ def trunk_details_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, 
     return found
 
 
-def subport_values(row: Any) -> dict[str, Any]:
+def subport_values(row: SubportRow) -> dict[str, Any]:
     """Return a subport as the API shows it."""
     return {
         "port_id": row.port_id,

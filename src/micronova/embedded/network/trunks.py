@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.common.revisions import Changed, retry
+from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.agent_liveness import hosts_with_agents
 from micronova.embedded.network.collection import (
     Creatable,
@@ -118,7 +118,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
 
     # --- create, update, delete ---
 
-    async def try_create(self, request: Request) -> dict[str, Any]:
+    async def create(self, request: Request) -> dict[str, Any]:
         """Create trunks with their subports."""
         wanted = []
         for given in self.given(request):
@@ -156,7 +156,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "trunk", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _, _ in wanted])
 
-    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a trunk; without admin state its ports go on, but neither they nor the trunk can be removed."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -168,7 +168,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
         revisions.update(conn, trunks.c.revision, id, revision, given, self.core.now())
         return self.reload(conn, id)
 
-    async def try_delete(self, request: Request, id: str) -> None:
+    async def delete(self, request: Request, id: str) -> None:
         """Delete a trunk; its ports stay, without a host."""
         resource = await self.find_to(request, "delete", id)
         await self.core.write_and_wake(self._delete, resource)
@@ -190,9 +190,6 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
 
     async def add_subports(self, request: Request, id: str) -> Any:
         """PUT add_subports: add ports in VLANs that the trunk does not use."""
-        return await retry(self._add_subports, request, id)
-
-    async def _add_subports(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "add_subports")
         asked = _distinct(_asked(request))
         changed = await self.core.write_and_wake(self._insert_subports, request, resource, asked)
@@ -209,9 +206,6 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
 
     async def remove_subports(self, request: Request, id: str) -> Any:
         """PUT remove_subports: remove ports; they stay, without a host."""
-        return await retry(self._remove_subports, request, id)
-
-    async def _remove_subports(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "remove_subports")
         gone = [each["port_id"] for each in _distinct(_asked(request))]
         changed = await self.core.write_and_wake(self._delete_subports, resource, gone)

@@ -123,6 +123,14 @@ def test_a_write_needs_the_revision_that_was_read(conn: sa.Connection) -> None:
         revisions.update(conn, volumes.c.revision, "v1", 2, {"name": "newest"}, now=9)
 
 
+def test_a_touch_counts_the_revision_of_rows_up_whatever_it_is(conn: sa.Connection) -> None:
+    assert revisions.touch(conn, volumes.c.revision, volumes.c.id.in_(["v1", "v2"]), now=7, name="new") == 2
+    rows = conn.execute(sa.select(volumes).order_by(volumes.c.id)).all()
+    assert [(row.name, row.revision, row.updated_at) for row in rows[:2]] == [("new", 2, 7)] * 2
+    assert (rows[2].name, rows[2].updated_at) != ("new", 7)
+    assert revisions.touch(conn, volumes.c.revision, volumes.c.id == "gone", now=8) == 0
+
+
 async def test_a_handler_runs_until_nobody_comes_between() -> None:
     runs = 0
 

@@ -14,13 +14,16 @@ from micronova.embedded.network.agent.dhcp import advertiser, dhcp_server
 from micronova.embedded.network.agent.firewall import Firewall, firewall_of
 from micronova.privileged import verbs as v
 from micronova.privileged.names import (
+    MADE_BY_HELPER,
     METADATA_ADDRESS,
     bridge_name,
+    ifb_name,
     inner_name,
     network_namespace,
     outer_name,
     router_namespace,
     tap_name,
+    trunk_end_name,
 )
 
 
@@ -236,9 +239,9 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
             case v.EnsureVeth():
                 names.add(verb.outer)
             case v.EnsureTrunk():
-                names.update("vlp" + each.tap[3:] for each in verb.subports)
+                names.update(trunk_end_name(each.tap) for each in verb.subports)
             case v.SetBandwidth(send=send) if send:
-                names.add("ifb" + verb.tap[3:])
+                names.add(ifb_name(verb.tap))
             case v.StartDnsmasq() | v.StartAdvertiser():
                 names.add(f"dnsmasq {verb.namespace}")
             case _:
@@ -250,6 +253,6 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
     # A bridge is removed when no tap is plugged into it any more.
     used = {link.bridge for name, link in found.links.items() if name.startswith("tap")}
     for name in sorted(found.links, key=lambda each: (each.startswith("brq"), each)):
-        if name.startswith(("vth", "brq", "ifb", "vlp")) and name not in names and name not in used:
+        if name.startswith(MADE_BY_HELPER) and name not in names and name not in used:
             gone.append(v.DeleteLink(device=name))
     return gone
