@@ -412,7 +412,7 @@ def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> list[str]:
     """Cancel the open operations of an instance and end their instance actions.
 
     Operations that a conductor owns stay open, except evacuations that have not begun: the conductor may be allocating
-    ports, and cancels them when it sees the new epoch. So do those that no request overtakes. Operations that make an
+    ports, and cancels them when it sees the new epoch. So do follow-ups (`FOLLOW_UP_KINDS`). Operations that make an
     image lose their owner and stay open, so that a conductor deletes the image. Return the ids of the latter.
     """
     to_end = list(conn.execute(_TAKE_FROM_OWNER, {"b_instance": instance_uuid}).scalars())

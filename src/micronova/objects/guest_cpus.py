@@ -11,7 +11,6 @@ from micronova.objects.cpu_sets import LIMIT, parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.guest_properties import GuestProperties, whole_number
 
-SMALL_PAGE: Final = 4  # KiB
 _POLICIES: Final = ("shared", "dedicated", "mixed")
 _THREAD_POLICIES: Final = ("prefer", "isolate", "require")
 _PARTS: Final = ("sockets", "cores", "threads")

@@ -200,7 +200,7 @@ class SchedulerManager:
         return result
 
     async def _preview(self, request: SelectDestinations, with_hosts: bool) -> DryRunResult:
-        spec = await self._with_hosts(request)
+        spec = await self._completed_spec(request)
         groups = self._request_groups(spec, request)
         # Also those of hosts that may return.
         servable = await self._servable(spec, groups, now=self._clock.now() - self._service_down_time)
@@ -240,7 +240,7 @@ class SchedulerManager:
 
     async def _place(self, request: SelectDestinations) -> SchedulerDecision:
         await self._feed.refresh(self._refresh_interval)
-        spec = await self._with_hosts(request)
+        spec = await self._completed_spec(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         groups = self._request_groups(spec, request)
@@ -250,7 +250,7 @@ class SchedulerManager:
                 decision = self._decide(spec, request, held, servable, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
-                spec = await self._with_hosts(request)
+                spec = await self._completed_spec(request)
                 held |= await self._held_already(spec, request)
                 earlier = self._clock.now() - self._service_down_time  # also those of hosts that may return
                 servable = await self._servable(spec, groups, now=earlier)
@@ -273,12 +273,12 @@ class SchedulerManager:
                     held[uuid] = node
                 else:
                     on_deleted_nodes.add(uuid)
-            spec = await self._with_hosts(request)
+            spec = await self._completed_spec(request)
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     def _request_groups(self, spec: RequestSpec, request: SelectDestinations) -> RequestGroups | None:
-        """Return what counts the instances that providers of nodes can serve; None if there are no request groups."""
+        """Return the counter of the instances that the providers of each node can serve; None without groups."""
         wanted = extra_specs.resource_request(spec.flavor, spec.image)
         if wanted is None:
             return None
@@ -286,7 +286,10 @@ class SchedulerManager:
         return RequestGroups(self._database, wanted, own, count)
 
     async def _servable(self, spec: RequestSpec, groups: RequestGroups | None, *, now: float) -> dict[str, int] | None:
-        """Return how many of the instances the providers can serve, of each node that passes the filters at a time."""
+        """Return by node how many instances its providers can serve, if it passes the filters at `now`.
+
+        Return None without request groups.
+        """
         if groups is None:
             return None
         return await groups.count(self._scheduler.passing(self._feed.table, spec, now=now))
@@ -394,11 +397,12 @@ class SchedulerManager:
             self._feed.mark_outdated([claim.node_uuid for claim in claims])
             raise
 
-    async def _with_hosts(self, request: SelectDestinations) -> RequestSpec:
-        """Return the spec with what is read for it: whether aggregates name its project, if that limits it, and hosts.
+    async def _completed_spec(self, request: SelectDestinations) -> RequestSpec:
+        """Return the request's spec with what is read for it.
 
-        The hosts are those of the server group's present members without those that move, of the servers that hints
-        name, and of those with images like the requested one, if a weigher compares them.
+        That is whether an aggregate names its project, if aggregates may limit projects; the hosts of the server
+        group's present members, without those that move; the hosts of servers that hints name; and how alike the
+        images on each host are, if a weigher compares them.
         """
         spec = request.spec
         if self._prefilters.tenants:

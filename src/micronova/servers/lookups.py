@@ -1,6 +1,6 @@
 """What requests about servers name, looked up in the database.
 
-That are flavors, key pairs, hosts, availability zones, server groups and other servers.
+These are flavors, key pairs, hosts, availability zones, server groups and other servers.
 """
 
 from collections.abc import Mapping, Sequence, Set

@@ -32,7 +32,7 @@ class BindPorts(FollowUpKind):
                 await self.end(operation)
                 continue
             check = functools.partial(self._check, operation, row["host"])
-            vifs = await self.rebind(operation, row, row["host"], row["availability_zone"], check)
+            vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"], check)
             await self.end(operation, functools.partial(self._bound, row["host"], vifs))
 
     async def _check(self, operation: Operation, host: str) -> None:

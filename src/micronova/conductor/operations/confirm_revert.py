@@ -361,7 +361,7 @@ class RevertResize(ResizedKind):
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
-        vifs = await self.rebind(operation, row, row["host"], row["availability_zone"])
+        vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
         await self._finish(msgspec.structs.replace(operation, step="finish"), vifs)
 
     async def _finish(self, operation: Operation, vifs: tuple[VIF, ...] | None) -> None:

@@ -59,7 +59,7 @@ class Destinations:
             return None
         operation, chosen = server.operation, server.chosen
         try:
-            return BoundPorts(await self._kind.rebind(operation, server.row, chosen.host, chosen.zone))
+            return BoundPorts(await self._kind.transitions.rebind(operation, server.row, chosen.host, chosen.zone))
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:

@@ -119,7 +119,10 @@ def _late(operation: Operation) -> MicronovaError:
 
 
 class Kind(ABC):
-    """One kind of operation: what its steps do."""
+    """One kind of operation, as the engine sees it: what its steps do.
+
+    `OperationKind` is the base of all kinds. It is apart, because it needs what the engine does not know.
+    """
 
     name: str
 

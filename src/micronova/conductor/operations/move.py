@@ -396,7 +396,7 @@ class Move(MoveKind):
         chosen = operation.payload_as(MovePayload).chosen
         assert chosen is not None
         try:
-            vifs = await self.rebind(operation, row, chosen.host, chosen.zone)
+            vifs = await self.transitions.rebind(operation, row, chosen.host, chosen.zone)
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:
@@ -406,7 +406,7 @@ class Move(MoveKind):
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
-        vifs = await self.rebind(operation, row, row["host"], row["availability_zone"])
+        vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
         await self._dispatch_bound(operation, row, "undo", vifs)
 
     async def _dispatch_bound(

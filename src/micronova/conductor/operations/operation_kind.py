@@ -1,8 +1,7 @@
 """What all kinds of operations share: the results of their transactions, and what follows from these."""
 
-import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -14,7 +13,6 @@ from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.notifications import resources
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import Fault, InstanceRow
-from micronova.objects.network import VIF
 from micronova.objects.operations import Result
 from micronova.objects.scheduling import RequestSpec
 
@@ -127,25 +125,3 @@ class OperationKind(Kind):
     def notification_details(self, operation: Operation) -> dict[str, str]:
         """Return the fields that only the notifications of this kind have."""
         return {}
-
-    async def rebind(
-        self,
-        operation: Operation,
-        row: InstanceRow,
-        host: str,
-        zone: str | None,
-        check: Callable[[], Awaitable[None]] | None = None,
-    ) -> tuple[VIF, ...] | None:
-        """Bind the server's ports to a host that it moves to; return its interfaces, None without a network service.
-
-        Raise what `check` raises, which is called before each change; else Stale if the operation is overtaken.
-        """
-        if self._dependencies.network_client is None:
-            return None
-        return await self._dependencies.network_client.rebind(
-            instance_uuid=row["uuid"],
-            host=host,
-            zone=zone,
-            port_ids=[vif["port_id"] for vif in row["network_info"]],
-            check=check or functools.partial(self.transitions.check_not_overtaken, operation),
-        )

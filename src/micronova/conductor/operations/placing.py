@@ -90,10 +90,10 @@ class Placer:
         """Return whether another host than these is up."""
         return services.any_up(conn, COMPUTE, self._engine.now(), self._service_down_time, besides=hosts)
 
-    async def _select(self, servers: Sequence[ServerToPlace[Any]], avoided: Iterable[str]) -> None:
-        """Let the scheduler choose among the hosts where the servers did not fail, except for `avoided`."""
+    async def _select(self, servers: Sequence[ServerToPlace[Any]], unpreferred: Iterable[str]) -> None:
+        """Let the scheduler choose among the hosts where the servers did not fail, without `unpreferred` ones."""
         first = servers[0]
-        ignored = tuple(sorted({*first.spec.ignore_hosts, *first.payload.tried, *avoided}))
+        ignored = tuple(sorted({*first.spec.ignore_hosts, *first.payload.tried, *unpreferred}))
         spec = msgspec.structs.replace(first.spec, ignore_hosts=ignored)
         with asking_scheduler(self._engine):
             decision = await self._scheduler.select_destinations(

@@ -6,7 +6,7 @@ Methods with a connection run in the transaction of the caller, so that an opera
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -314,6 +314,28 @@ class Transitions:
         if self._dependencies.network_client is not None:
             check = functools.partial(self.check_not_continued, operation)
             await self._dependencies.network_client.deallocate(operation.instance_uuid, check=check)
+
+    async def rebind(
+        self,
+        operation: Operation,
+        row: InstanceRow,
+        host: str,
+        zone: str | None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> tuple[VIF, ...] | None:
+        """Bind the server's ports to a host that it moves to; return its interfaces, None without a network service.
+
+        Raise what `check` raises, which is called before each change; else Stale if the operation is overtaken.
+        """
+        if self._dependencies.network_client is None:
+            return None
+        return await self._dependencies.network_client.rebind(
+            instance_uuid=row["uuid"],
+            host=host,
+            zone=zone,
+            port_ids=[vif["port_id"] for vif in row["network_info"]],
+            check=check or functools.partial(self.check_not_overtaken, operation),
+        )
 
     async def withdraw(self, operation: Operation, vifs: Sequence[VIF]) -> None:
         """Delete the ports that an overtaken attempt created, unless the server has them."""
