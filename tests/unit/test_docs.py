@@ -14,6 +14,8 @@ import pytest
 import micronova
 from micronova.cli.main import main
 from micronova.conf.settings import Settings
+from micronova.scheduler.filters.registry import BUILT_IN as BUILT_IN_FILTERS
+from micronova.scheduler.weights.registry import BUILT_IN as BUILT_IN_WEIGHERS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(micronova.__file__).parent
@@ -232,6 +234,17 @@ def test_promises_are_in_the_order_of_their_numbers() -> None:
         for section, number, letter in re.findall(r"^\| (\d+)\.(\d+)([a-z]?) \|", text, re.MULTILINE)
     ]
     assert numbers == sorted(set(numbers))
+
+
+def test_the_page_of_the_scheduler_has_all_filters_and_weighers() -> None:
+    page = (ROOT / "docs/scheduler.md").read_text()
+    filters = set[str]()
+    default = set[str]()
+    for row in re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE):
+        filters |= set(re.findall(r"`(\w+)`", row))
+        default |= set(re.findall(r"`(\w+)` \*", row))
+    assert {*BUILT_IN_FILTERS, *BUILT_IN_WEIGHERS} <= filters
+    assert default == set(Settings().filter_scheduler.enabled_filters)
 
 
 def test_the_table_of_packages_has_the_layers_of_the_import_contract() -> None:
