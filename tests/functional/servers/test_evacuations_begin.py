@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from micronova.conductor import heartbeats
-from micronova.conductor.operations.evacuate import Evacuate
+from micronova.conductor.operations.transitions import Transitions
 from micronova.rpc.bus import Bus
 from tests.functional.cloud import IMAGE, Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.crashes import Crashes
@@ -166,7 +166,7 @@ async def test_why_it_was_given_up_is_known_at_its_end(
         bound.set()
         await silent.wait()
 
-    monkeypatch.setattr(Evacuate, "rebind", rebind)
+    monkeypatch.setattr(Transitions, "rebind", rebind)
     await killable_host.start()
     id = (await user.boot())["id"]
     await killable_host.kill()
