@@ -118,7 +118,7 @@ test-e2e: guests services browser  ## real guests, networks and consoles; needs 
 	@if [ "$(WITHOUT_GUESTS)" ]; then echo "WITHOUT_GUESTS: tests of real guests that this machine cannot run were skipped."; fi
 
 .PHONY: tempest
-tempest: .venv  ## Tempest, unmodified: make tempest SUITE=compute ONLY=rescue (network, image, identity; scenario needs root)
+tempest: .venv  ## Tempest, unmodified: make tempest SUITE=compute ONLY=rescue (network, image, identity, volume; scenario needs root)
 	$(BIN)/python -m tests.tempest --suite $(SUITE) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: client-suites

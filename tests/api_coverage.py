@@ -27,9 +27,8 @@ ALWAYS_501 = {
     "GET /os-hosts/{id}/reboot": "no driver reboots hosts, nor does Nova's for libvirt",
     "GET /os-baremetal-nodes": "there is no bare metal service; Nova answers the same without one",
     "GET /os-baremetal-nodes/{id}": "there is no bare metal service; Nova answers the same without one",
-    "POST /os-volumes": "there is no block storage service",
-    "POST /os-snapshots": "there is no block storage service",
-    "POST /servers/{server_id}/os-volume_attachments": "there is no block storage service",
+    "POST /os-volumes": "clients create volumes at the block storage service",
+    "POST /os-snapshots": "clients create snapshots at the block storage service",
     "POST /servers/{server_id}/shares": "there is no shared file system service",
 }
 
@@ -42,7 +41,7 @@ _OWN = {
 INTRODUCTION = (
     "This page is generated from the route declarations: `python -m tests.api_coverage` writes it, and a test fails",
     "when it is out of date. It counts operations: a method on a path, or one action. An operation that is here may",
-    "refuse options that need what the cloud does not have, for example volumes among a new server's block devices.",
+    "refuse options that need what the cloud does not have, for example the live migration of a real guest.",
 )
 
 Key = tuple[str, str, str]  # method, path with {} for its parameters, action
@@ -145,10 +144,11 @@ def page(declared: Declared) -> str:
         + ", ".join(f"`{route.method} {route.path}`{_OWN.get(route.path, '')}" for route in own)
         + ".",
         "",
-        "Compute uses no block storage and no shared file system service. So no server has volumes or shares: lists "
-        "of them are empty, and what names one by its id answers 404; `/os-assisted-volume-snapshots`, with which a "
-        "block storage service asks for snapshots of attached volumes, answers 400, as Nova does if no server has the "
-        "volume.",
+        "Compute uses no shared file system service, so no server has shares. The old proxies `/os-volumes` and "
+        "`/os-snapshots` list nothing, and find nothing (404): clients ask the block storage service. "
+        "`/os-assisted-volume-snapshots`, with which a block storage service asks for snapshots of attached volumes, "
+        "answers 400, as Nova does if no server has the volume. What `PUT` of a volume attachment cannot do is in "
+        "[volumes.md](volumes.md).",
         "",
         "`/os-volumes_boot/{id}/action` takes the same actions as `/servers/{id}/action`; they are counted once.",
         "",
@@ -157,7 +157,12 @@ def page(declared: Declared) -> str:
         *(_row(each, state) for each, state in states.items()),
         "",
     ]
-    for title, name in (("Identity", "identity"), ("Image", "image"), ("Network", "network")):
+    for title, name in (
+        ("Identity", "identity"),
+        ("Image", "image"),
+        ("Network", "network"),
+        ("Block storage", "volume"),
+    ):
         lines += _service(title, [(service, route) for service, route in declared if service.name == name])
     return "\n".join(lines)
 

@@ -7,13 +7,13 @@ statements on SQLite, where the same code runs, and asks the database for the ro
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.db.query import Query
+from micronova.db.prepared import Prepared
 from micronova.db.tables import metadata
 
 R = TypeVar("R")
@@ -70,19 +70,19 @@ class LockRecorder:
             return result
 
         database.write = recorded  # type: ignore[method-assign]
-        self._all = all_ = Query.all
+        self._execute = execute = Prepared._execute
         recorder = self
 
-        def noted(query: Query, conn: sa.Connection, **parameters: Any) -> list[dict[str, Any]]:
-            recorder._before(conn, query._statement, [], parameters, None)
-            return all_(query, conn, **parameters)
+        def noted(prepared: Prepared, conn: sa.Connection, parameters: Mapping[str, Any]) -> Any:
+            recorder._before(conn, prepared._on(conn), [], dict(parameters), None)
+            return execute(prepared, conn, parameters)
 
-        Query.all = noted  # type: ignore[method-assign, assignment]
+        Prepared._execute = noted  # type: ignore[method-assign, assignment]
         sa.event.listen(self._engine, "before_execute", self._before)
 
     def close(self) -> None:
-        """Let queries go their way again."""
-        Query.all = self._all  # type: ignore[method-assign]
+        """Let prepared statements go their way again."""
+        Prepared._execute = self._execute  # type: ignore[method-assign]
 
     def _recording(self, fn: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(fn)

@@ -11,12 +11,20 @@ from micronova.http.client import Answer, Transport
 
 NEWEST = 104
 NEWEST_PLACEMENT = 39
+NEWEST_VOLUME = 71
 
 
 class Reachable(Protocol):
     """A cloud that can be reached over a transport."""
 
     transport: Transport
+
+
+def _version(path: str, minor: int) -> str:
+    """Return the microversion of a service, at most its newest."""
+    if path.startswith("/placement"):
+        return f"placement 1.{min(minor, NEWEST_PLACEMENT)}"
+    return f"volume 3.{min(minor, NEWEST_VOLUME)}" if path.startswith("/volume") else f"compute 2.{minor}"
 
 
 @dataclass
@@ -37,10 +45,7 @@ class Person:
         minor: int = NEWEST,
     ) -> Answer:
         """Send a request to /SERVICE/…; a body that is bytes is sent as it is."""
-        version = (
-            f"placement 1.{min(minor, NEWEST_PLACEMENT)}" if path.startswith("/placement") else f"compute 2.{minor}"
-        )
-        sent = {"openstack-api-version": version, **(headers or {})}
+        sent = {"openstack-api-version": _version(path, minor), **(headers or {})}
         if self.token is not None:
             sent["x-auth-token"] = self.token
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)

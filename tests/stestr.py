@@ -23,11 +23,14 @@ def run(
         **variables,
     }
     stestr = [*inside, str(environment / "bin" / "stestr")]
-    subprocess.run([*stestr, "init"], cwd=folder, env=variables, check=True)
+    if not (folder / ".stestr").exists():
+        subprocess.run([*stestr, "init"], cwd=folder, env=variables, check=True)
     listed = subprocess.run(
         [*stestr, "list", selection], cwd=folder, env=variables, capture_output=True, text=True, check=True
     )
     ids = [line.strip() for line in listed.stdout.splitlines() if line.startswith(f"{package}.")]
+    if not ids:
+        return []
     total = len(ids)
     in_class = Counter(_short(id, package).rpartition(".")[0] for id in ids)
     tests = subprocess.Popen(

@@ -21,6 +21,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
+from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import GuestPlan, Lifecycle
 from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.setup import create, teardown
@@ -113,10 +114,16 @@ class Host:
 
     @asynccontextmanager
     async def agent(
-        self, cloud: str = "cloud-1", *, mdev_types: tuple[str, ...] = (), **options: Any
+        self,
+        cloud: str = "cloud-1",
+        *,
+        mdev_types: tuple[str, ...] = (),
+        volume_access: Path | None = None,
+        **options: Any,
     ) -> AsyncIterator[tuple[LibvirtDriver, Events]]:
         """Run an agent's driver."""
-        (driver,) = create(replace(self.setup(cloud, **options), mdev_types=mdev_types)).values()
+        setup = replace(self.setup(cloud, **options), mdev_types=mdev_types, volume_access=volume_access)
+        (driver,) = create(setup).values()
         events = Events()
         await driver.init_host(events)
         try:
@@ -130,6 +137,7 @@ class Host:
         epoch: int = 1,
         vifs: tuple[VIF, ...] = (),
         plugged: Callable[[], Awaitable[None]] | None = None,
+        volumes: tuple[AttachedVolume, ...] = (),
         **changes: Any,
     ) -> GuestPlan:
         known: dict[str, Any] = {
@@ -149,6 +157,7 @@ class Host:
             epoch=epoch,
             plugged=plugged or nothing,
             network_info=vifs,
+            volumes=volumes,
             image_url=self.images.ticket,
             admin_password="s3cret",
         )

@@ -105,6 +105,17 @@ async def test_reboot(guest: Guest, kind: str) -> None:
     assert await _boot_id(guest) != life
 
 
+async def test_a_guest_that_is_rebooted_and_paused_while_it_boots_is_reached(guest: Guest) -> None:
+    boots, life = await _boots(guest), await _boot_id(guest)
+    for _ in range(2):
+        await guest.act("reboot", {"type": "HARD"}, status="ACTIVE")
+    await guest.act("pause", status="PAUSED")
+    assert await _boots(guest) == boots  # it was still booting
+    await guest.act("unpause", status="ACTIVE")
+    assert (await guest.ready(boots + 1))["ip"].startswith("10.78.0.")
+    assert await _boot_id(guest) != life
+
+
 async def test_stop(guest: Guest) -> None:
     farewells = (await guest.log()).count("MICRONOVA-GUEST-SHUTDOWN")
     await guest.act("os-stop", status="SHUTOFF")

@@ -169,20 +169,21 @@ async def _place(driver: LibvirtDriver, flavor: Flavor, image: ImageMeta) -> Ass
 
 
 def _affinities(pid: int) -> dict[str, str]:
-    """Return the host CPUs that each vCPU of a QEMU may use."""
+    """Return the host CPUs that each vCPU of a QEMU and its main thread ("main") may use."""
     found = {}
     for task in Path("/proc", str(pid), "task").iterdir():
-        name = (task / "comm").read_text().strip()
-        if match := re.match(r"CPU (\d+)/", name):
+        match = re.match(r"CPU (\d+)/", (task / "comm").read_text().strip())
+        if match or task.name == str(pid):
             allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", (task / "status").read_text())
             assert allowed is not None
-            found[match[1]] = allowed[1]
+            found[match[1] if match else "main"] = allowed[1]
     return found
 
 
 async def test_a_pinned_guest_with_numa_nodes(host: Host) -> None:
     """The vCPUs of a real guest run on the host CPUs that its order names, and its QEMU has the NUMA node."""
     specs = {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "1", "hw:numa_nodes": "1", "hw:mem_page_size": "small"}
+    specs["hw:emulator_threads_policy"] = "share"
     flavor = msgspec.structs.replace(FLAVOR, vcpus=2, extra_specs=specs)
     async with host.agent(cpu_shared_set="0", cpu_dedicated_set="1") as (driver, _):
         [node] = await driver.get_available_resources()
@@ -197,7 +198,7 @@ async def test_a_pinned_guest_with_numa_nodes(host: Host) -> None:
         await driver.spawn(plan)
         assert await _power(driver, uuid) == power_state.RUNNING
         [pid] = host.qemus(uuid)
-        assert _affinities(pid) == {"0": "0", "1": "1"}
+        assert _affinities(pid) == {"0": "0", "1": "1", "main": "0"}
         assert "node,nodeid=0,cpus=0-1" in Path(f"/proc/{pid}/cmdline").read_text()
         [guest] = await driver.list_guests()
         assert (guest.vcpus, guest.pcpus) == (1, 1)

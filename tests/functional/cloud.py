@@ -30,6 +30,7 @@ from micronova.cli.names import COMPUTE_ROLES
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.manager import ConductorManager
 from micronova.conf.settings import load
 from micronova.db.tables import operations
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, Transport, error_message
@@ -243,7 +244,7 @@ class Cloud:
         """Return the operations that are not finished."""
         return await self.read(sa.select(operations).where(operations.c.finished_at.is_(None)))
 
-    async def settled(self) -> None:
+    async def settled(self, seconds: float = PATIENCE) -> None:
         """Wait until no operation is open."""
         left: Sequence[Any] = ()
 
@@ -252,7 +253,7 @@ class Cloud:
             left = await self.open_operations()
             return None if left else True
 
-        await self.until(probe, lambda: f"the end of {[(row.kind, row.step, row.owner) for row in left]}")
+        await self.until(probe, lambda: f"the end of {[(row.kind, row.step, row.owner) for row in left]}", seconds)
 
     async def delete_all(self) -> None:
         """Delete all servers of the callers and wait until they are gone."""
@@ -372,6 +373,15 @@ class OneProcess(Cloud):
     async def changed(self, since: "asyncio.Future[None]", longest: float) -> None:
         await asyncio.wait([since], timeout=longest)
         self._waiters.discard(since)
+
+    async def healthy(self) -> None:
+        """Wait until the conductor would take a silent host for dead: before, it waits for hosts in any case."""
+        [conductor] = [role for role in self.process.started if isinstance(role, ConductorManager)]
+
+        async def probe() -> bool | None:
+            return True if conductor.engine.health.healthy() else None
+
+        await self.until(probe, "the conductor to be healthy")
 
     async def stop(self) -> None:
         await self.process.stop()

@@ -19,6 +19,7 @@ SECRET = "kept-from-strangers"  # in the name of everything that has one
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEgrr4VKlvI4YyeFL5Ej/0tBUaKhIqk5M2u6YCEXeQbD x"
 
 C, K, G, N = "/compute/v2.1", "/identity/v3", "/image/v2", "/network/v2.0"  # as in keystone, glance
+V = "/volume/v3"
 P = "/placement"
 TRAIT, CLASS = "CUSTOM_KEPT", "CUSTOM_KEPT"
 Things = dict[str, str]
@@ -38,6 +39,7 @@ async def make_things(cloud: FullCloud, owner: Person) -> Things:
     made |= await _identity(cloud.admin, owner)
     made |= await _network(cloud.admin, owner)
     made |= await _image(owner)
+    made |= await _volume(cloud, owner)
     made |= await _metadefs(cloud.admin, owner.project_id)
     made |= await _compute(cloud, owner, made)
     made |= await _placement(cloud.admin, owner)
@@ -189,6 +191,60 @@ async def _image(owner: Person) -> Things:
     }  # fmt: skip
 
 
+async def _volume(cloud: FullCloud, owner: Person) -> Things:
+    volume = await owner.make(f"{V}/volumes", "volume", name=SECRET, size=1, metadata={SECRET: SECRET})
+    await until_available(cloud, owner, f"volumes/{volume['id']}", "volume")
+    snapshot = await owner.make(f"{V}/snapshots", "snapshot", volume_id=volume["id"], name=SECRET)
+    await until_available(cloud, owner, f"snapshots/{snapshot['id']}", "snapshot")
+    await owner.do("POST", f"{V}/snapshots/{snapshot['id']}/metadata", {"metadata": {SECRET: SECRET}})
+    attached = await owner.make(f"{V}/volumes", "volume", name=SECRET, size=1)
+    await until_available(cloud, owner, f"volumes/{attached['id']}", "volume")
+    # Of no server: the audit reports an attachment of a server that does not exist.
+    attachment = await owner.make(f"{V}/attachments", "attachment", volume_uuid=attached["id"])
+    offered = await owner.make(f"{V}/volumes", "volume", name=SECRET, size=1)
+    await until_available(cloud, owner, f"volumes/{offered['id']}", "volume")
+    transfer = await owner.make(f"{V}/volume-transfers", "transfer", volume_id=offered["id"], name=SECRET)
+    backup = await owner.make(f"{V}/backups", "backup", volume_id=volume["id"], name=SECRET)
+    await until_available(cloud, owner, f"backups/{backup['id']}", "backup")
+    # A type for the owner only, with QoS specs.
+    private = {"os-volume-type-access:is_public": False, "extra_specs": {SECRET: SECRET}}
+    admin, name = cloud.admin, f"{SECRET}-{uuid.uuid4().hex[:8]}"
+    type_ = await admin.make(f"{V}/types", "volume_type", name=name, **private)
+    access = {"addProjectAccess": {"project": owner.project_id}}
+    await admin.do("POST", f"{V}/types/{type_['id']}/action", access)
+    specs = await admin.make(f"{V}/qos-specs", "qos_specs", name=name, total_iops_sec="100")
+    encryption = {"provider": "luks", "control_location": "front-end"}
+    await admin.do("POST", f"{V}/types/{type_['id']}/encryption", {"encryption": encryption})
+    await admin.do("PUT", f"{V}/default-types/{owner.project_id}", {"default_type": {"volume_type": "__DEFAULT__"}})
+    # A message: of a volume that no service takes.
+    service = {"binary": "cinder-volume", "host": "controller@files"}
+    await admin.do("PUT", f"{V}/os-services/disable", service)
+    failed = await owner.make(f"{V}/volumes", "volume", name=SECRET, size=1)
+
+    async def message() -> str | None:
+        found = await owner.do("GET", f"{V}/messages?resource_uuid={failed['id']}")
+        return found["messages"][0]["id"] if found["messages"] else None
+
+    told = await cloud.until(message, "a message")
+    await admin.do("PUT", f"{V}/os-services/enable", service)
+    return {
+        "volume": volume["id"], "volume snapshot": snapshot["id"], "attachment": attachment["id"],
+        "backup": backup["id"], "transfer": transfer["id"], "volume type": type_["id"], "qos specs": specs["id"],
+        "message": told, "volume host": service["host"],
+    }  # fmt: skip
+
+
+async def until_available(cloud: FullCloud, owner: Person, path: str, noun: str) -> None:
+    """Wait until a volume, a snapshot or a backup can be used."""
+
+    async def available() -> bool | None:
+        shown = (await owner.do("GET", f"{V}/{path}"))[noun]
+        assert shown["status"] != "error", shown
+        return True if shown["status"] == "available" else None
+
+    await cloud.until(available, f"the {noun} to be available")
+
+
 async def _metadefs(admin: Person, project: str) -> Things:
     """A namespace of metadata definitions, which only administrators make, that belongs to the owner's project."""
     name = f"x-{uuid.uuid4().hex}"
@@ -253,7 +309,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "identity": {
         "domain_id": "domain", "project_id": "project", "user_id": "user", "group_id": "group", "role_id": "role",
         "implied_id": "implied", "application_credential_id": "credential", "region_id": "region",
-        "service_id": "service", "endpoint_id": "endpoint", "stored_id": "stored", "access_key": "access key",
+        "service_id": "service", "endpoint_id": "endpoint", "credential_id": "stored", "access_key": "access key",
         "trust_id": "trust", "rule_id": "access rule", "registered_limit_id": "registered limit",
         "limit_id": "unified limit",
     },
@@ -263,6 +319,11 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "tag_name": "definition",
     },
     "network": {"project": "project", "rule": "limit"},
+    "volume": {
+        "volume_id": "volume", "snapshot_id": "volume snapshot", "attachment_id": "attachment",
+        "type_id": "volume type", "specs_id": "qos specs", "project": "project", "message_id": "message",
+        "transfer_id": "transfer", "backup_id": "backup", "host": "volume host",
+    },
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
         "port_id": "server port", "project": "project", "volume": "os-volumes", "migration_id": "migration",
@@ -273,11 +334,18 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 QUERIES: dict[str, Callable[[Things], str]] = {
+    **{
+        f"GET /qos-specs/{{specs_id}}/{verb}": lambda t: f"?vol_type_id={t['volume type']}"
+        for verb in ("associate", "disassociate")
+    },
     "GET /usages": lambda t: f"?project_id={t['project']}",
     "GET /allocation_candidates": lambda t: "?resources=VCPU:1",
 }
 WORDS = {
     "GET /v2/schemas/{name}": "image",
+    "GET /capabilities/{backend}": "controller@files",
+    "GET /os-quota-class-sets/{class_name}": "default",
+    "PUT /os-quota-class-sets/{class_name}": "default",
     "GET /v2/schemas/metadefs/{name}": "namespace",
     "GET /v2.0/extensions/{alias}": "router",
     "GET /v2.0/qos/rule-types/{type}": "bandwidth_limit",
@@ -309,6 +377,8 @@ def path(service: Service, route: Route, things: Things) -> str:
             return things["minimum"]
         if name in known:
             return things[known[name]]
+        if name == "key" and "/encryption/" in route.path:
+            return "provider"
         if name == "key":
             return "hw:cpu_policy" if route.path.startswith("/flavors") else SECRET
         noun = route.path.removeprefix("/v2.0").split("/")[1]
@@ -342,6 +412,29 @@ def _needs_empty_image(route: Route) -> bool:
 
 
 # --- bodies --------------------------------------------------------------------------------------------------------
+
+_VOLUME_ACTIONS: dict[str, Callable[[Things], Any]] = {
+    "os-extend": lambda t: {"os-extend": {"new_size": 2}},
+    "os-set_bootable": lambda t: {"os-set_bootable": {"bootable": False}},
+    "os-update_readonly_flag": lambda t: {"os-update_readonly_flag": {"readonly": False}},
+    "os-reset_status": lambda t: {"os-reset_status": {"status": "available"}},
+    "os-force_delete": lambda t: {"os-force_delete": {}},
+    "os-force_detach": lambda t: {"os-force_detach": {}},
+    "os-reserve": lambda t: {"os-reserve": {}},
+    "os-unreserve": lambda t: {"os-unreserve": {}},
+    "os-begin_detaching": lambda t: {"os-begin_detaching": {}},
+    "os-roll_detaching": lambda t: {"os-roll_detaching": {}},
+    "os-attach": lambda t: {"os-attach": {"host_name": "x", "mountpoint": "/dev/vdb"}},
+    "os-detach": lambda t: {"os-detach": {}},
+    "os-initialize_connection": lambda t: {"os-initialize_connection": {"connector": {"host": "x"}}},
+    "os-terminate_connection": lambda t: {"os-terminate_connection": {"connector": {"host": "x"}}},
+    "os-retype": lambda t: {"os-retype": {"new_type": t["volume type"]}},
+    "os-volume_upload_image": lambda t: {"os-volume_upload_image": {"image_name": SECRET}},
+    "revert": lambda t: {"revert": {"snapshot_id": t["volume snapshot"]}},
+    "os-set_image_metadata": lambda t: {"os-set_image_metadata": {"metadata": {SECRET: SECRET}}},
+    "os-show_image_metadata": lambda t: {"os-show_image_metadata": None},
+    "os-unset_image_metadata": lambda t: {"os-unset_image_metadata": {"key": SECRET}},
+}
 
 Body = Callable[[Things], Any]
 _NAMED = {"name": "x"}
@@ -392,7 +485,7 @@ BODIES: dict[str, Body] = {
     "PATCH /v3/roles/{role_id}": lambda t: {"role": {"description": "x"}},
     "POST /v3/users/{user_id}/application_credentials": lambda t: {"application_credential": _new()},
     "POST /v3/credentials": lambda t: {"credential": {"type": "cert", "blob": "x", "user_id": t["user"]}},
-    "PATCH /v3/credentials/{stored_id}": lambda t: {"credential": {"blob": SECRET}},
+    "PATCH /v3/credentials/{credential_id}": lambda t: {"credential": {"blob": SECRET}},
     "POST /v3/users/{user_id}/credentials/OS-EC2": lambda t: {"tenant_id": t["project"]},
     "POST /v3/ec2tokens": lambda t: {"credentials": version_4(t["access key"], t["secret key"], time.time())},
     "POST /v3/OS-TRUST/trusts": lambda t: {
@@ -423,6 +516,54 @@ BODIES: dict[str, Body] = {
         "endpoint": {"service_id": t["service"], "interface": "public", "url": "http://x.example.org"}
     },
     "PATCH /v3/endpoints/{endpoint_id}": lambda t: {"endpoint": {"interface": "admin"}},
+    # volume
+    "POST /volumes": lambda t: {"volume": {"name": "x", "size": 1}},
+    "PUT /volumes/{volume_id}": lambda t: {"volume": {"name": SECRET}},
+    **{f"{method} /{kind}s/{{{kind}_id}}/metadata": lambda t: {"metadata": {SECRET: SECRET}}
+       for kind in ("volume", "snapshot") for method in ("POST", "PUT")},
+    **{f"PUT /{kind}s/{{{kind}_id}}/metadata/{{key}}": lambda t: {"meta": {SECRET: SECRET}}
+       for kind in ("volume", "snapshot")},
+    **{f"POST /volumes/{{volume_id}}/action {action}": good for action, good in _VOLUME_ACTIONS.items()},
+    "POST /attachments": lambda t: {"attachment": {"volume_uuid": t["volume"]}},
+    "PUT /attachments/{attachment_id}": lambda t: {"attachment": {"connector": {"host": "x"}}},
+    "POST /attachments/{attachment_id}/action os-complete": lambda t: {"os-complete": None},
+    "POST /types": lambda t: {"volume_type": {"name": uuid.uuid4().hex}},
+    "PUT /types/{type_id}": lambda t: {"volume_type": {"description": "x"}},
+    "POST /types/{type_id}/extra_specs": lambda t: {"extra_specs": {"a": "b"}},
+    "PUT /types/{type_id}/extra_specs/{key}": lambda t: {SECRET: SECRET},
+    "POST /types/{type_id}/action addProjectAccess": lambda t: {"addProjectAccess": {"project": uuid.uuid4().hex}},
+    "POST /types/{type_id}/action removeProjectAccess": lambda t: {"removeProjectAccess": {"project": t["project"]}},
+    "PUT /default-types/{project}": lambda t: {"default_type": {"volume_type": "__DEFAULT__"}},
+    "POST /qos-specs": lambda t: {"qos_specs": {"name": uuid.uuid4().hex}},
+    "PUT /qos-specs/{specs_id}": lambda t: {"qos_specs": {"total_iops_sec": "100"}},
+    "PUT /qos-specs/{specs_id}/delete_keys": lambda t: {"keys": ["total_iops_sec"]},
+    "PUT /os-quota-sets/{project}": lambda t: {"quota_set": {"volumes": -1}},
+    "PUT /os-quota-class-sets/{class_name}": lambda t: {"quota_class_set": {"groups": -1}},
+    **{f"PUT /os-services/{verb}": lambda t: {"binary": "cinder-scheduler", "host": "controller"}
+       for verb in ("enable", "disable")},
+    **{f"PUT /os-services/{verb}": lambda t: {"host": "controller@files"} for verb in ("freeze", "thaw")},
+    "PUT /os-hosts/{host}": lambda t: {"status": "enable"},
+    "POST /types/{type_id}/encryption": lambda t: {"encryption": {"provider": "luks", "control_location": "front-end"}},
+    "PUT /types/{type_id}/encryption/{key}": lambda t: {"encryption": {"cipher": "aes-xts-plain64"}},
+    "POST /backups/import_record": lambda t: {
+        "backup-record": {"backup_service": "cinder.backup.drivers.micronova", "backup_url": "bm90IGEgcmVjb3Jk"}},
+    "PUT /os-services/disable-log-reason": lambda t: {
+        "binary": "cinder-scheduler", "host": "controller", "disabled_reason": "x"},
+    **{f"POST /{path}": lambda t: {"transfer": {"volume_id": t["volume"]}}
+       for path in ("os-volume-transfer", "volume-transfers")},
+    **{f"POST /{path}/{{transfer_id}}/accept": lambda t: {"accept": {"auth_key": "not the key"}}
+       for path in ("os-volume-transfer", "volume-transfers")},
+    "POST /backups": lambda t: {"backup": {"volume_id": t["volume"]}},
+    "PUT /backups/{backup_id}": lambda t: {"backup": {"name": SECRET}},
+    "POST /backups/{backup_id}/restore": lambda t: {"restore": {"name": SECRET}},
+    "POST /backups/{backup_id}/action os-reset_status": lambda t: {"os-reset_status": {"status": "available"}},
+    "POST /backups/{backup_id}/action os-force_delete": lambda t: {"os-force_delete": None},
+    "POST /snapshots": lambda t: {"snapshot": {"volume_id": t["volume"]}},
+    "PUT /snapshots/{snapshot_id}": lambda t: {"snapshot": {"name": SECRET}},
+    "POST /snapshots/{snapshot_id}/action os-reset_status": lambda t: {"os-reset_status": {"status": "available"}},
+    "POST /snapshots/{snapshot_id}/action os-update_snapshot_status": lambda t: {
+        "os-update_snapshot_status": {"status": "available"}},
+    "POST /snapshots/{snapshot_id}/action os-force_delete": lambda t: {"os-force_delete": None},
     # image
     "POST /v2/images": lambda t: _NAMED,
     "PATCH /v2/images/{image_id}": lambda t: [{"op": "replace", "path": "/name", "value": "x"}],

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from micronova.cli.audit import run_audit
 from tests.functional.cloud import CloudOptions, one_process
 
@@ -13,6 +15,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.thorough
 async def test_the_audit_reads_the_database_a_few_times(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     async with one_process(tmp_path, CloudOptions(hosts=HOSTS, settings=SETTINGS)) as cloud:

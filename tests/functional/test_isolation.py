@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from micronova.http.client import Answer
 from micronova.http.service import AUTHENTICATED, Route, Service
@@ -21,7 +22,7 @@ from micronova.http.tokens import TokenKey, TokenSigner, TokenVerifier
 from micronova.objects.context import RequestContext
 from tests.functional import good_requests as good
 from tests.functional.full_cloud import FullCloud, Person, full_cloud
-from tests.functional.good_requests import SECRET, C, G, K, N, Things
+from tests.functional.good_requests import SECRET, C, G, K, N, Things, V
 
 __all__ = ["full_cloud"]
 
@@ -59,6 +60,7 @@ class World:
             "versions",
             "public",
             "os-hosts",
+            "volume host",
             "os-quota-class-sets",
             "default-security-group-rules",
             "registered limit",
@@ -104,7 +106,7 @@ WITHOUT_TOKEN = {
     "image versions", "image GET /versions", "image GET /versions/", "image GET /v2", "image GET /v2/", "network GET /",
     "compute GET ", "compute-versions GET ",
     *(f"compute-versions {method} /{{path:path}}" for method in ("GET", "POST", "PUT", "PATCH", "DELETE")),
-    "metadata GET ", "metadata HEAD ", "placement GET ",
+    "metadata GET ", "metadata HEAD ", "placement GET ", "volume GET ", "volume-versions GET ",
 }  # fmt: skip
 # Routes that take no token at all: who asks is proved by a signature, which `test_metadata.py` tries to forge.
 SIGNED = {f"metadata {method} /{{path:path}}" for method in ("GET", "HEAD", "POST")}
@@ -209,6 +211,14 @@ OPEN: dict[str, tuple[int, str]] = {
     "image GET /v2/info/usage": (200, OWN),
     "image GET /v2/images": (200, OWN),
     "image POST /v2/images": (201, NEW),
+    **{f"volume GET /{kind}": (200, OWN) for kind in (
+        "volumes", "volumes/detail", "volumes/summary", "snapshots", "snapshots/detail", "backups", "backups/detail",
+        "attachments", "attachments/detail", "messages", "limits", "types", "os-volume-transfer",
+        "os-volume-transfer/detail",
+        "volume-transfers", "volume-transfers/detail",
+    )},
+    **{f"volume GET /{kind}": (200, PUBLIC) for kind in ("os-availability-zone", "resource_filters", "extensions")},
+    "volume POST /volumes": (202, NEW),
     "compute GET /openapi.json": (200, PUBLIC),
     "network GET /v2.0": (200, PUBLIC),
     "network GET /v2.0/extensions": (200, PUBLIC),
@@ -295,6 +305,15 @@ REFUSED: dict[str, tuple[int, str]] = {
         "DELETE /servers/{id}/migrations/{migration_id}",
         "POST /servers/{id}/migrations/{migration_id}/action force_complete",
     )},
+    **{f"volume {route}": (404, "it is looked up before policy is asked") for route in (
+        "GET /backups/{backup_id}/export_record",
+        *(f"POST /{kind}s/{{{kind}_id}}/action {action}" for kind in ("snapshot", "backup") for action in (
+            "os-reset_status", "os-force_delete")),
+        *(f"POST /volumes/{{volume_id}}/action {action}" for action in (
+            "os-reset_status", "os-force_delete", "os-force_detach")),
+    )},
+    **{f"volume GET /os-quota-sets/{{project}}{rest}": (403, "a project's limits, as for compute")
+       for rest in ("", "/defaults")},
     **{f"identity {verb} /v3/OS-TRUST/trusts/{{trust_id}}{rest}": (404, "to who is no party of it a trust is not there")
        for verb, rest in (("GET", ""), ("DELETE", ""), ("GET", "/roles"), ("GET", "/roles/{role_id}"))},
     **{f"image {route}": (404, "it is looked up before policy is asked") for route in (
@@ -321,6 +340,11 @@ def label(service: Service, route: Route) -> str:
     return with_version if with_version in OPEN else text
 
 
+CALLER = RequestContext(
+    request_id="", user_id="u", project_id="p", roles=("member", "reader"), user_domain_id="default"
+)
+
+
 def expected(world: World, service: Service, route: Route) -> int:
     if good.is_removed(route):
         return 410
@@ -331,10 +355,7 @@ def expected(world: World, service: Service, route: Route) -> int:
         return known[0]
     if service.name == "identity":
         return 403  # Keystone does not say whether what one may not see exists
-    own = RequestContext(
-        request_id="", user_id="u", project_id="p", roles=("member", "reader"), user_domain_id="default"
-    )
-    return 404 if not route.policy or service.policy.allows(route.policy, own, None) else 403
+    return 404 if not route.policy or service.policy.allows(route.policy, CALLER, None) else 403
 
 
 async def test_strangers_get_no_data_and_change_nothing(world: World) -> None:
@@ -385,6 +406,7 @@ NOT_EVEN_ADMINS = {
 
 READERS_MAY: dict[str, tuple[int, str]] = {
     **NEVER,
+    "volume POST /volumes/{volume_id}/action os-show_image_metadata": (200, "it reads"),
     "compute POST /os-keypairs": (201, "a user's own key pairs belong to no project"),
     "compute POST /os-keypairs to 2.1": (200, "a user's own key pairs belong to no project"),
     "compute DELETE /os-keypairs/{id}": (404, "it is another user's"),
@@ -415,9 +437,60 @@ async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) ->
         answer = await world.call(unscoped, service, route)
         if answer.status < 400:
             assert label(service, route).replace(" HEAD ", " GET ") in OPEN, (name(service, route), answer)
+            assert route.method in ("GET", "HEAD") or route.path == "/os-keypairs", (name(service, route), answer)
+            assert service.name != "volume" or OPEN[label(service, route)][1] == PUBLIC, (name(service, route), answer)
             assert SECRET not in answer.body.decode()
         else:
             assert answer.status in (400, 401, 403, 404, 410), (name(service, route), answer)
+
+
+# --- the users of services ------------------------------------------------------------------------------------------
+
+# What the role `service` is for, besides what everybody may: compute connects volumes of all projects, and deletes
+# those that go with their server; the network and volume services tell compute what happens to ports and volumes
+# of servers.
+SERVICES_MAY = {
+    *(f"volume GET /{path}" for path in ("volumes", "volumes/detail", "volumes/summary", "volumes/{volume_id}")),
+    "volume GET /attachments", "volume GET /attachments/detail", "volume DELETE /volumes/{volume_id}",
+    *(f"volume POST /volumes/{{volume_id}}/action os-{action}" for action in (
+        "reserve", "unreserve", "begin_detaching", "roll_detaching", "attach", "detach", "initialize_connection",
+        "terminate_connection",
+    )),
+    "volume POST /attachments", "volume POST /attachments/{attachment_id}/action os-complete",
+    *(f"volume {method} /attachments/{{attachment_id}}" for method in ("GET", "PUT", "DELETE")),
+    "volume POST /snapshots/{snapshot_id}/action os-update_snapshot_status",
+    "compute POST /os-server-external-events",
+    "compute POST /os-assisted-volume-snapshots", "compute DELETE /os-assisted-volume-snapshots/{id}",
+    "image GET /v2/info/stores/detail",
+}  # fmt: skip
+_OF_EVERYBODY = ("compute GET /os-keypairs", "compute POST /os-keypairs", "compute GET /limits", "image GET /v2/info/")
+
+
+async def test_the_user_of_a_service_does_what_services_have_to_and_nothing_else(world: World) -> None:
+    caller = await world.cloud.person("service")
+    wrong, refused = [], 0
+    for service, route in world.guarded:
+        text = label(service, route)
+        if service.name not in ("volume", "compute", "image"):
+            continue
+        if text in SERVICES_MAY:
+            allowed = service.policy.allows(
+                route.policy or "", replace(CALLER, roles=("service",)), {"project_id": "x"}
+            )
+            if not allowed:
+                wrong.append(f"{text}: {route.policy} does not let services do it")
+            continue
+        answer = await world.call(caller, service, route)
+        public = text in OPEN and (OPEN[text][1] == PUBLIC or text.startswith(_OF_EVERYBODY))
+        if answer.status not in ((OPEN[text][0], 403) if public else (400, 403, 404, 410)):
+            wrong.append(f"{text}: {answer.status}: {answer.body[:200]!r}")
+        refused += answer.status in (403, 404)
+        asked = good.path(service, route, world.things)
+        leaked = [word for word in world.private if word in answer.body.decode() and word not in asked]
+        assert not leaked, (text, leaked)
+    assert not wrong, "\n".join(wrong)
+    assert refused > 200
+    await _everything_is_as_it_was(world)
 
 
 # --- tokens with access rules ---------------------------------------------------------------------------------------
@@ -434,6 +507,8 @@ async def test_a_token_with_access_rules_does_what_they_allow_and_nothing_else(w
         rule("compute", "POST", "/v2.1/servers"), rule("compute", "GET", f"/v2.1/{owner.project_id}/flavors"),
         rule("image", "GET", "/v2/images/*/members"), rule("network", "GET", "/v2.0/networks/**"),
         rule("identity", "GET", "/v3/regions"),
+        rule("block-storage", "GET", "/v3/volumes/*"), rule("volumev3", "GET", "/volume/v3/snapshots/{id}"),
+        rule("volume", "GET", "/v3/types"), rule("block-storage", "POST", f"/v3/{owner.project_id}/volumes"),
     ]  # fmt: skip
     credentials = f"{K}/users/{owner.user_id}/application_credentials"
     made = await owner.make(credentials, "application_credential", name=uuid.uuid4().hex, access_rules=rules)
@@ -445,6 +520,8 @@ async def test_a_token_with_access_rules_does_what_they_allow_and_nothing_else(w
         "compute GET /servers", "compute GET /servers/{id}", "compute GET /servers/detail",
         "image GET /v2/images/{image_id}/members", "network GET /v2.0/networks/{id}", "identity GET /v3/regions",
         "network GET /v2.0/networks/{id}/tags", "network GET /v2.0/networks/{id}/tags/{tag}",
+        "volume GET /volumes/{volume_id}", "volume GET /volumes/detail", "volume GET /volumes/summary",
+        "volume GET /snapshots/{snapshot_id}", "volume GET /snapshots/detail",
     }  # fmt: skip
     wrong, answered = [], set()
     for service, route in world.guarded:
@@ -461,8 +538,12 @@ async def test_a_token_with_access_rules_does_what_they_allow_and_nothing_else(w
     assert (await caller.request("GET", f"/compute/v2.1/{owner.project_id}/flavors")).status == 200
     for path in ("/compute/v2.1/flavors", "/compute/v2/servers", f"/compute/v2.1/{owner.project_id}/servers"):
         assert (await caller.request("GET", path)).status == 401, path
-    # What compute asks the image and network services for, in the user's name, needs no rules.
+    # What compute and the volume service ask other services for, in the user's name, needs no rules.
     image = world.things["image"]
+    copy = {"volume": {"size": 1, "imageRef": image}}
+    assert (await caller.request("POST", "/volume/v3/volumes", copy)).status == 401
+    volume = (await caller.do("POST", f"/volume/v3/{owner.project_id}/volumes", copy))["volume"]["id"]
+    await world.cloud.admin.do("POST", f"{V}/volumes/{volume}/action", {"os-force_delete": {}})
     new = {"server": {"name": "ruled", "flavorRef": "1", "imageRef": image, "networks": "none"}}
     server = (await caller.do("POST", f"{C}/servers", new))["server"]["id"]
     assert (await caller.request("DELETE", f"{C}/servers/{server}")).status == 401
@@ -479,11 +560,11 @@ async def test_a_token_with_access_rules_does_what_they_allow_and_nothing_else(w
 # --- tokens for a domain or for the system --------------------------------------------------------------------------
 
 SYSTEM = {"system": {"all": True}}
-ABOUT_PROJECTS = ("compute", "network", "image")  # these services take tokens for a project only
+ABOUT_PROJECTS = ("compute", "network", "image", "volume")  # these services take tokens for a project only
 
 
 @pytest.mark.parametrize("who", ["domain admin", "another domain's admin", "system admin", "system reader"])
-async def test_compute_network_and_image_take_tokens_for_a_project_only(world: World, who: str) -> None:
+async def test_all_services_but_identity_take_tokens_for_a_project_only(world: World, who: str) -> None:
     other = await world.cloud.admin.make(f"{K}/domains", "domain", name=f"domain-{uuid.uuid4().hex[:8]}")
     caller = await {
         "domain admin": lambda: world.cloud.scoped("admin", {"domain": {"id": "default"}}),  # the owner's domain
@@ -593,6 +674,26 @@ BORROWED: list[tuple[str, str, Any, int]] = [
     ("POST", f"{C}/os-keypairs", {"keypair": {
         "name": "k", "public_key": good.KEY, "type": "ssh", "user_id": "{user}"}}, 403),
     ("GET", "/compute/v2.1/{project}/servers", None, 400),
+    ("GET", "/volume/v3/{project}/volumes", None, 400),
+    ("POST", f"{V}/volumes", {"volume": {"source_volid": "{volume}"}}, 404),
+    ("POST", f"{V}/volumes", {"volume": {"snapshot_id": "{volume snapshot}"}}, 404),
+    ("POST", f"{V}/volumes", {"volume": {"size": 1, "imageRef": "{image}"}}, 400),
+    ("POST", f"{V}/snapshots", {"snapshot": {"volume_id": "{volume}"}}, 404),
+    ("POST", f"{V}/backups", {"backup": {"volume_id": "{volume}"}}, 404),
+    ("POST", f"{V}/volumes", {"volume": {"backup_id": "{backup}"}}, 404),
+    ("POST", f"{V}/attachments", {"attachment": {"volume_uuid": "{volume}"}}, 404),
+    ("POST", f"{V}/backups", {"backup": {"volume_id": "{own volume}", "snapshot_id": "{volume snapshot}"}}, 404),
+    ("POST", f"{V}/backups/{{own backup}}/restore", {"restore": {"volume_id": "{volume}"}}, 404),
+    ("POST", f"{V}/volumes/{{own volume}}/action", {"revert": {"snapshot_id": "{volume snapshot}"}}, 400),
+    ("POST", f"{V}/volumes/{{own volume}}/action", {
+        "os-retype": {"new_type": "{volume type}", "migration_policy": "never"}}, 400),
+    ("POST", f"{V}/volumes/{{own volume}}/action", {
+        "os-volume_upload_image": {"image_name": "x", "visibility": "public"}}, 403),
+    ("POST", f"{V}/volume-transfers/{{transfer}}/accept", {"accept": {"auth_key": "x"}}, 404),
+    ("GET", f"{V}/types/{{volume type}}/extra_specs", None, 404),
+    ("GET", f"{V}/os-quota-sets/{{project}}?usage=true", None, 403),
+    ("POST", f"{V}/volume-transfers", {"transfer": {"volume_id": "{volume}"}}, 404),
+    ("POST", f"{V}/volumes", {"volume": {"size": 1, "volume_type": "{volume type}"}}, 404),
     ("GET", "/compute/v2/{project}/servers/{servers}", None, 400),
     ("POST", f"{N}/subnets", {"subnet": {"network_id": "{networks}", "cidr": "10.1.0.0/24", "ip_version": 4}}, 404),
     ("POST", f"{N}/subnets", {"subnet": {
@@ -632,6 +733,14 @@ FILTERED = [
     f"{N}/security-group-rules?security_group_id={{security-groups}}", f"{N}/floatingips?tenant_id={{project}}",
     f"{G}/images?owner={{project}}", f"{G}/images?name={SECRET}", f"{G}/images?id=in:{{image}}",
     f"{G}/images?visibility=all&member_status=all&tag={SECRET}", f"{G}/images?visibility=private",
+    *(f"{V}/{kind}?all_tenants=1" for kind in (
+        "volumes", "volumes/detail", "volumes/summary", "snapshots", "snapshots/detail", "backups", "backups/detail",
+        "attachments", "attachments/detail", "volume-transfers", "volume-transfers/detail", "messages",
+    )),
+    f"{V}/volumes/detail?name={SECRET}", f"{V}/volumes?metadata=%7B'{SECRET}':'{SECRET}'%7D",
+    f"{V}/volumes/summary?name={SECRET}", f"{V}/snapshots?volume_id={{volume}}", f"{V}/snapshots/detail?name={SECRET}",
+    f"{V}/backups?volume_id={{volume}}", f"{V}/backups/detail?name={SECRET}", f"{V}/types?is_public=None",
+    f"{V}/messages?resource_type=VOLUME", f"{V}/attachments?volume_id={{volume}}",
 ]  # fmt: skip
 
 
@@ -654,8 +763,14 @@ async def known(world: World) -> Things:
     me = world.stranger
     network = await me.make(f"{N}/networks", "network", name="mine")
     await me.make(f"{N}/subnets", "subnet", network_id=network["id"], cidr="10.1.0.0/24", ip_version=4)
+    volume = await me.make(f"{V}/volumes", "volume", name="mine", size=1)
+    await good.until_available(world.cloud, me, f"volumes/{volume['id']}", "volume")
+    backup = await me.make(f"{V}/backups", "backup", volume_id=volume["id"], name="mine")
+    await good.until_available(world.cloud, me, f"backups/{backup['id']}", "backup")
     return {
         **world.things,
+        "own volume": volume["id"],
+        "own backup": backup["id"],
         "own network": network["id"],
         "own router": (await me.make(f"{N}/routers", "router", name="mine"))["id"],
         "own group": (await me.make(f"{N}/security-groups", "security_group", name="mine"))["id"],
@@ -687,19 +802,47 @@ async def test_filters_find_nothing_of_others(world: World, known: Things, path:
     for items in found.values():
         if isinstance(items, list):
             assert all(SECRET not in str(item) for item in items), items
+    if "volume-summary" in found:
+        own = await world.stranger.do("GET", f"{V}/volumes/summary")
+        assert found["volume-summary"]["total_count"] <= own["volume-summary"]["total_count"], found
 
 
 # --- and those who may ---------------------------------------------------------------------------------------------
 
 # What even an admin cannot do here, for a reason that is not who it is.
 BY_NATURE = {
+    "volume POST /snapshots/{snapshot_id}/action os-update_snapshot_status": 400,  # it is not being made
+    "volume POST /backups/import_record": 400,  # the record would have to name a file
+    # A volume is attached, detached, extended and so on one after the other.
+    **{
+        f"volume POST /volumes/{{volume_id}}/action {action}": 400
+        for action in (
+            "os-update_readonly_flag",
+            "os-begin_detaching",
+            "os-reserve",
+            "os-attach",
+            "os-detach",
+            "os-retype",
+            "revert",
+            "os-volume_upload_image",
+            "os-force_delete",
+        )
+    },
+    **{
+        f"volume POST /{path}": 400
+        for path in ("os-volume-transfer", "volume-transfers", "snapshots", "attachments", "backups")
+    },
+    **{
+        f"volume POST /{path}/{{transfer_id}}/accept": 404  # without the key
+        for path in ("os-volume-transfer", "volume-transfers")
+    },
     "placement POST /reshaper": 403,  # for services alone
     "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
     "network PUT /v2.0/agents/{id}": 404,  # there are no agents
     "image POST /v2/tasks": 400,  # clients cannot create tasks
-    "compute POST /os-volumes": 501,  # there is no block storage service
+    "compute POST /os-volumes": 501,  # compute makes no volumes
     "compute POST /os-snapshots": 501,
-    "compute POST /servers/{id}/os-volume_attachments": 501,
+    "compute POST /servers/{id}/os-volume_attachments": 404,  # there is no such volume
     "compute PUT /servers/{id}/os-volume_attachments/{volume}": 404,
     "compute POST /os-assisted-volume-snapshots": 400,  # no server has the volume
     "compute POST /servers/{id}/action os-getSPICEConsole": 400,  # simulated guests have no SPICE
@@ -718,7 +861,8 @@ async def test_the_requests_were_good(world: World) -> None:
     """The owner or an admin gets through with the same requests, or is told that the moment is wrong (409)."""
     bodies = [pair for pair in world.guarded if pair[1].method in ("POST", "PUT", "PATCH")]
     wrong = []
-    for service, route in sorted(bodies, key=lambda pair: (pair[1].action == "forceDelete", pair[1].method)):
+    last = ("forceDelete", "os-force_delete")
+    for service, route in sorted(bodies, key=lambda pair: (pair[1].action in last, pair[1].method)):
         if good.is_removed(route):
             continue
         for who in (world.owner, world.cloud.admin):

@@ -92,6 +92,7 @@ def _names(service: Service, route: Route, shown: list[Any]) -> set[str]:
     return declared
 
 
+@pytest.mark.thorough
 async def test_a_filter_that_nothing_matches_selects_nothing(full_cloud: FullCloud) -> None:
     owner = await full_cloud.person("member")
     things = await good.make_things(full_cloud, owner)

@@ -52,12 +52,13 @@ async def _statuses(cloud: FullCloud) -> dict[str, int]:
     """Make one of everything, call every route that writes, and return the statuses."""
     owner = await cloud.person("member")
     things = await good.make_things(cloud, owner)
+    await cloud.settled()
     found = {}
     for service, route in _writes(cloud):
         path, headers = good.path(service, route, things), good.headers(route, things)
         answer = await cloud.admin.request(route.method, path, good.body(route, things), headers, good.newest(route))
         found[f"{service.name} {route.label}"] = answer.status
-        await cloud.settled()
+        await cloud.settled(120)  # a volume of 1 GiB is uploaded
     return found
 
 
@@ -110,7 +111,7 @@ async def _usage(cloud: FullCloud) -> Counter[str]:
     return Counter({row.resource: row.in_use for row in rows})
 
 
-@pytest.mark.timeout(300)  # every route that writes is called twice
+@pytest.mark.timeout(600)  # every route that writes is called twice
 async def test_every_write_happens_once_though_each_answer_to_commit_is_lost(
     postgres: Postgres, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def _views(shape: object) -> list[View]:
     return []
 
 
+@pytest.mark.thorough
 async def test_every_view_at_every_microversion_that_changes_it(
     full_cloud: FullCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,41 @@ async def test_compute_nodes_are_providers_with_what_their_hosts_report(full_clo
     assert answer.status == 409 and "compute node" in answer.json()["errors"][0]["detail"]
 
 
+async def _providers(cloud: FullCloud, query: str) -> set[str]:
+    listed = await cloud.admin.do("GET", f"{P}/resource_providers?{query}")
+    return {each["name"] for each in listed["resource_providers"]}
+
+
+async def _candidates(cloud: FullCloud, query: str) -> set[str]:
+    found = await cloud.admin.do("GET", f"{P}/allocation_candidates?resources=VCPU:1&{query}")
+    return {uuid_ for each in found["allocation_requests"] for uuid_ in each["allocations"]}
+
+
+async def test_nodes_have_the_traits_of_what_they_are(full_cloud: FullCloud) -> None:
+    """Other services tell them from other providers, place nothing on disabled ones, and flavors ask for features."""
+    nodes = await _nodes(full_cloud)
+    await full_cloud.admin.do("POST", f"{P}/resource_providers", {"name": "no node"})
+    assert await _providers(full_cloud, "required=COMPUTE_NODE") == set(nodes)
+    features = ("COMPUTE_TRUSTED_CERTS", "COMPUTE_NET_ATTACH_INTERFACE", "COMPUTE_DEVICE_TAGGING")
+    assert await _providers(full_cloud, f"required={','.join(features)}") == set(nodes)
+    found = await full_cloud.admin.do("GET", f"{C}/os-services?binary=nova-compute&host=fake-1")
+    path = f"{C}/os-services/{found['services'][0]['id']}"
+    own = f"{P}/resource_providers/{nodes['fake-1']}/traits"
+    traits = set((await full_cloud.admin.do("GET", own))["traits"])
+    await full_cloud.admin.do("PUT", path, {"status": "disabled"})
+    assert await _candidates(full_cloud, "root_required=!COMPUTE_STATUS_DISABLED") == {nodes["fake-2"]}
+    assert await _candidates(full_cloud, "required=COMPUTE_STATUS_DISABLED") == {nodes["fake-1"]}
+    # What an operator changes meanwhile stays: one trait more, and the status by hand.
+    await full_cloud.admin.do("PUT", f"{P}/traits/CUSTOM_RACK")
+    shown = await full_cloud.admin.do("GET", own)
+    await full_cloud.admin.do("PUT", own, {**shown, "traits": [*shown["traits"], "CUSTOM_RACK"]})
+    await full_cloud.admin.do("PUT", path, {"forced_down": True})
+    assert await _providers(full_cloud, "required=COMPUTE_STATUS_DISABLED") == {"fake-1"}
+    await full_cloud.admin.do("PUT", path, {"status": "enabled", "forced_down": False})
+    assert await _candidates(full_cloud, "root_required=!COMPUTE_STATUS_DISABLED") == set(nodes.values())
+    assert set((await full_cloud.admin.do("GET", own))["traits"]) == traits | {"CUSTOM_RACK"}
+
+
 async def test_a_server_is_a_consumer_of_its_node(full_cloud: FullCloud) -> None:
     owner = await full_cloud.person("member")
     id = await _server(full_cloud, owner)

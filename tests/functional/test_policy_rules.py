@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import micronova
-from micronova.policies import compute, identity, image, network
+from micronova.policies import compute, identity, image, network, volume
 from micronova.policies.enforcer import Rule
 from tests.functional.full_cloud import FullCloud, full_cloud
 
@@ -22,6 +22,7 @@ SERVICES = {
     "identity": (identity.RULES, ("embedded/identity",)),
     "image": (image.RULES, ("embedded/image",)),
     "network": (network.RULES, ("embedded/network",)),
+    "volume": (volume.RULES, ("embedded/volume",)),
 }
 # Rules that a policy.yaml may name as in OpenStack, and why nothing asks them.
 NOT_ASKED = {

@@ -174,6 +174,7 @@ def _order(operation: tuple[str, str]) -> tuple[int, str]:
     return {"GET": 0, "POST": 2, "PUT": 1, "DELETE": 4}[method] + path.endswith("/action"), path
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("minor", MINORS)
 @pytest.mark.parametrize("role", ROLES)

@@ -29,6 +29,7 @@ from micronova.telemetry.tracing import Tracing
 from tests.distort import DistortedBus, Distortion
 from tests.functional.cloud import IMAGE, CloudOptions, OneProcess
 from tests.functional.servers.embedded_services import image, network
+from tests.functional.servers.test_volumes import Volumes, attachment
 
 
 class Spans:
@@ -183,11 +184,12 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"default": {"reclaim_instance_interval": 3600.0, "shelved_offload_time": -1}}
-    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, roles=("network", "image"), settings=settings))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, roles=("network", "image", "volume"), settings=settings))
     await cloud.start()
     try:
         user = cloud.caller()
         net = await network(user)
+        volume = await Volumes(user).create()
         base = await image(user)
         metrics = cloud.process.telemetry.metrics
 
@@ -224,6 +226,12 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         await user.admin.act(id, "os-migrateLive", {"host": None, "block_migration": "auto"})
         await user.wait_for(id, "ACTIVE")
         await cloud.settled()
+        async with cloud.faults({"operation": "live_migrate", "kind": "hang", "count": 1}):
+            await user.admin.act(id, "os-migrateLive", {"host": None, "block_migration": "auto"})
+            await cloud.fault_struck()
+            await user.admin.act(id, "os-resetState", {"state": "active"})
+            await user.wait_for(id, "ACTIVE")
+            await cloud.settled()
         other = (await user.boot(imageRef=base, networks=[{"uuid": net["id"]}]))["id"]
         await user.act(other, "resize", {"flavorRef": "2"})
         await user.wait_for(other, "VERIFY_RESIZE")
@@ -240,6 +248,13 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         port = (await user.post(path, body, 200))["interfaceAttachment"]["port_id"]
         await user.delete(f"{path}/{port}", 202)
         await cloud.settled()
+        volumes, event = f"/servers/{id}/os-volume_attachments", {"name": "volume-extended", "server_uuid": id}
+        await user.post(volumes, attachment(volume), 200)
+        await user.admin.post("/os-server-external-events", {"events": [{**event, "tag": volume}]}, 200)
+        await cloud.settled()
+        await user.delete(f"{volumes}/{volume}", 202)
+        await cloud.settled()
+        await user.post(volumes, attachment(volume), 200)  # the end of the server returns it
         async with cloud.faults({"operation": "pause", "kind": "fail"}, {"operation": "attach_interface"}):
             await user.act(id, "pause")
             await cloud.settled()
@@ -256,7 +271,9 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
             await user.act(server["id"], "forceDelete")
             await user.gone(server["id"])
         await cloud.settled()
-        rows = await cloud.read(sa.select(operations.c.kind, operations.c.result))
+        # The requests that end operations of others count none of them.
+        found = sa.select(operations.c.kind, operations.c.result).where(operations.c.result != "cancelled")
+        rows = await cloud.read(found)
         ended = Counter((row.kind, row.result) for row in rows)
         assert {kind for kind, _ in ended} == set(VERSIONS)  # a new kind of operation is tested here, too
 

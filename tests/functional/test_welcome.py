@@ -22,7 +22,7 @@ async def test_a_browser_gets_a_page(full_cloud: FullCloud) -> None:
     answer = await _get(full_cloud, "/", BROWSER)
     assert answer.status == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
     text = answer.body.decode()
-    for mount in ("/compute/", "/identity/", "/image/", "/network/"):
+    for mount in ("/compute/", "/identity/", "/image/", "/network/", "/volume/"):
         assert f'<a href="{mount}">' in text
         assert (await _get(full_cloud, mount, {})).status in (200, 300)
     assert "OS_CLIENT_CONFIG_FILE" in text and "MICRONOVA_DIR" in text

@@ -18,14 +18,23 @@ from tests.services.process import free_port
 LOGGED = "identity: ready"
 
 
+def _two_free_ports() -> int:
+    """Return a free port whose successor is free, too."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):
+            return first
+
+
 class Workers:
     """`micronova run identity` with two workers, and its log."""
 
     def __init__(self, directory: Path, database: str) -> None:
-        self.port = free_port()
+        self.port, self.metrics = free_port(), _two_free_ports()
         file = directory / "settings.toml"
         file.write_text(
             f'[default]\nuser = "root"\n[database]\nconnection = "{database}"\n[api]\nworkers = 2\nport = {self.port}\n'
+            f'metrics_listen = "127.0.0.1:{self.metrics}"\n'
         )
         command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--config", str(file)]
         self.process = subprocess.Popen(
@@ -52,9 +61,13 @@ class Workers:
 
     def status(self) -> int:
         """Ask for the list of versions, which needs no database; return the status."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return self.get(self.port, "/identity/")
+
+    def get(self, port: int, path: str) -> int:
+        """Return the status of a path."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         with contextlib.closing(connection):
-            connection.request("GET", "/identity/")
+            connection.request("GET", path)
             return connection.getresponse().status
 
 
@@ -65,6 +78,12 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     with made.process:
         yield made
         made.process.terminate()
+
+
+def test_each_worker_serves_its_metrics(workers: Workers) -> None:
+    for _ in range(2):
+        workers.until_logged(LOGGED)
+    assert [workers.get(workers.metrics + number, "/metrics") for number in range(2)] == [200, 200]
 
 
 def test_a_worker_that_cannot_start_waits_while_the_others_answer(tmp_path: Path, workers: Workers) -> None:

@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("tests.tour")
 
 from tests.command import UpCloud  # noqa: E402
 from tests.osc import OpenStackClient  # noqa: E402
-from tests.tour import hosts, identity, images, moves, networks, placement, servers, soft_delete  # noqa: E402
+from tests.tour import hosts, identity, images, moves, networks, placement, servers, soft_delete, volumes  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,6 +57,21 @@ def test_identity(osc: OpenStackClient) -> None:
     identity.credentials(osc)
     identity.trusts(osc)
     identity.limits(osc)
+
+
+def test_volumes(osc: OpenStackClient) -> None:
+    volumes.volumes(osc)
+    volumes.snapshots(osc)
+    volumes.backups(osc)
+    volumes.transfers(osc)
+    volumes.types(osc)
+    volumes.attachments(osc)
+    volumes.servers_with_volumes(osc)
+    volumes.operators(osc)
+    of_volumes = {
+        each for each in osc.commands if each.startswith(("volume ", "block storage ")) or each in volumes.OTHERS
+    }
+    assert len(of_volumes) >= 65, sorted(of_volumes)
 
 
 def test_flavors_keys_and_quotas(osc: OpenStackClient, tmp_path: Path) -> None:

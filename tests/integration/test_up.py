@@ -565,7 +565,7 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
 
     for line in ok("check", "--dir", cloud.directory).splitlines():
         assert line.startswith("ok")
-    assert ok("db", "upgrade", "--dir", cloud.directory).count("is current") == 4
+    assert ok("db", "upgrade", "--dir", cloud.directory).count("is current") == 5
 
 
 def test_a_new_host_is_told_how_to_reach_the_brokers(tmp_path: Path) -> None:
@@ -903,8 +903,8 @@ def test_check_and_upgrade_a_new_place(tmp_path: Path) -> None:
     assert "a new cloud would be made" in ok("check", "--dir", place)
     assert not place.exists()
     place.mkdir()
-    assert ok("db", "upgrade", "--dir", place).count("empty →") == 4
-    assert ok("db", "upgrade", "--dir", place).count("is current") == 4
+    assert ok("db", "upgrade", "--dir", place).count("empty →") == 5
+    assert ok("db", "upgrade", "--dir", place).count("is current") == 5
     assert "FAIL" not in ok("check", "--dir", place)
     file = tmp_path / "micronova.toml"
     file.write_text('[default]\ntransport_url = "amqp://u:hush@127.0.0.1:1/"\n')
@@ -924,7 +924,7 @@ def test_check_makes_nothing_and_says_what_is_not_there(tmp_path: Path) -> None:
     done = micronova("check", "--config", file)
     found = [line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert found == [
-        *(f"FAIL  database {name}" for name in ("compute", "identity", "image", "network")),
+        *(f"FAIL  database {name}" for name in ("compute", "identity", "image", "network", "volume")),
         "FAIL  bus", "FAIL  control users", "FAIL  service identity", "FAIL  service image", "FAIL  service network",
     ]  # fmt: skip
     assert done.returncode == 1 and done.stderr == "" and "hush" not in done.stdout and not state.exists()

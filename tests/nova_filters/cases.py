@@ -139,6 +139,7 @@ class Maker:
             "capacity": most,
             "used": {name: self._random.randrange(amount + 1) for name, amount in most.items()},
             "cpu_allocation_ratio": ratio,
+            "allocation_ratio": {"VCPU": ratio, "MEMORY_MB": 1.0, "DISK_GB": 1.0},
             "hypervisor_type": self._some("QEMU", "ironic"),
             "hypervisor_version": self._some(5_002_000, 6_001_000, 7_002_000),
             "cpu_info": {"arch": "x86_64", "topology": {"cores": self._some(4, 16)}, "features": ["aes", "avx2"]},
@@ -164,6 +165,8 @@ class Maker:
             "capabilities:cpu_info:topology:cores",
             "capabilities:cpu_info:features",
             "capabilities:num_instances",
+            "capabilities:cpu_allocation_ratio",
+            "capabilities:ram_allocation_ratio",
             "capabilities:nodename",
             "hypervisor_version",
             "gpu",
@@ -202,7 +205,15 @@ class Maker:
             inner = [self._query(depth - 1) for _ in range(self._some(1, 2, 3))]
             return [self._some("and", "or", "not"), *inner]
         if self._chance(0.5):
-            variable = self._some("$free_ram_mb", "$free_disk_mb", "$vcpus_used", "$num_instances", "$num_io_ops")
+            numbers = (
+                "free_ram_mb",
+                "free_disk_mb",
+                "vcpus_used",
+                "num_instances",
+                "num_io_ops",
+                "cpu_allocation_ratio",
+            )
+            variable = f"${self._some(*numbers)}"
             return [self._some("=", "<", ">", "<=", ">="), variable, self._some(0, 2, 4, 2048, 40960.5)]
         operands = self._random.sample(("host-1", "QEMU", "node-2", "A100"), self._some(1, 2))
         variable = self._some("$host", "$nodename", "$hypervisor_type", "$stats.gpu")

@@ -82,22 +82,31 @@ class ActionBench(Bench):
         )
 
     async def _act(self, phase: Phase, name: str, servers: list[str]) -> dict[str, Any]:
+        meter = Meter(self.target.roots)
+        await self._carry_out(phase, name, servers)
+        cost = meter.cost(len(servers))
+        await self._check(phase, name, servers)
+        return cost
+
+    async def _carry_out(self, phase: Phase, name: str, servers: list[str]) -> None:
+        """Send the action to all servers, and wait until it has ended."""
+
         async def send(client: Client, server: str) -> None:
             await client.json("POST", f"/servers/{server}/action", phase.body)
 
-        meter = Meter(self.target.roots)
         await self._spread_out(servers, send, self.sizes.clients)
         end = time.perf_counter() + self.sizes.patience
         for status in phase.through:
             await self._none_in(name, status, end)
         if not phase.through:
             await self._no_tasks(servers, end)
-        cost = meter.cost(len(servers))
+
+    async def _check(self, phase: Phase, name: str, servers: list[str]) -> None:
+        """Note a problem if servers have another status; wait for what is left of the action."""
         reached = len(await self._ids(name, status=phase.status))
         if reached != len(servers):
             self.problems.append(f"{phase.name}: {reached} of {len(servers)} servers are {phase.status}")
-        await self._no_tasks(servers, end)  # what is left of it is not counted for the next one
-        return cost
+        await self._no_tasks(servers, time.perf_counter() + self.sizes.patience)  # it would count for the next one
 
     async def _none_in(self, name: str, status: str, end: float) -> None:
         """Wait until no server has a status."""

@@ -143,6 +143,7 @@ class OneProcess:
 
     def __init__(self, *, tokens: bool) -> None:
         self.title = "one process" + (", tokens and a network" if tokens else "")
+        self.program = [str(Path(sys.executable).with_name("micronova"))]
         self._tokens = tokens
         self._place = Path(tempfile.mkdtemp(prefix="micronova-bench-"))
         self._port = free_port()
@@ -153,7 +154,7 @@ class OneProcess:
 
     def launch(self) -> None:
         """Start it."""
-        command = [str(Path(sys.executable).with_name("micronova")), "up", "--dir", str(self._place / "cloud")]
+        command = [*self.program, "up", "--dir", str(self._place / "cloud")]
         command += ["--driver", "fake", "--hosts", str(HOSTS), "--port", str(self._port), "--config", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

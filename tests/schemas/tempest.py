@@ -163,7 +163,15 @@ def _no_resources(schema: dict[str, Any]) -> None:
         schema["required"].append("uptime")
 
 
+def _hints_as_lists(schema: dict[str, Any]) -> None:
+    """2.100: Tempest has the schema of requests, in which a hint may be a text; Nova stores and shows lists."""
+    if "scheduler_hints" in schema["properties"]:
+        values = {"type": "array", "items": {"type": "string"}}
+        schema["properties"]["scheduler_hints"] = {"type": "object", "additionalProperties": values}
+
+
 _LATER: tuple[tuple[str, int, Change], ...] = (
     ("hypervisors", 88, _no_resources),
+    ("servers", 100, _hints_as_lists),
     ("flavors", 102, _drop("rxtx_factor", "OS-FLV-DISABLED:disabled")),
 )

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from micronova.objects import power_state
 from tests.simulation.simulated_cloud import IMAGE, SimulatedCloud
 
 OTHER_IMAGE = "22222222-2222-4222-8222-222222222222"
@@ -319,6 +320,23 @@ async def live_migrate(cloud: SimulatedCloud, name: str = "live") -> None:
         await act(cloud, id, {"os-migrateLive": {"host": None, "block_migration": "auto"}}, "active")
     await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
     await cloud.gone(id)
+
+
+async def end_moves(cloud: SimulatedCloud, name: str = "ended") -> None:
+    """Set the state of a server while it is migrated live, migrated and resized; its guest runs each time."""
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    path, live = f"/servers/{id}/action", {"host": None, "block_migration": "auto"}
+    for move in ({"os-migrateLive": live}, {"migrate": None}, {"resize": {"flavorRef": "2"}}):
+        await cloud.insist("POST", path, move, 202, 409)
+        await cloud.until(lambda: cloud.migration_status(id) != "under way", "the guest to be sent")
+        while True:  # it is refused while only the destination has the guest
+            await cloud.insist("POST", path, {"os-resetState": {"state": "active"}}, 202, 409)
+            await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+            if cloud.row(id)["vm_state"] == "active":
+                break
+        await cloud.until(lambda: cloud.guest_powers(id) == [power_state.RUNNING], f"the guest of {id} to run")
 
 
 async def resized(cloud: SimulatedCloud, id: str, flavor: str = "2") -> None:

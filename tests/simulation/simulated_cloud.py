@@ -25,12 +25,12 @@ from micronova.cli.wiring import Process
 from micronova.compute.manager import ComputeManager
 from micronova.conf.settings import load
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, departures, instances, inventories, operations, topology_claims
+from micronova.db.tables import allocations, departures, instances, inventories, migrations, operations, topology_claims
 from micronova.embedded.image.store import Upload
 from micronova.embedded.image.tables import images, properties
 from micronova.embedded.network.tables import addresses, ports
 from micronova.http.client import Answer, ASGITransport
-from micronova.objects import power_state
+from micronova.objects import migration_states, power_state
 from micronova.objects.topology import Assignment
 from micronova.rpc.bus import Bus
 from tests.simulation.database import InlineDatabase
@@ -465,6 +465,17 @@ class SimulatedCloud:
     def guest_images(self, id: str) -> list[str]:
         """Return the images of the guests that the hosts have of a server."""
         return [guest.image for driver in self.drivers() if (guest := driver._store.get(id)) is not None]
+
+    def guest_powers(self, id: str) -> list[int]:
+        """Return the power states of the guests that the hosts have of a server."""
+        return [guest.power_state for driver in self.drivers() if (guest := driver._store.get(id)) is not None]
+
+    def migration_status(self, id: str) -> str:
+        """Return the status of a server's newest migration; "under way" until the source has sent the guest."""
+        newest = sa.select(migrations).where(migrations.c.instance_uuid == id).order_by(migrations.c.id.desc()).limit(1)
+        status = [str(row["status"]) for row in self.rows(newest)]
+        moves = set(migration_states.UNDER_WAY) - {migration_states.POST_MIGRATING}
+        return "under way" if moves.issuperset(status) else status[0]
 
     async def until(self, true: Callable[[], bool], what: str) -> None:
         """Wait until the function returns True."""

@@ -58,6 +58,7 @@ STORIES = (
     _story(scenarios.migrate_and_back, "create migrate revertResize confirmResize"),
     _story(scenarios.live_migrate, "create os-migrateLive delete"),
     _story(scenarios.evacuate, "create evacuate os-start"),
+    _story(scenarios.end_moves, "create os-migrateLive migrate resize os-resetState"),
     _story(scenarios.shelve_and_back, "create shelve unshelve delete", "image"),
     _story(
         scenarios.shelve_and_offload, "create shelve unshelve shelveOffload delete", "image", shelved_offload_time=-1

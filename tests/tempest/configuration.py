@@ -63,14 +63,17 @@ NEEDS_TWO_HOSTS = (
 )
 
 
-def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool) -> Path:
+def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool, volumes: bool) -> Path:
     """Make what Tempest takes for granted in a cloud, and write tempest.conf; return its path.
 
-    With `any_format` the cloud takes images whose data has another format than they say.
+    With `any_format` the cloud takes images whose data has another format than they say. With `volumes` Tempest knows
+    of the volume service; servers cannot use volumes, so that only its own suite does.
     """
     client = OpenStackClient(clouds)
     try:
-        sections = _sections(client, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format)
+        sections = _sections(
+            client, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format, volumes=volumes
+        )
     finally:
         client.close()
     parser = configparser.RawConfigParser()
@@ -86,7 +89,7 @@ def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_f
 
 
 def _sections(
-    client: OpenStackClient, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool
+    client: OpenStackClient, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool, volumes: bool
 ) -> dict[str, dict[str, object]]:
     auth = yaml.safe_load(clouds.read_text())["clouds"]["micronova"]["auth"]
     [image] = client.column("image list", "--name", "test-image", name="ID")
@@ -149,7 +152,7 @@ def _sections(
             "image_format_enforcement": not any_format,
         },
         # Policy refuses tokens with another scope, and has no rules of old: tests that only read do so as readers.
-        "enforce_scope": {"nova": True, "neutron": True, "glance": True},
+        "enforce_scope": {"nova": True, "neutron": True, "glance": True, "cinder": True},
         "validation": {
             "run_validation": real_guests,
             "image_ssh_user": "root",
@@ -160,12 +163,25 @@ def _sections(
             "ssh_shell_prologue": f"set -eu -o pipefail; PATH=$$PATH:/sbin:/usr/sbin; {MOUNT_DISK};",
         },
         "scenario": {"target_dir": DISK},
-        "volume": {"max_microversion": "latest"},
+        "volume": {
+            "max_microversion": "latest",
+            "catalog_type": "block-storage",
+            "build_interval": 1,
+            "storage_protocol": "nbd",
+            "vendor_name": "Micronova",
+            "disk_format": "raw",
+        },
+        "volume-feature-enabled": {
+            "backup": True,
+            "volume_revert": True,
+            "volume_locked_by_snapshot": False,
+            "extend_attached_volume": False,
+        },
         "service_available": {
             "nova": True,
             "neutron": True,
             "glance": True,
-            "cinder": False,
+            "cinder": volumes,
             "swift": False,
             "horizon": False,
         },

@@ -163,7 +163,7 @@ def test_settings() -> None:
     for path, text in _texts():
         for span in _spans(text):
             section, dot, option = span.partition(" ")[0].partition(".")
-            if span == "metrics.update":  # a notification
+            if span in ("metrics.update", "volume.usage"):  # notifications
                 continue
             if not dot or section not in SECTIONS or not re.fullmatch("[a-z_]+", option):
                 continue
@@ -225,6 +225,17 @@ def _commits(text: str) -> list[str]:
 def test_the_form_of_commit_ids() -> None:
     text = "at 06c959e (41f209a), `1a2b3c4d`, bug 1161411, 87217b19-0000-4000-8000-de71e10e3050\n```\ned25519\n```"
     assert _commits(text) == ["06c959e", "41f209a"]
+
+
+def test_a_release_begins_with_a_summary_and_has_its_changes_in_groups() -> None:
+    newest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    summary, *groups = re.split(r"^### ", newest, flags=re.MULTILINE)
+    assert summary.splitlines()[2] == "What users get:", "put the line of a change into its group"
+    assert len(summary.splitlines()) <= 30
+    assert len(groups) > 5
+    titles = [group.splitlines()[0] for group in groups]
+    assert len(set(titles)) == len(titles)
+    assert max(len(group.splitlines()) for group in groups) <= 40, "shorten what belongs together"
 
 
 def test_promises_are_in_the_order_of_their_numbers() -> None:

@@ -102,6 +102,15 @@ def test_the_template_unit_names_the_roles_that_need_no_right_of_the_machine() -
     assert set(re.findall(r"@([a-z]+)[,.]", about)) == set(ROLES) - {"compute", "network-agent"}
 
 
+def test_the_template_unit_allows_the_sandbox_of_the_volume_service() -> None:
+    """`@system-service` has no system call of Landlock, without which no image is converted."""
+    unit = (PACKAGING / "systemd" / "micronova@.service").read_text()
+    allowed = {
+        word for words in re.findall(r"^SystemCallFilter=([^~\n]*)$", unit, re.MULTILINE) for word in words.split()
+    }
+    assert {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"} <= allowed
+
+
 def test_the_container_starts_a_command_that_exists() -> None:
     lines = (PACKAGING / "Containerfile").read_text().splitlines()
     assert {line.split()[0] for line in lines if re.match("[A-Z]+ ", line)} <= {

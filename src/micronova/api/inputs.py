@@ -6,7 +6,7 @@ Clients write numbers and flags as JSON values or as strings. Both are accepted.
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -59,14 +59,10 @@ class Slice(Query):
         return found[self.offset : self.offset + min(self.limit or most, most)]
 
 
-_TRUE = ("True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes")
-Flag = (
-    bool
-    | Literal[
-        "True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes",
-        "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no",
-    ]
-)  # fmt: skip
+_TrueWord = Literal["True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes"]
+_FalseWord = Literal["False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no"]
+_TRUE = get_args(_TrueWord)
+Flag = bool | Literal[_TrueWord, _FalseWord]
 Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+\Z", max_length=20)]  # clients send numbers as strings, too
 Text = Annotated[str, Meta(min_length=1, max_length=255)]
 Owner = Annotated[str, Meta(max_length=64)]  # the id of a user or project

@@ -15,28 +15,27 @@ The process is a new program, not a fork: root's process has read the settings a
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from micronova.cli.exporter import ExporterLink
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
+from micronova.cli.supervised import READY, SupervisedProcess
 from micronova.conf.api import APISettings
 from micronova.conf.pci import PCISettings
 from micronova.conf.services import GlanceSettings, NeutronSettings
 from micronova.conf.settings import Settings
 from micronova.http.sockets import listen_unix
-from micronova.objects.errors import MicronovaError, resource_exhausted
+from micronova.objects.errors import MicronovaError
 from micronova.privileged.client import sockets_directory
 from micronova.telemetry.logs import set_up_logging
 
@@ -44,13 +43,6 @@ log = logging.getLogger("micronova.cli.agent")  # also where this module is the 
 
 HOST_ROLES = ("compute", "network-agent")
 SERVICES = ("/image", "/network", "/metadata")  # what the agents use by HTTP
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the agents are started again
-STEADY = 60.0  # seconds after which a process that ends was no failed start
-STOP_TIMEOUT = 10.0
-READY = "ready\n"
-MOST_SAID = 4096  # bytes that root reads at once of what the agents say
-_ENVIRONMENT = ("PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_ENVIRONMENT_PREFIXES = ("LC_", "PYTHON")
 _SIGNALLED = 3  # exit code: stopped by a signal, and not by the cloud
 
 
@@ -72,6 +64,7 @@ class AgentLink:
     bus: socket.socket  # both listen
     http: socket.socket
     console: Path
+    exporter: ExporterLink | None = None  # serves volumes to guests
 
     @property
     def url(self) -> str:
@@ -91,16 +84,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     cloud_id: str
     directory: str  # DIR
     guests: str  # the directory of guests' files
+    volumes: str  # the socket of the exporter; empty if there is none
     console: int  # descriptor of the socket that the console relay listens on
-
-
-def _environment() -> dict[str, str]:
-    """Return what the agents' process gets of root's environment, which may have secrets: settings are among it."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-    }
 
 
 def service_url(sockets: Path) -> str:
@@ -140,8 +125,11 @@ def agent_settings(settings: Settings, sockets: Path) -> Settings:
 # --- root's side ---------------------------------------------------------------------------------------------------
 
 
-class AgentProcess:
-    """The agents' process, which root starts, and starts again when it was killed. Methods block."""
+class AgentProcess(SupervisedProcess):
+    """The agents' process."""
+
+    what = "the process of this host's agents"
+    consequence = "guests continue to run"
 
     def __init__(
         self,
@@ -154,7 +142,9 @@ class AgentProcess:
         cloud_id: str,
         guests: Path,
         roles: Iterable[str],
+        volumes: Path | None = None,
     ) -> None:
+        """`volumes` is the socket by which the agents tell the exporter which guests may use which volumes."""
         self._sockets = sockets_directory(prefix)
         self._settings = settings
         self._place = place
@@ -163,11 +153,8 @@ class AgentProcess:
         self._cloud_id = cloud_id
         self._guests = guests
         self._roles = tuple(roles)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._was_ready = False
-        self._started = self._again_at = 0.0
-        self._pause = FIRST_PAUSE
-        self._told_to_stop = False
+        self._volumes = volumes
+        super().__init__("micronova.cli.agent", place.path)
 
     def listen(self) -> AgentLink:
         """Make the sockets; return what the cloud's process needs."""
@@ -183,8 +170,8 @@ class AgentProcess:
         """Forget root's means, in the child that becomes the cloud."""
         self._console.close()
 
-    def start(self, groups: Iterable[int]) -> None:
-        """Start the process; `groups` are those that share files with guests and use libvirt."""
+    def start_message(self, groups: Iterable[int]) -> bytes:
+        """Return what the process is told; `groups` are those that share files with guests and use libvirt."""
         start = Start(
             settings=agent_settings(self._settings, self._sockets),
             roles=self._roles,
@@ -195,102 +182,14 @@ class AgentProcess:
             cloud_id=self._cloud_id,
             directory=str(self._place.path),
             guests=str(self._guests),
+            volumes="" if self._volumes is None else str(self._volumes),
             console=self._console.fileno(),
         )
-        start_message = msgspec.json.encode(start)
-        self._started = time.monotonic()
-        # DIR is named for people who look at the list of processes.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "micronova.cli.agent", str(self._place.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._console.fileno()],
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the cloud, which then stops the agents
-            cwd="/",
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: `tend` sees that
-            self._process.stdin.write(start_message)
-            self._process.stdin.close()
+        return msgspec.json.encode(start)
 
-    def tend(self, groups: Iterable[int]) -> None:
-        """Start the process, also again if it was killed; raise MicronovaError if it ended before it ever worked.
-
-        If the machine lacks memory, processes or the like, it is started later.
-        """
-        process = self._process
-        if process is None:
-            if not self._told_to_stop and time.monotonic() >= self._again_at:
-                try:
-                    self.start(groups)
-                except Exception as error:
-                    if resource_exhausted(error) is None and not self._was_ready:
-                        raise MicronovaError(
-                            f"The process of this host's agents cannot be started: {error}."
-                        ) from error
-                    log.error("the process of this host's agents cannot be started now, which is repeated: %s", error)
-                    self._start_later()
-            return
-        code = process.poll()
-        said = self._read()
-        if code is None:
-            return
-        self._close()
-        if code == 0:  # the cloud told it to stop
-            self._told_to_stop = True
-            return
-        if not self._was_ready:
-            raise MicronovaError(said or "The process of this host's agents ended while it was starting.")
-        if time.monotonic() - self._started > STEADY:
-            self._pause = FIRST_PAUSE
-        log.warning(
-            "the process of this host's agents ended (%s) and is started again; guests continue to run",
-            said or (f"signal {-code}" if code < 0 else f"exit code {code}"),
-        )
-        self._start_later()
-
-    def _start_later(self) -> None:
-        self._again_at = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-
-    @property
-    def attention(self) -> float:
-        """In how many seconds the process has to be tended, if nothing happens before."""
-        if self._process is not None or self._told_to_stop:
-            return STEADY
-        return max(0.0, self._again_at - time.monotonic())
-
-    def stop(self, *, kill: bool) -> None:
-        """End the process: with `kill` at once, because its cloud has died."""
-        process = self._process
-        if process is not None:
-            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._close()
-
-    def _read(self) -> str:
-        """Return what the process said but that it is ready: why it ends.
-
-        Not more than a part at a time: agents that were taken over may write without end.
-        """
-        assert self._process is not None and self._process.stdout is not None
-        try:
-            said = os.read(self._process.stdout.fileno(), MOST_SAID).decode("utf-8", "replace")
-        except BlockingIOError:
-            return ""
-        self._was_ready = self._was_ready or said.startswith(READY)
-        return said.removeprefix(READY)
-
-    def _close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that the process inherits."""
+        return [self._console.fileno()]
 
 
 # --- the agents' side ----------------------------------------------------------------------------------------------
@@ -332,6 +231,7 @@ async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event,
         start.roles,
         StateDirectory(Path(start.directory)),
         cloud_id=start.cloud_id,
+        volume_access=Path(start.volumes) if start.volumes else None,
         relay_socket=listening,
         on_stop=stop,
     )

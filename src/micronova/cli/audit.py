@@ -69,6 +69,7 @@ async def run_audit(
         service_down_time=process.settings.default.service_down_time,
         ports=process.clients.network_client(),
         images=process.clients.image_client(),
+        volumes=process.clients.volume_client(),
         progress=progress or no_progress,
         image_progress=image_progress,
     )

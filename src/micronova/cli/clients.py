@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from micronova.cli.wiring import Process
     from micronova.clients.image.client import ImageClient
     from micronova.clients.network.client import NetworkClient
+    from micronova.clients.volume.client import VolumeClient
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ ENDPOINTS = {
     "image": "/image",
     "network": "/network",
     "placement": "/placement",
+    "block-storage": "/volume/v3",
+    "volumev3": "/volume/v3",
 }
 
 
@@ -53,6 +56,7 @@ class Clients:
         self._catalog: Catalog | None = None
         self._image_client: ImageClient | None = None
         self._network_client: NetworkClient | None = None
+        self._volume_client: VolumeClient | None = None
         self._feeds: list[RevocationFeed] = []  # revoked tokens, from an identity service in another process
 
     @property
@@ -204,6 +208,16 @@ class Clients:
             self._network_client = NetworkClient(self._client("network", override), zone)
         return self._network_client
 
+    def volume_client(self) -> "VolumeClient | None":
+        """Return the client of the volume service; None when there is none."""
+        from micronova.clients.volume.client import VolumeClient
+
+        settings = self._process.settings.cinder
+        if self._volume_client is None and self._has("volume", settings.endpoint_override):
+            client = self._client("volume", settings.endpoint_override, settings.service_type)
+            self._volume_client = VolumeClient(client)
+        return self._volume_client
+
     def network_agent_client(self, keys: HeldKeys) -> ServiceClient:
         """Return the client that the network agent uses: it identifies itself by the keys of its host."""
         transport = self._transport("network", self._process.settings.neutron.endpoint_override)
@@ -276,13 +290,14 @@ class Clients:
             return False
         return bool(self._process.settings.identity.auth_url)
 
-    def _client(self, name: str, override: str) -> ServiceClient:
+    def _client(self, name: str, override: str, service_type: str | None = None) -> ServiceClient:
+        """Return the client of a service; `service_type` is its type in the catalog, if that is not its name."""
         prefix = "" if name != "compute" else "/v2.1"
         if self._noauth:
             return ServiceClient(self._transport(name, override), _noauth_token, prefix=prefix)
         token = self.token()
         if self._in_catalog(name, override):
-            transport: Transport = CatalogTransport(self.catalog(), name)
+            transport: Transport = CatalogTransport(self.catalog(), service_type or name)
             self._transports.append(transport)
         else:
             transport = self._transport(name, override)
@@ -291,7 +306,7 @@ class Clients:
     def _transport(self, name: str, url: str) -> Transport:
         if url:
             base = url.rstrip("/")
-            base = base.removesuffix({"identity": "/v3", "compute": "/v2.1"}.get(name, ""))
+            base = base.removesuffix({"identity": "/v3", "compute": "/v2.1", "volume": "/v3"}.get(name, ""))
             made: Transport = HTTPTransport(base)
             self._transports.append(made)
             return made
@@ -300,6 +315,7 @@ class Clients:
                 "identity": "identity.auth_url",
                 "image": "glance.endpoint_override",
                 "network": "neutron.endpoint_override",
+                "volume": "cinder.endpoint_override",
             }[name]
             raise SettingsError(f"The {name} service has no URL: set {section}, or run its role in this process.")
         return ASGITransport(MountedApp(self._process, f"/{name}"))

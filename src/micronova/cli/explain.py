@@ -24,7 +24,7 @@ from micronova.servers.dry_run import DryRunRequest
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
 
-PATIENCE = 30.0  # seconds until a scheduler has answered
+ANSWER_SECONDS = 30.0  # seconds until a scheduler has answered
 
 
 def explain(
@@ -221,7 +221,7 @@ def _asking() -> Iterator[None]:
         yield
     except CallTimeout:
         raise Unavailable(
-            f"No scheduler answers within {PATIENCE:g} s: `micronova status` shows which services are up."
+            f"No scheduler answers within {ANSWER_SECONDS:g} s: `micronova status` shows which services are up."
         ) from None
     except (NoSuchMethod, VersionTooNew):
         raise Unavailable("The schedulers are of an older version, which cannot be asked: upgrade them.") from None
@@ -244,7 +244,7 @@ async def dry_run(process: "Process", request: DryRunRequest) -> DryRunResult:
         unsupported=unsupported(process.settings),
         default_zone=default.default_availability_zone,
         default_schedule_zone=default.default_schedule_zone,
-        timeout=PATIENCE,
+        timeout=ANSWER_SECONDS,
     )
     with _asking():
         return await runs.run(Context(request_id="req-explain", is_admin=True), request)
@@ -257,4 +257,4 @@ async def list_hosts(process: "Process") -> Fleet:
 
     assert process.bus is not None
     with _asking():
-        return await SchedulerAPI(process.bus).list_hosts(Context(request_id="req-explain"), timeout=PATIENCE)
+        return await SchedulerAPI(process.bus).list_hosts(Context(request_id="req-explain"), timeout=ANSWER_SECONDS)

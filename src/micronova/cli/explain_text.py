@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.objects.explanation import Explanation, FilterStep, Winner, counted, named, weights_of
+from micronova.objects.explanation import FORCED, Explanation, FilterStep, Winner, counted, named, weights_of
 from micronova.objects.scheduling import DryRunResult
 from micronova.servers.dry_run import DryRunRequest
 
@@ -52,6 +52,8 @@ def dry_run_lines(request: DryRunRequest, result: DryRunResult) -> list[str]:
     else:
         lines = _wrapped(f"{servers} would be refused. {result.message}", "")
     lines += ["", *decision_lines(result.explanation, "")]
+    if result.remarks:
+        lines += ["", *(line for each in result.remarks for line in _wrapped(each, ""))]
     lines += ["", "Nothing was claimed. Quotas and networks were not looked at."]
     return lines
 
@@ -61,7 +63,7 @@ def decision_lines(decision: Explanation, attempt: str) -> list[str]:
     took = f" in {decision.took / 1000:.1f} ms" if decision.took else ""
     lines = [f"{attempt}decided among {counted(decision.hosts, 'host')}{took}"]
     if decision.forced:
-        lines += _wrapped("An admin named the host: only the filters that claims enforce were asked.", "  ")
+        lines += _wrapped(FORCED, "  ")
     if decision.filters:
         lines += _table(decision.filters)
     elif not decision.forced:

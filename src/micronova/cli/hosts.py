@@ -1,18 +1,16 @@
 """`micronova host`: the compute hosts of a cloud."""
 
-import asyncio
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from micronova.cli.maintain import place_of_databases
+from micronova.cli.maintain import with_database, with_process
 from micronova.cli.state import new_password
-from micronova.conf.settings import Settings, load
+from micronova.conf.settings import Settings
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError, NotFound
@@ -23,35 +21,6 @@ if TYPE_CHECKING:
     from micronova.db.services import ServiceChanges
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
-
-
-def _with_database(
-    directory: Path | None, config: Path | None, work: Callable[[Database, Settings], Awaitable[Any]]
-) -> Any:
-    async def with_process(database: Database, process: "Process") -> Any:
-        return await work(database, process.settings)
-
-    return _with_process(directory, config, with_process)
-
-
-def _with_process(
-    directory: Path | None, config: Path | None, work: Callable[[Database, "Process"], Awaitable[Any]]
-) -> Any:
-    settings = load(config)
-    place = place_of_databases(directory, settings)
-    if not settings.database.connection and not place.path.exists():
-        raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
-
-    async def main() -> Any:
-        from micronova.cli.wiring import Process
-
-        process = Process(settings, [], place)
-        try:
-            return await work(await process.open_current_database(), process)
-        finally:
-            await process.stop()
-
-    return asyncio.run(main())
 
 
 def list_hosts(directory: Path | None, config: Path | None) -> None:
@@ -68,7 +37,7 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
             status = "disabled" if row.disabled else "enabled"
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
 
-    _with_database(directory, config, work)
+    with_database(directory, config, work)
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
@@ -82,7 +51,7 @@ def disable(name: str, reason: str, directory: Path | None, config: Path | None)
     async def work(database: Database, process: "Process") -> None:
         await _switch(database, process, name, {"disabled": True, "disabled_reason": reason or None})
 
-    _with_process(directory, config, work)
+    with_process(directory, config, work)
 
 
 def enable(name: str, directory: Path | None, config: Path | None) -> None:
@@ -91,7 +60,7 @@ def enable(name: str, directory: Path | None, config: Path | None) -> None:
     async def work(database: Database, process: "Process") -> None:
         await _switch(database, process, name, {"disabled": False, "disabled_reason": None})
 
-    _with_process(directory, config, work)
+    with_process(directory, config, work)
 
 
 async def _switch(database: Database, process: "Process", name: str, values: "ServiceChanges") -> None:
@@ -137,7 +106,7 @@ def add(name: str, console_address: str, directory: Path | None, config: Path | 
         await database.write(services.register_host_user, name, micros(time.time()), console_address)
         return settings
 
-    settings: Settings = _with_database(directory, config, work)
+    settings: Settings = with_database(directory, config, work)
     broker = parse(settings.default.transport_url)
     password = new_password()
     allowed = for_host(name, name)
@@ -190,7 +159,7 @@ def remove(name: str, directory: Path | None, config: Path | None) -> None:
     async def work(database: Database, settings: Settings) -> None:
         await database.write(services.forget_host_user, name, micros(time.time()))
 
-    _with_database(directory, config, work)
+    with_database(directory, config, work)
     click.echo("# On the broker, which accepts the host until then:")
     click.echo(f"rabbitmqctl delete_user {name}")
     click.echo(f"rabbitmqctl close_all_user_connections {name} 'removed from the cloud'")
@@ -210,7 +179,7 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
         query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
-    rows = _with_process(directory, config, work)
+    rows = with_process(directory, config, work)
     if not rows:
         click.echo(f"{name} has no servers.")
         return

@@ -46,6 +46,9 @@ def directory_option(command: Any) -> Any:
     )(command)
 
 
+config_option = click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+
+
 @click.group(cls=ErrorsAsLines, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="micronova")
 def main() -> None:
@@ -64,7 +67,7 @@ def main() -> None:
 @click.option("--hosts", type=click.IntRange(1, 100_000), default=None, help="Simulated hosts [default: 1].")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of every API [default: 8774].")
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 @click.option("--detach", is_flag=True, help="Return when the cloud answers, and leave it running.")
 def up(**options: Any) -> None:
     """Start a cloud: every role in one process."""
@@ -94,20 +97,26 @@ def status(directory: Path | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("roles", nargs=-1, required=True, metavar="ROLE...")
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 @click.option("--fd", type=int, hidden=True, help="A listening socket that the parent opened.")
 @click.option("--ready-fd", type=int, hidden=True, help="A pipe on which the parent learns that the roles are ready.")
+@click.option("--worker", type=int, default=0, hidden=True, help="The number of this worker.")
 @directory_option
 def run(
-    roles: tuple[str, ...], config: Path | None, fd: int | None, ready_fd: int | None, directory: Path | None
+    roles: tuple[str, ...],
+    config: Path | None,
+    fd: int | None,
+    ready_fd: int | None,
+    worker: int,
+    directory: Path | None,
 ) -> None:
     """Run roles as one process.
 
-    Roles: api, metadata, conductor, scheduler, compute, console, identity, image, network, network-agent.
+    Roles: api, metadata, conductor, scheduler, compute, console, identity, image, network, volume, network-agent.
     """
     from micronova.cli.run import run as start
 
-    start(roles, config, fd, ready_fd, directory)
+    start(roles, config, fd, ready_fd, worker, directory)
 
 
 @main.group()
@@ -117,7 +126,7 @@ def db() -> None:
 
 @db.command("upgrade")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def db_upgrade(directory: Path | None, config: Path | None) -> None:
     """Bring every database of the cloud to this version's schema."""
     from micronova.cli.maintain import upgrade
@@ -127,7 +136,7 @@ def db_upgrade(directory: Path | None, config: Path | None) -> None:
 
 @db.command("purge", short_help="Delete old operations and records of deleted servers.")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 @click.option(
     "--before",
     required=True,
@@ -152,7 +161,7 @@ def token_key() -> None:
 
 @token_key.command("rotate", short_help="Make a new key for tokens.")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 @click.option(
     "--after",
     type=click.IntRange(60),
@@ -187,7 +196,7 @@ def config(config: Path | None) -> None:
 
 @main.command(short_help="Print the OpenAPI document of the compute API.")
 @click.option("--microversion", default="latest", show_default=True, help="Microversion, such as 2.90.")
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def openapi(microversion: str, config: Path | None) -> None:
     """Print the OpenAPI 3.1 document of the compute API at a microversion.
 
@@ -200,7 +209,7 @@ def openapi(microversion: str, config: Path | None) -> None:
 
 @main.command()
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def check(directory: Path | None, config: Path | None) -> None:
     """Check settings, disk space, databases and bus. Exit 0 only if all are ready to run."""
     from micronova.cli.maintain import check as run
@@ -372,13 +381,86 @@ def ssh(
 
 
 @main.group()
+def operation() -> None:
+    """Look at durable work, try it again, cancel it."""
+
+
+@operation.command("list")
+@click.option("--kind", default="", help="Only of this kind, such as build, delete or resize.")
+@click.option("--server", default="", metavar="UUID", help="Only of this server.")
+@click.option("--owner", default="", help="Only what this conductor or compute host has.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@directory_option
+@config_option
+def operation_list(directory: Path | None, config: Path | None, **options: Any) -> None:
+    """List the open operations, the oldest first, with who has them and when they are tried again."""
+    from micronova.cli.operations import list_operations
+
+    list_operations(directory, config, **options)
+
+
+@operation.command("show")
+@click.argument("id")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@directory_option
+@config_option
+def operation_show(id: str, as_json: bool, directory: Path | None, config: Path | None) -> None:
+    """Show one operation, open or ended."""
+    from micronova.cli.operations import show_operation
+
+    show_operation(id, directory, config, as_json)
+
+
+@operation.command("retry")
+@click.argument("id")
+@directory_option
+@config_option
+def operation_retry(id: str, directory: Path | None, config: Path | None) -> None:
+    """Try an operation again at once, instead of after its pause."""
+    from micronova.cli.operations import retry_operation
+
+    retry_operation(id, directory, config)
+
+
+@operation.command("cancel", short_help="Let an operation fail.")
+@click.argument("id")
+@directory_option
+@config_option
+def operation_cancel(id: str, directory: Path | None, config: Path | None) -> None:
+    """Let an operation fail: a conductor undoes it as if its deadline were over.
+
+    Deletes, and what undoes something, cannot be cancelled: they are repeated until they succeed.
+    """
+    from micronova.cli.operations import cancel_operation
+
+    cancel_operation(id, directory, config)
+
+
+@main.group()
+def quota() -> None:
+    """Repair recorded quota usage."""
+
+
+@quota.command("recount")
+@click.option("--project", default="", metavar="ID", help="Only this project [default: all whose usage is wrong].")
+@directory_option
+@config_option
+def quota_recount(project: str, directory: Path | None, config: Path | None) -> None:
+    """Set recorded usage to what exists, and print what was wrong. The cloud may be in use meanwhile."""
+    from micronova.cli.operations import recount_quota
+
+    recount_quota(project, directory, config)
+
+
+@main.group()
 def host() -> None:
     """Add, list, disable, enable and remove compute hosts."""
 
 
 @host.command("list")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_list(directory: Path | None, config: Path | None) -> None:
     """List the compute hosts with their state."""
     from micronova.cli.hosts import list_hosts
@@ -395,7 +477,7 @@ def host_list(directory: Path | None, config: Path | None) -> None:
     help="Where console proxies reach this host; they connect to nothing else that the host names.",
 )
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
     """Register a host and print its broker commands and settings."""
     from micronova.cli.hosts import add
@@ -406,7 +488,7 @@ def host_add(name: str, console_address: str, directory: Path | None, config: Pa
 @host.command("remove", short_help="Take the rights of a host away.")
 @click.argument("name")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
     """Take the rights of a host away and print the commands for the broker."""
     from micronova.cli.hosts import remove
@@ -418,7 +500,7 @@ def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
 @click.argument("name")
 @click.option("--reason", default="", help="Shown to admins.")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers."""
     from micronova.cli.hosts import disable
@@ -429,7 +511,7 @@ def host_disable(name: str, reason: str, directory: Path | None, config: Path | 
 @host.command("enable")
 @click.argument("name")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_enable(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host new servers again, after disable or drain."""
     from micronova.cli.hosts import enable
@@ -440,7 +522,7 @@ def host_enable(name: str, directory: Path | None, config: Path | None) -> None:
 @host.command("drain")
 @click.argument("name")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@config_option
 def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers and list those that it still has."""
     from micronova.cli.hosts import drain

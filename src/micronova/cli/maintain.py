@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -19,6 +19,9 @@ from micronova.objects.errors import Invalid, MicronovaError
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+    from micronova.db.engine import Database
+
+T = TypeVar("T")
 
 SERVICE_TIMEOUT = 15.0  # seconds that `check` waits for the answer of a service
 
@@ -27,6 +30,7 @@ SCHEMAS = {
     "identity": ("micronova.embedded.identity.tables", "micronova.embedded.identity.migrations"),
     "image": ("micronova.embedded.image.tables", "micronova.embedded.image.migrations"),
     "network": ("micronova.embedded.network.tables", "micronova.embedded.network.migrations"),
+    "volume": ("micronova.embedded.volume.tables", "micronova.embedded.volume.migrations"),
 }
 
 
@@ -40,6 +44,44 @@ def place_of_databases(directory: Path | None, settings: Settings) -> StateDirec
 
     place = _place(directory, settings)
     become_owner(place)
+    return place
+
+
+def with_database(
+    directory: Path | None, config: Path | None, work: Callable[["Database", Settings], Awaitable[T]]
+) -> T:
+    """Run `work` with the current compute database of a cloud."""
+
+    async def with_settings(database: "Database", process: "Process") -> T:
+        return await work(database, process.settings)
+
+    return with_process(directory, config, with_settings)
+
+
+def with_process(
+    directory: Path | None, config: Path | None, work: Callable[["Database", "Process"], Awaitable[T]]
+) -> T:
+    """Run `work` with the current compute database of a cloud, and a process without roles that gives access to it."""
+    settings = load(config)
+    place = _place_of_cloud(directory, settings)
+
+    async def main() -> T:
+        from micronova.cli.wiring import Process
+
+        process = Process(settings, [], place)
+        try:
+            return await work(await process.open_current_database(), process)
+        finally:
+            await process.stop()
+
+    return asyncio.run(main())
+
+
+def _place_of_cloud(directory: Path | None, settings: Settings) -> StateDirectory:
+    """Return DIR as `place_of_databases` does; raise an error if there is no cloud."""
+    place = place_of_databases(directory, settings)
+    if not settings.database.connection and not place.path.exists():
+        raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
     return place
 
 
@@ -69,10 +111,7 @@ def _with_keys(place: StateDirectory) -> StateDirectory:
 def upgrade(directory: Path | None, config: Path | None) -> None:
     """Bring every database to the newest revision, and print the revisions."""
     settings = load(config)
-    place = place_of_databases(directory, settings)
-    if not settings.database.connection and not place.path.exists():
-        raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
-    asyncio.run(_upgrade(settings, place))
+    asyncio.run(_upgrade(settings, _place_of_cloud(directory, settings)))
 
 
 async def _upgrade(settings: Settings, place: StateDirectory) -> None:
@@ -100,36 +139,30 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
 
 def purge(directory: Path | None, config: Path | None, before: float, dry_run: bool) -> None:
     """Delete what ended or was deleted before a time, in batches, and print the progress."""
-    settings = load(config)
-    place = place_of_databases(directory, settings)
-    if not settings.database.connection and not place.path.exists():
-        raise MicronovaError(f"There is no cloud in {place.path}.")
-    asyncio.run(_purge(settings, place, micros(before), dry_run))
+
+    async def work(database: "Database", settings: Settings) -> None:
+        await _purge(database, micros(before), dry_run)
+
+    with_database(directory, config, work)
 
 
-async def _purge(settings: Settings, place: StateDirectory, before: int, dry_run: bool) -> None:
-    from micronova.cli.wiring import Process
+async def _purge(database: "Database", before: int, dry_run: bool) -> None:
     from micronova.db import retention, task_logs
 
-    process = Process(settings, [], place)
-    try:
-        database = await process.open_current_database()
-        for what, count, delete in (
-            ("finished operations", retention.count_operations, retention.purge_operations),
-            ("deleted servers", retention.count_servers, retention.purge_servers),
-            ("logs of usage audits", task_logs.count, task_logs.purge),
-        ):
-            total = await database.read(count, before)
-            if dry_run:
-                click.echo(f"{total} {what} would be purged")
-                continue
-            done = 0
-            while batch := await database.write(delete, before):
-                done += batch
-                click.echo(f"{done} of {max(total, done)} {what}", err=True)
-            click.echo(f"{done} {what} purged")
-    finally:
-        await process.stop()
+    for what, count, delete in (
+        ("finished operations", retention.count_operations, retention.purge_operations),
+        ("deleted servers", retention.count_servers, retention.purge_servers),
+        ("logs of usage audits", task_logs.count, task_logs.purge),
+    ):
+        total = await database.read(count, before)
+        if dry_run:
+            click.echo(f"{total} {what} would be purged")
+            continue
+        done = 0
+        while batch := await database.write(delete, before):
+            done += batch
+            click.echo(f"{done} of {max(total, done)} {what}", err=True)
+        click.echo(f"{done} {what} purged")
 
 
 def show_settings(config: Path | None) -> None:

@@ -11,9 +11,10 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from micronova.cli.names import HTTP_ROLES, ROLES
+from micronova.cli.notify_systemd import ready_service
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
 from micronova.cli.workers import READY, run_workers
@@ -29,10 +30,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class WorkerPlace(NamedTuple):
+    """The place of a process among the workers of a port; the only process of a port is number 0."""
+
+    number: int
+    ready_fd: int | None  # a pipe on which it says that it is ready
+
+
 def run(
-    roles: tuple[str, ...], config: Path | None, fd: int | None, ready_fd: int | None, directory: Path | None
+    roles: tuple[str, ...],
+    config: Path | None,
+    fd: int | None,
+    ready_fd: int | None,
+    worker: int,
+    directory: Path | None,
 ) -> None:
-    """Run the roles until SIGTERM or Ctrl-C. A worker has descriptors: a listening socket, and where to say "ready"."""
+    """Run the roles until SIGTERM or Ctrl-C. A worker has a number and descriptors: a listening socket, and where to
+    say "ready"."""
     unknown = [role for role in roles if role not in ROLES]
     if unknown:
         raise SettingsError(f"There is no role {unknown[0]}: choose from {', '.join(ROLES)}.")
@@ -45,7 +59,9 @@ def run(
     sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
-        run_until_stopped(lambda stopped: _serve(settings, roles, agent, place, sock, ready_fd, stopped))
+        run_until_stopped(
+            lambda stopped: _serve(settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped)
+        )
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
     run_as_service(settings, place, roles, main, needs_root=needs_root)
@@ -63,7 +79,7 @@ async def _serve(
     agent: "AgentLink | None",
     place: StateDirectory,
     sock: socket.socket | None,
-    ready_fd: int | None,
+    worker: WorkerPlace,
     stopped: asyncio.Event,
 ) -> None:
     from micronova.cli.wiring import Process
@@ -71,14 +87,15 @@ async def _serve(
     process = Process(settings, roles, place, agent=agent, waits=True)
     if not await start_unless_stopped(process.start(sock), stopped):
         return
-    metrics = await _metrics(settings, process)
+    metrics = await _metrics(settings, process, worker.number)
     settle_memory()
     log.info("%s: ready", ", ".join(roles))
-    if ready_fd is not None:
+    if worker.ready_fd is not None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor was killed
-            os.write(ready_fd, READY)
+            os.write(worker.ready_fd, READY)
     try:
-        await stopped.wait()
+        async with ready_service():
+            await stopped.wait()
         log.info("%s: stopping", ", ".join(roles))
     finally:
         if metrics is not None:
@@ -86,7 +103,8 @@ async def _serve(
         await process.stop()
 
 
-async def _metrics(settings: Settings, process: "Process") -> "HTTPServer | None":
+async def _metrics(settings: Settings, process: "Process", worker: int) -> "HTTPServer | None":
+    """Serve the metrics of a process; each worker has a port of its own, from that of the setting on."""
     place = settings.api.metrics_listen
     if not place:
         return None
@@ -94,7 +112,7 @@ async def _metrics(settings: Settings, process: "Process") -> "HTTPServer | None
     from micronova.http.server import HTTPServer
 
     address, _, port = place.rpartition(":")
-    server = HTTPServer(Control(process, metrics_only=True), listen(address or "127.0.0.1", int(port)))
+    server = HTTPServer(Control(process, metrics_only=True), listen(address or "127.0.0.1", int(port) + worker))
     await server.start()
     return server
 

@@ -30,7 +30,7 @@ from micronova.cli.user_session import UserSession, guests_of, session_of_enviro
 from micronova.objects.errors import MicronovaError, NotFound, Unavailable
 
 PORT = 22
-PATIENCE = 90.0  # seconds until a guest must answer: one that has just been started boots first
+ANSWER_SECONDS = 90.0  # seconds until a guest must answer: one that has just been started boots first
 PAUSE = 1.0
 MOST_READ = 4096  # bytes of what a guest and the command that connects to it say
 
@@ -365,7 +365,7 @@ def _first_of(command: list[str], seconds: float) -> tuple[bytes, bytes] | None:
 
 def _wait_for_guest(command: list[str], server: str, address: str) -> None:
     """Wait until the guest's SSH server answers; raise with what `micronova connect` says if it does not."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + ANSWER_SECONDS
     waiting = False
     while True:
         answer = _first_of(command, 30.0)

@@ -41,7 +41,8 @@ def summarise(found: dict[str, Any]) -> list[str]:
         if rows:
             lines.append(f"{state}:")
         lines += [
-            f"  {row['binary']:<16} {row['host']}, last seen {_ago(row['seconds_ago'])} ago" for row in rows[:NAMED]
+            f"  {row['binary']:<16} {row['host']}, last seen {time_span(row['seconds_ago'])} ago"
+            for row in rows[:NAMED]
         ]
         if len(rows) > NAMED:
             lines.append(f"  and {len(rows) - NAMED} more: micronova status --json lists all")
@@ -52,13 +53,13 @@ def summarise(found: dict[str, Any]) -> list[str]:
     lines.append(f"operations: {operations['open']} open, {stuck or 'none'} stuck (without a valid lease)")
     lines += _jobs(found["periodic_jobs"])
     if bus["connected"]:
-        lines.append(f"bus: connected for {_ago(bus['connected_seconds'])}, {bus['dead_letters']} dead letters")
+        lines.append(f"bus: connected for {time_span(bus['connected_seconds'])}, {bus['dead_letters']} dead letters")
     else:
         lines.append("bus: NOT connected")
     if bus["blocked"]:
         lines.append(
-            f"bus: BLOCKED by the broker for {_ago(bus['blocked_seconds'])} ({bus['blocked']}): no messages are sent; "
-            "free memory or disk space at the broker"
+            f"bus: BLOCKED by the broker for {time_span(bus['blocked_seconds'])} ({bus['blocked']}): "
+            "no messages are sent; free memory or disk space at the broker"
         )
     return lines
 
@@ -68,15 +69,16 @@ def _jobs(jobs: list[dict[str, Any]]) -> list[str]:
     lines = ["periodic jobs:"] if jobs else []
     for job in jobs:
         if job["ended_seconds_ago"] is None:
-            last = f"begun {_ago(job['began_seconds_ago'])} ago, not ended"
+            last = f"begun {time_span(job['began_seconds_ago'])} ago, not ended"
         else:
             took = job["began_seconds_ago"] - job["ended_seconds_ago"]
-            last = f"last run {_ago(job['ended_seconds_ago'])} ago, took {_ago(took)}"
+            last = f"last run {time_span(job['ended_seconds_ago'])} ago, took {time_span(took)}"
         lines.append(f"  {job['name']:<18} {last}" + (f", FAILED: {job['error']}" if job["error"] else ""))
     return lines
 
 
-def _ago(seconds: float) -> str:
+def time_span(seconds: float) -> str:
+    """Return a number of seconds as a person says it: 90 s, 3 min, 2 d."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

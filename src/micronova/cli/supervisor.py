@@ -3,7 +3,8 @@
     root: micronova up ──┬── privileged helper (namespaces, bridges, firewall, DHCP)
                          ├── private libvirtd, in the cloud's network namespace; its guests
                          ├── the cloud, as a user who may use neither of them: HTTP, conductor, scheduler, …
-                         └── the agents of this host, as a user who may (cli/agent.py)
+                         ├── the agents of this host, as a user who may (cli/agent.py)
+                         └── the exporter of volumes, as a third user, and its storage daemons (cli/exporter.py)
 
 Root's process holds no data and listens nowhere. It starts the other processes and restarts those that die, except the
 cloud, which ends with an error. When the cloud is told to stop, guests are powered off, and everything but files in DIR
@@ -21,6 +22,7 @@ import select
 import signal
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ import msgspec
 
 from micronova.cli import root_records
 from micronova.cli.agent import HOST_ROLES, AgentLink, AgentProcess
+from micronova.cli.exporter import ExporterProcess, access_socket, end_daemons
+from micronova.cli.exporter import missing as missing_exporter
 from micronova.cli.service_user import (
     ServiceUser,
     become,
@@ -40,6 +44,7 @@ from micronova.cli.service_user import (
     take_over,
 )
 from micronova.cli.state import StateDirectory
+from micronova.cli.supervised import SupervisedProcess
 from micronova.conf.settings import Settings, SettingsError
 from micronova.objects.errors import MicronovaError, resource_exhausted
 from micronova.privileged.client import (
@@ -95,7 +100,9 @@ def without_links(settings: Settings) -> tuple[Settings, str]:
     connected = runs_network_agent(settings) or bool(settings.neutron.endpoint_override)
     if settings.compute.compute_driver != "libvirt" or connected:
         return settings, ""
-    settings = msgspec.structs.replace(settings, libvirt=msgspec.structs.replace(settings.libvirt, wire=False))
+    settings = msgspec.structs.replace(
+        settings, libvirt=msgspec.structs.replace(settings.libvirt, interfaces_linked=False)
+    )
     lack = "Guests get addresses but no network: their interfaces have no link."
     if runs_qemu(settings):
         return settings, f"{lack} Root connects them: sudo micronova up."
@@ -118,6 +125,7 @@ class HostProcesses:
     ) -> None:
         """`user` may use them. `owner` owns DIR, if that is another user."""
         from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
+        from micronova.virt.libvirt.daemon.private import SEEN_AS
         from micronova.virt.libvirt.setup import private_libvirtd, state_root
 
         cloud_id = root_records.cloud_id(place)
@@ -125,6 +133,7 @@ class HostProcesses:
         self._owner = owner
         self._prefix = prefix_of(cloud_id)
         self.root = state_root(place.path, settings.libvirt).absolute()
+        self.seen_as = self.root  # what guests' QEMU calls that directory
         self.libvirtd = self.running = None
         guests = None
         if runs_qemu(settings) and settings.libvirt.connection_uri:
@@ -132,6 +141,7 @@ class HostProcesses:
             self.running = ExistingLibvirt(settings.libvirt.connection_uri, cloud_id, guests)
         elif runs_qemu(settings):
             host = settings.default.host or os.uname().nodename
+            self.seen_as = SEEN_AS
             self.libvirtd = private_libvirtd(place.path, cloud_id, host, settings.libvirt, client=(user.uid, user.gid))
         self.helper = HelperProcess(self._prefix, helper_socket(self._prefix), uid=user.uid, guests=guests)
         self._guests = guests
@@ -311,6 +321,7 @@ def clean_up(place: StateDirectory) -> bool:
     if namespaces(prefix):
         HelperProcess(prefix, helper_socket(prefix)).stop(cleanup=True)
         left = True
+    left = end_daemons(prefix) or left
     remove_sockets_directory(prefix)
     return left
 
@@ -321,10 +332,11 @@ def supervise(
     place: StateDirectory,
     main: Callable[[AgentLink | None], None],
     agent: AgentProcess | None = None,
+    exporter: ExporterProcess | None = None,
 ) -> None:
     """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop.
 
-    `agent` is the process of the host's agents, if `main` does not run them itself.
+    `agent` is the process of the host's agents, if `main` does not run them itself; `exporter` serves volumes.
     """
     asked = False
     reader, writer = os.pipe()
@@ -339,6 +351,9 @@ def supervise(
     hand_over(place, user)
     processes.start()
     link = None if agent is None else agent.listen()
+    if link is not None and exporter is not None:
+        link = replace(link, exporter=exporter.listen())
+    others: list[SupervisedProcess] = [each for each in (exporter, agent) if each is not None]
     root = os.getpid()
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the handlers are there
@@ -350,6 +365,8 @@ def supervise(
         processes.detach()
         if agent is not None:
             agent.detach()
+        if exporter is not None:
+            exporter.detach()
         become(user, place.path, processes.groups if agent is None else ())
         processes.open(place)
         end_with(root, signal.SIGTERM)
@@ -364,14 +381,14 @@ def supervise(
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
-        if agent is not None and failed is None and not asked:
-            try:
-                agent.tend(processes.groups)
-            except MicronovaError as error:
-                failed = error
-                _terminate(child)
-        tended = agent is not None and failed is None and not asked
-        pause = min(CHECK_INTERVAL, agent.attention) if agent is not None and tended else CHECK_INTERVAL
+        try:
+            for each in others if failed is None and not asked else ():
+                each.tend(processes.groups)
+        except MicronovaError as error:
+            failed = error
+            _terminate(child)
+        tended = others if failed is None and not asked else []
+        pause = min([CHECK_INTERVAL, *(each.attention for each in tended)])
         if select.select([reader], [], [], pause)[0]:
             os.read(reader, 512)  # a child ended, or a signal told us to stop
         if not asked and failed is None:
@@ -382,6 +399,10 @@ def supervise(
     # Guests of a cloud that crashed keep running: the next start finds them.
     if (code == 0 and failed is None) or asked or not processes.has_guests():
         processes.stop()
+        if exporter is not None:
+            exporter.end()
+    elif exporter is not None:
+        exporter.stop(kill=True)  # its daemons serve these guests
     if failed is not None:
         raise failed
     if code != 0:
@@ -432,6 +453,23 @@ def run_as_service(
         return
     settings = guests_outside(settings, place)
     processes = HostProcesses(settings, place, agent_user, user)
+    exporter = None
+    if "volume" in others and "compute" in agents and runs_qemu(settings):
+        lack = missing_exporter()
+        if lack is None:
+            exporter = ExporterProcess(
+                settings,
+                place,
+                prefix_of(cloud_id),
+                cloud=user,
+                agent=agent_user,
+                user=_volume_user(settings, user, agent_user),
+                cloud_id=cloud_id,
+                root=processes.root,
+                seen_as=processes.seen_as,
+            )
+        else:
+            log.warning("guests get no volumes: %s", lack)
     agent = AgentProcess(
         settings,
         place,
@@ -441,8 +479,21 @@ def run_as_service(
         cloud_id=cloud_id,
         guests=processes.root,
         roles=agents,
+        volumes=None if exporter is None else access_socket(prefix_of(cloud_id)),
     )
-    supervise(processes, user, place, lambda link: main(settings, others, link), agent)
+    supervise(processes, user, place, lambda link: main(settings, others, link), agent, exporter)
+
+
+def _volume_user(settings: Settings, *others: ServiceUser) -> ServiceUser:
+    """Return the user that serves volumes; raise SettingsError if it is one of the others."""
+    found = service_user(settings.default.volume_user)
+    assert found is not None
+    if found.uid in (0, *(other.uid for other in others)):
+        raise SettingsError(
+            f"default.volume_user is {found.name}, which is root or the user of another process: volumes need a user "
+            "of their own."
+        )
+    return found
 
 
 def _agent_user(settings: Settings, user: ServiceUser) -> ServiceUser:

@@ -98,7 +98,7 @@ def _operation(conn: sa.Connection, row: sa.RowMapping) -> dict[str, Any]:
     from micronova.objects.context import Context
     from micronova.objects.operations import BuildPayload
 
-    build = msgspec.msgpack.decode(row["payload"], type=BuildPayload) if row["kind"] == "build" else None
+    build = BuildPayload.decode(row["payload"]) if row["kind"] == "build" else None
     return {
         "request_id": msgspec.msgpack.decode(row["context"], type=Context).request_id,
         "kind": row["kind"],

@@ -140,7 +140,7 @@ def explain(operation: Found | None) -> list[str]:
 
 def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[str]:
     if decision.get("forced"):
-        return [f"{title}: an admin named the host; no filter was asked"]
+        return [f"{title}: an admin named the host"]
     lines = [f"{title}: {counted(decision['hosts'], 'host')}"]
     silent = 0
     for step in decision.get("filters", ()):

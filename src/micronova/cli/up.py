@@ -172,7 +172,7 @@ def guests_of(settings: Settings) -> str:
     """Return what the guests of a cloud are."""
     if settings.compute.compute_driver != "libvirt":
         return "simulated"
-    return "real" if settings.libvirt.wire else "without a network"
+    return "real" if settings.libvirt.interfaces_linked else "without a network"
 
 
 async def _comes_first(event: asyncio.Event, other: asyncio.Event) -> bool:

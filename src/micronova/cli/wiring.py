@@ -11,6 +11,7 @@ import os
 import random as random_module
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,12 +27,14 @@ from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database
 from micronova.db.secrets import SecretBox
 from micronova.http.asgi import App
+from micronova.http.healthcheck import Check, healthcheck
 from micronova.http.mount import Mounts
 from micronova.http.proxies import TrustedProxies
 from micronova.http.server import HTTPServer, Limits
 from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
+from micronova.objects.ids import PooledSystemRandom
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import queue_name
 from micronova.rpc.guard import GuardedBus
@@ -93,24 +96,26 @@ class Process:
         agent: AgentLink | None = None,
         waits: bool = False,
         cloud_id: str = "",
+        volume_access: Path | None = None,
         relay_socket: socket.socket | None = None,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
         """`agent` is the process with the agents of this host, if it is another one. If the process `waits`, its start
         waits for a database or broker that is away. The others are for the process of the agents: it gets the id of its
-        cloud, the socket of its console relay, and what to do when the cloud stops.
+        cloud, the sockets of the exporter of volumes and of its console relay, and what to do when the cloud stops.
         """
         self.settings = settings
         self.roles = [role for role in ROLES if role in set(roles)]
         self.directory = directory
         self.clock: Clock = clock or SystemClock()
-        self.random: random_module.Random = random or random_module.SystemRandom()
+        self.random: random_module.Random = random or PooledSystemRandom()
         self.host = settings.default.host or socket.gethostname()
         self._wrap_bus = wrap_bus
         self.after_commit = after_commit
         self.agent = agent
         self._waits = waits
         self.cloud_id = cloud_id
+        self.volume_access = volume_access
         self.relay_socket = relay_socket
         self._on_stop = on_stop
         self.gate: BusGate | None = None  # through it the agents use the bus of this process
@@ -266,12 +271,31 @@ class Process:
         # A metadata service alone also answers without its mount path, which Neutron's proxies do not send.
         root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
         return Mounts(
-            self.apps,
+            {**self.apps, "/healthcheck": healthcheck(self._health_checks(), self.clock)},
             root=root,
             origins=self.settings.api.cors_allowed_origins,
             websockets=frozenset({"/console"} & set(self.apps)),
             proxies=TrustedProxies(self.settings.api.trusted_proxies),
         )
+
+    def _health_checks(self) -> dict[str, Check]:
+        """Return how to find out whether each database and the bus of this process work."""
+
+        async def database_answers(database: Database) -> bool:
+            await database.read(lambda conn: conn.exec_driver_sql("SELECT 1").all())
+            return True
+
+        async def bus_is_usable() -> bool:
+            assert self.bus is not None
+            broker = (await self.bus.probe()).broker
+            return broker.connected and not broker.blocked
+
+        checks: dict[str, Check] = {
+            f"database {name}": partial(database_answers, database) for name, database in self._databases.items()
+        }
+        if self.bus is not None:
+            checks["bus"] = bus_is_usable
+        return checks
 
     async def connect(self, *, upgrade: bool = False) -> None:
         """Open the database and the bus that the roles need, without starting a role.

@@ -53,7 +53,10 @@ def run_workers(settings: Settings, roles: tuple[str, ...], config: Path | None,
         str(place.path),
         *(["--config", str(config)] if config else []),
     )
-    workers = [_Worker(command, (sock.fileno(), say_ready)) for _ in range(settings.api.workers)]
+    workers = [
+        _Worker([*command, "--worker", str(number)], (sock.fileno(), say_ready))
+        for number in range(settings.api.workers)
+    ]
     if not _Supervisor(workers, ready).run():
         sys.exit(1)
 

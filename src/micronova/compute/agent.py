@@ -168,7 +168,7 @@ class HostAgent:
                 exc_info=task.exception(),
             )
 
-    # --- departures: an agent removes a guest without an order only if such a record says so ---
+    # --- departures: guests that an agent removes without an order, because such a record says so ---
 
     def _depart(self, departure: Departure) -> None:
         uuid = departure.instance_uuid

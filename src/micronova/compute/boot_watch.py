@@ -17,7 +17,7 @@ from micronova.compute.work import WorkRegistry
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.orders import BootResult
-from micronova.virt.driver import BootSigns, Driver
+from micronova.virt.driver import BootSigns, Driver, if_capable
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ class BootWatch:
         self._found: set[str] = set()  # guests of an earlier agent that have had no order since
 
     def start(self, running: Iterable[str]) -> None:
-        """Begin to watch the guests that run already; the driver is started and reports boot signs."""
-        if self._timeout > 0 and isinstance(self._driver, BootSigns):
-            self._signs = self._driver
+        """Begin to watch the guests that run already; the driver is started."""
+        self._signs = if_capable(self._driver, BootSigns) if self._timeout > 0 else None
+        if self._signs is not None:
             for uuid in running:
                 self._starts[uuid] = _Start(self._clock.monotonic())
                 self._found.add(uuid)

@@ -3,7 +3,7 @@
 from micronova.console.relay import ConsoleRelay
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.errors import Invalid
-from micronova.virt.driver import Driver, SerialConsole, SpiceConsole, VncConsole
+from micronova.virt.driver import Driver, SerialConsole, SpiceConsole, VncConsole, if_capable
 
 
 async def find_console(
@@ -13,13 +13,12 @@ async def find_console(
 
     Without a relay, a console that listens on every address is reached by the host's name.
     """
-    offered_here = f"{protocol}_console" in driver.capabilities()
-    if protocol == "vnc" and offered_here and isinstance(driver, VncConsole):
-        found = await driver.get_vnc_console(uuid)
-    elif protocol == "spice" and offered_here and isinstance(driver, SpiceConsole):
-        found = await driver.get_spice_console(uuid)
-    elif protocol == "serial" and offered_here and isinstance(driver, SerialConsole):
-        found = await driver.get_serial_console(uuid)
+    if protocol == "vnc" and (vnc := if_capable(driver, VncConsole)) is not None:
+        found = await vnc.get_vnc_console(uuid)
+    elif protocol == "spice" and (spice := if_capable(driver, SpiceConsole)) is not None:
+        found = await spice.get_spice_console(uuid)
+    elif protocol == "serial" and (serial := if_capable(driver, SerialConsole)) is not None:
+        found = await serial.get_serial_console(uuid)
     else:
         raise Invalid(f"Unavailable console type {protocol}: the host of instance {uuid} does not offer it.")
     offered = relay.offer(found)

@@ -20,7 +20,15 @@ from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, GuestAtEpoch, NodeResources, PowerChange, capability_key
-from micronova.virt.driver import CAPABILITIES, POWER_AFTER, Driver, HostCPUStats, Lifecycle
+from micronova.virt.driver import (
+    CAPABILITIES,
+    POWER_AFTER,
+    Driver,
+    HostCPUStats,
+    Lifecycle,
+    capability_traits,
+    if_capable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +52,11 @@ class _KnownGuest:
 def _cpu_monitor(name: str, driver: Driver, settings: ComputeAgentSettings, clock: Clock) -> CPUMonitor | None:
     if cpu_monitor.NAME not in settings.compute_monitors:
         return None
-    if not isinstance(driver, HostCPUStats):
+    measuring = if_capable(driver, HostCPUStats)
+    if measuring is None:
         log.warning("host %s: its driver does not measure processors, so there are no metrics of them", name)
         return None
-    return CPUMonitor(driver, clock)
+    return CPUMonitor(measuring, clock)
 
 
 class Host:
@@ -75,6 +84,7 @@ class Host:
         self.live_migration_slots = Slots(settings.max_concurrent_live_migrations)
         self.snapshot_slots = Slots(settings.max_concurrent_snapshots)
         self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
+        self._traits: tuple[str, ...] = ()  # the same, as traits
         self._trackers: dict[str, ResourceTracker] = {}
         self._guests: dict[str, _KnownGuest] = {}
         self._found_off: set[str] = set()  # guests that did not run at the start and may have to
@@ -90,11 +100,11 @@ class Host:
         capabilities = self.driver.capabilities()
         self._capabilities = {capability_key(name): str(name in capabilities).lower() for name in CAPABILITIES}
         self._capabilities[ASKS_BEFORE_DESTRUCTION] = "true"
+        self._traits = capability_traits(capabilities)
         await self.update_available_resource()
         if self.settings.resume_guests_state_on_host_boot:
             self._found_off = {uuid for uuid, guest in self._guests.items() if guest.power == power_state.SHUTDOWN}
-        if "boot_signs" in capabilities:
-            self.boots.start([uuid for uuid, guest in self._guests.items() if guest.power == power_state.RUNNING])
+        self.boots.start([uuid for uuid, guest in self._guests.items() if guest.power == power_state.RUNNING])
 
     async def update_available_resource(self) -> None:
         """Take over nodes and guests as the hypervisor has them, except guests of instances that are worked on."""
@@ -282,6 +292,7 @@ class Host:
                         running_vms=sum(guest.node == tracker.node for guest in self._guests.values()),
                         current_workload=workload,
                         capabilities={**report.capabilities, **self._capabilities},
+                        traits=tuple(sorted({*report.traits, *self._traits})),
                     )
                 )
         return tuple(found)

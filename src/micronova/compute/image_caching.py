@@ -12,7 +12,7 @@ from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
 from micronova.objects.errors import NotSupported, Unavailable
 from micronova.objects.image import ImageMeta
-from micronova.virt.driver import Driver, ImageCache, verifies
+from micronova.virt.driver import Driver, ImageCaching, capable_driver, verifies
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,8 @@ class ImageFetches:
 
     async def cache(self, image: ImageMeta, url: str | None) -> CacheStatus:
         """Begin to fetch an image, or wait for it; raise what the driver raises."""
-        driver = self._driver
-        if not isinstance(driver, ImageCache):
-            raise NotSupported(f"The host {self._host} has no image cache.")
-        if not verifies(driver, image):
+        driver = capable_driver(self._driver, ImageCaching, f"The host {self._host} has no image cache.")
+        if not verifies(self._driver, image):
             raise NotSupported(f"The host {self._host} does not verify signatures of images.")
         task = self._downloads.get(image.id)
         if task is None:

@@ -38,7 +38,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import NotSupported, OperationFailed, StaleHeartbeat
+from micronova.objects.errors import OperationFailed, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
@@ -50,6 +50,7 @@ from micronova.virt.driver import (
     FaultInjection,
     HostUptime,
     LiveMigrate,
+    capable_driver,
 )
 
 log = logging.getLogger(__name__)
@@ -96,9 +97,7 @@ class HostManager:
 
     async def get_console_output(self, context: Context, request: ConsoleOutputRequest) -> ConsoleOutput:
         """Read a guest's console log."""
-        driver = self._host.driver
-        if not isinstance(driver, ConsoleLog):
-            raise NotSupported("The server's host keeps no console logs.")
+        driver = capable_driver(self._host.driver, ConsoleLog, "The server's host keeps no console logs.")
         return ConsoleOutput(await _answer(driver.get_console_output(request.instance_uuid, request.length)))
 
     async def get_console(self, context: Context, request: ConsoleRequest) -> ConsoleEndpoint:
@@ -109,16 +108,12 @@ class HostManager:
 
     async def get_diagnostics(self, context: Context, request: DiagnosticsRequest) -> GuestDiagnostics:
         """Return the diagnostics of a guest."""
-        driver = self._host.driver
-        if not isinstance(driver, Diagnostics):
-            raise NotSupported("The server's host does not measure its guests.")
+        driver = capable_driver(self._host.driver, Diagnostics, "The server's host does not measure its guests.")
         return await _answer(driver.get_diagnostics(request.instance_uuid))
 
     async def force_complete_live_migration(self, context: Context, request: LiveMigrationRequest) -> Nothing:
         """Let a live migration end soon; the order that carries it out goes on."""
-        driver = self._host.driver
-        if not isinstance(driver, LiveMigrate):
-            raise NotSupported("The server's host cannot send running guests.")
+        driver = capable_driver(self._host.driver, LiveMigrate, "The server's host cannot send running guests.")
         await driver.force_complete_live_migration(request.instance_uuid)
         return Nothing()
 
@@ -133,9 +128,7 @@ class HostManager:
 
     async def get_host_uptime(self, context: Context, request: Nothing) -> HostUptimeText:
         """Return the uptime of the host."""
-        driver = self._host.driver
-        if not isinstance(driver, HostUptime):
-            raise NotSupported(f"The host {self._host.name} does not know its uptime.")
+        driver = capable_driver(self._host.driver, HostUptime, f"The host {self._host.name} does not know its uptime.")
         return HostUptimeText(await driver.get_host_uptime())
 
     async def cache_image(self, context: Context, request: CacheImageRequest) -> CacheImageReply:
@@ -144,9 +137,9 @@ class HostManager:
 
     async def fault_rules(self, context: Context, request: FaultRules) -> FaultRules:
         """Replace or list the fault rules of a simulated host."""
-        driver = self._host.driver
-        if not isinstance(driver, FaultInjection):
-            raise NotSupported(f"The host {self._host.name} is real: it does not fail on request.")
+        driver = capable_driver(
+            self._host.driver, FaultInjection, f"The host {self._host.name} is real: it does not fail on request."
+        )
         if request.rules is not None:
             driver.set_fault_rules(request.rules)
         return FaultRules(driver.fault_rules())
@@ -179,6 +172,7 @@ class ComputeManager:
         }
         # Higher than that of an earlier agent on this host; if its clock was ahead, a conductor says so.
         self._number = micros(clock.now())
+        self._answered_at = 0.0  # the time of the conductor's clock in the last reply
         self._changed: set[str] = set()  # hosts with power changes that were not sent yet
         self._power_changed = asyncio.Event()
         self._interval = self._pause = settings.report_interval  # seconds between heartbeats; until the next one
@@ -253,6 +247,7 @@ class ComputeManager:
                 continue
             # A conductor asks for longer intervals when there are many hosts.
             interval = max(self._settings.report_interval, reply.interval)
+            self._answered_at = reply.now
             replies = {answer.host: answer for answer in reply.hosts}
             for agent, beat in beats:
                 agent.beat_answered(beat, replies.get(beat.host), reply.now)
@@ -288,7 +283,7 @@ class ComputeManager:
 
     def _heartbeat(self, beats: Iterable[HostBeat]) -> Heartbeat:
         self._number += 1
-        return Heartbeat(hosts=tuple(beats), number=self._number)
+        return Heartbeat(hosts=tuple(beats), number=self._number, answered_at=self._answered_at)
 
     def _note_power_change(self, host: str) -> None:
         self._changed.add(host)

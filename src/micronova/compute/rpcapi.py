@@ -1,5 +1,6 @@
 """The messages that a compute host accepts, and the client that sends them."""
 
+import logging
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -7,15 +8,14 @@ import msgspec
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import NotSupported
 from micronova.objects.host_limits import MOST_GUESTS, Name
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest, WorkOrder
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
-from micronova.rpc.errors import register
 
-register(MicronovaError)  # an error that a host raises arrives at the caller as the same error
+log = logging.getLogger(__name__)
 
 CALL_TIMEOUT = 30.0
 ORDER_LIFETIME = 60.0
@@ -190,12 +190,23 @@ class ComputeAPI:
         request = StopGuestRequest(uuid, epoch)
         await self._bus.call(COMPUTE_INTERFACE.target(host), STOP_GUEST, request, context=context, timeout=CALL_TIMEOUT)
 
-    async def get_host_uptime(self, context: Context, host: str) -> str:
+    async def get_host_uptime(self, context: Context, host: str, timeout: float = CALL_TIMEOUT) -> str:
         """Return the uptime of a host."""
         answer = await self._bus.call(
-            COMPUTE_INTERFACE.target(host), GET_HOST_UPTIME, Nothing(), context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), GET_HOST_UPTIME, Nothing(), context=context, timeout=timeout
         )
         return answer.uptime
+
+    async def answers(self, host: str, timeout: float) -> bool:
+        """Return whether a host answers now, whatever it says."""
+        try:
+            await self.get_host_uptime(Context(), host, timeout)
+        except NotSupported:  # by its driver
+            return True
+        except Exception as error:  # whatever the error, the host is not known to be there
+            log.info("host %s did not answer: %s", host, error)
+            return False
+        return True
 
     async def cache_image(self, context: Context, host: str, image: ImageMeta, url: str | None) -> CacheStatus:
         """Let a host fetch an image to its cache; while it does, the answer is "caching"."""

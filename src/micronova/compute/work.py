@@ -53,6 +53,7 @@ class Work:
         "_send_progress",
         "cancelled",
         "context",
+        "left_behind",
         "order",
         "phase",
         "plug_wait",
@@ -77,18 +78,17 @@ class Work:
         self._send_progress = send_progress
         self.phase = Phase.WORKING
         self.cancelled = False
+        self.left_behind = False  # it failed, and what it made could not be removed
         self.unchanged = False  # it failed before it changed the guest
         self.power_state: int | None = None  # of the guest, if the order changes it and fails afterwards
         self.task: asyncio.Task[None] | None = None
 
-    async def progress(self, task_state: str) -> ProgressReply:
+    async def progress(self, task_state: str, *, destroys: bool = False) -> ProgressReply:
         """Tell a conductor that the work has reached `task_state`, which users then see; return the reply.
 
-        Raise Stale if the operation is no longer this host's.
+        With `destroys` the host asks whether it may do what cannot be undone: see `check_stands`. Raise Stale if the
+        operation is no longer this host's.
         """
-        return await self._tell(task_state)
-
-    async def _tell(self, task_state: str, *, destroys: bool = False) -> ProgressReply:
         order = self.order
         reply = await self._send_progress(
             Progress(
@@ -111,7 +111,7 @@ class Work:
         A handler asks once, right before what cannot be undone: the order may have been withdrawn while it waited, and
         a host that was cut off has not heard of it. The conductor answers when it may be done.
         """
-        await self._tell("", destroys=True)
+        await self.progress("", destroys=True)
 
     def cancel(self) -> None:
         """Stop and undo the work. An undo that runs already is not interrupted: it would leave a half-removed guest."""
@@ -133,7 +133,7 @@ class Work:
             error_code=outcome.error_code,
             message=outcome.message,
             details=outcome.details,
-            left_behind=outcome.left_behind,
+            left_behind=outcome.left_behind or self.left_behind,
             config_drive=outcome.config_drive,
             unchanged=self.unchanged,
             migrate_data=outcome.migrate_data,

@@ -2,8 +2,8 @@
 
 It reads the database (operations, instances, allocations, quota usage), asks every living host what its hypervisor
 really holds, asks a conductor for how long it has worked undisturbed, asks the network service for the ports of
-servers and for what its agents cannot do, and asks the image service for images that could not be made, and for those
-of servers that have no other disk. Whatever
+servers and for what its agents cannot do, asks the volume service for the attachments of servers, and asks the image
+service for images that could not be made, and for those of servers that have no other disk. Whatever
 has a running operation is left alone: there the two sides may differ for a moment.
 """
 
@@ -15,12 +15,14 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.audit_volumes import Attachments, compare_volumes
 from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
 from micronova.db import allocation_audit, quotas, server_migrations, topologies
 from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
+from micronova.db.listed import one_of
 from micronova.db.tables import (
     allocations,
     compute_nodes,
@@ -84,6 +86,7 @@ async def audit(
     service_down_time: float,
     ports: Ports | None = None,
     images: Images | None = None,
+    volumes: Attachments | None = None,
     progress: ReportProgress = no_progress,
     image_progress: Callable[[int], None] | None = None,
 ) -> list[Finding]:
@@ -104,12 +107,16 @@ async def audit(
         asked = _AskedImages(images, image_progress)
         findings += await _unfilled(asked, await database.read(_failed_images))
         findings += await _wrong_shelved_images(asked, database)
+    if volumes is not None:
+        different = await compare_volumes(database, clock, volumes, answers)
+        findings += [Finding(kind="volume", subject=volume, message=message) for volume, message in different]
     busy, known = servers.busy, servers.known
     for host, guests in answers.items():
         if isinstance(guests, str):
             findings.append(Finding(kind="host", subject=host, message=f"The host does not answer: {guests}"))
         else:
             findings += _compare_guests(host, guests, servers)
+            findings += _not_removed(host, guests, servers, micros(begun - service_down_time))
     looks = _Looks(database, compute, clock, service_down_time, undisturbed)
     findings += await looks.differing(answers, servers)
     for port in listed:
@@ -181,7 +188,8 @@ def _needed_images(conn: sa.Connection, after: str) -> dict[str, str | None]:
 
 def _still_needed(conn: sa.Connection, servers: Sequence[str]) -> dict[str, str | None]:
     """Return those of the servers that are still shelved, with their images."""
-    return {row.uuid: row.image for row in conn.execute(_NEEDED.where(instances.c.uuid.in_(servers)))}
+    still = _NEEDED.where(one_of(instances.c.uuid, "servers"))
+    return {row.uuid: row.image for row in conn.execute(still, {"servers": list(servers)})}
 
 
 def _needless_images(conn: sa.Connection) -> dict[str, str]:
@@ -232,6 +240,7 @@ class _Recorded(NamedTuple):
     """What the database says of a server that its guest has to be like."""
 
     vm_state: str
+    power_state: int
     vcpus: int
     memory_mb: int
 
@@ -246,8 +255,9 @@ class _Servers:
         self.busy = set(conn.execute(open_operations).scalars()) | set(conn.execute(gone).scalars())
         self.known: set[str] = set()
         self.by_host: dict[str, dict[str, _Recorded]] = {}  # host -> server
-        self.leaving: set[tuple[str, str]] = {
-            (row.host, row.instance_uuid) for row in conn.execute(departures.select())
+        # (host, server) -> the epoch up to which the host has to remove its guest, and since when
+        self.leaving: dict[tuple[str, str], tuple[int, int]] = {
+            (row.host, row.instance_uuid): (row.epoch, row.created_at) for row in conn.execute(departures.select())
         }
         self.kept: dict[str, set[str]] = {}  # host -> servers that left it, whose guests it keeps for a revert
 
@@ -262,6 +272,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         instances.c.uuid,
         instances.c.vm_state,
         instances.c.task_state,
+        instances.c.power_state,
         instances.c.host,
         instances.c.node_uuid,
         instances.c.fault,
@@ -276,7 +287,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
             busy.add(row.uuid)
         if row.host is not None:
             cpus = row.vcpus + (row.emulator == "isolate")  # hosts count the one of QEMU's own threads
-            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, cpus, row.ram)
+            servers.by_host.setdefault(row.host, {})[row.uuid] = _Recorded(row.vm_state, row.power_state, cpus, row.ram)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:
@@ -490,6 +501,20 @@ def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> 
     return findings
 
 
+def _not_removed(host: str, guests: tuple[Guest, ...], servers: _Servers, before: int) -> list[Finding]:
+    """Return guests of servers that left a host before a time: it removes them with its next heartbeats, if it can.
+
+    They are named whatever else works on these servers: a move is not undone before they are removed.
+    """
+    findings = []
+    for guest in guests:
+        epoch, since = servers.leaving.get((host, guest.uuid), (-1, before))
+        if guest.epoch <= epoch and since < before:
+            message = f"{host} has not removed the guest of a server that has left it."
+            findings.append(Finding(kind="guest", subject=guest.uuid, message=message))
+    return findings
+
+
 class _Looks:
     """Compares guests with their servers, and looks twice: hosts report power changes a moment after they happen."""
 
@@ -514,39 +539,59 @@ class _Looks:
         second = _differing(again, then)
         by_hand = await self._database.read(_set_by_hand, sorted({uuid for _, uuid in second}))
         return [
-            Finding(kind="guest", subject=uuid, message=message)
-            for (host, uuid), message in second.items()
-            if first.get((host, uuid)) == message and uuid not in by_hand
+            Finding(kind="guest", subject=uuid, message=difference.message)
+            for (host, uuid), difference in second.items()
+            if first.get((host, uuid)) == difference and not (difference.of_vm_state and uuid in by_hand)
         ]
+
+
+class _Difference(NamedTuple):
+    """In what a guest differs from its server."""
+
+    message: str
+    of_vm_state: bool  # the power state is known, and the vm state is another: somebody may have set it
 
 
 def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
     """Return those of the servers whose state an administrator has set since their guests were made."""
     reset = instance_actions.c.action == "resetState"
     query = sa.select(instances.c.uuid).join(instance_actions, instance_actions.c.instance_uuid == instances.c.uuid)
-    since = query.where(instances.c.uuid.in_(servers), reset, instance_actions.c.start_time >= instances.c.launched_at)
-    return set(conn.execute(since).scalars())
+    since = query.where(one_of(instances.c.uuid, "servers"), reset)
+    since = since.where(instance_actions.c.start_time >= instances.c.launched_at)
+    return set(conn.execute(since, {"servers": list(servers)}).scalars())
 
 
-def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> dict[tuple[str, str], str]:
+def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: _Servers) -> dict[tuple[str, str], _Difference]:
     """Return in what guests differ from their servers, by host and server, if no operation works on them."""
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str], _Difference] = {}
     for host, guests in answers.items():
         recorded = servers.by_host.get(host, {})
         for guest in guests if not isinstance(guests, str) else ():
             server = recorded.get(guest.uuid)
-            if server is None or guest.uuid in servers.busy or server.vm_state not in states.NEEDS_GUEST:
+            if server is None or guest.uuid in servers.busy:
                 continue
-            power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
-            size = (guest.vcpus + guest.pcpus, guest.memory_mb)
-            if (
-                guest.power_state == power_state.NOSTATE
-                or states.after_power_change(server.vm_state, guest.power_state) != server.vm_state
-            ):
-                found[host, guest.uuid] = f"The guest on {host} is {power}, and the server is {server.vm_state}."
-            elif all(size) and size != (server.vcpus, server.memory_mb):  # not all drivers tell the size
-                found[host, guest.uuid] = (
-                    f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
-                    f"{server.vcpus} CPUs and {server.memory_mb} MB."
-                )
+            difference = _difference(host, guest, server)
+            if difference is not None:
+                found[host, guest.uuid] = difference
     return found
+
+
+def _difference(host: str, guest: Guest, server: _Recorded) -> _Difference | None:
+    """Return in what a guest differs from its server: in its size, if it has one or uses it, or in its power state."""
+    size, needed = (guest.vcpus + guest.pcpus, guest.memory_mb), server.vm_state in states.NEEDS_GUEST
+    runs = guest.power_state in (power_state.RUNNING, power_state.PAUSED)
+    # Not all drivers tell the size. A guest that runs uses it, whatever its server is: the claim is the flavor's.
+    if (needed or runs) and all(size) and size != (server.vcpus, server.memory_mb):
+        return _Difference(
+            f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
+            f"{server.vcpus} CPUs and {server.memory_mb} MB.",
+            of_vm_state=False,
+        )
+    follows = states.after_power_change(server.vm_state, guest.power_state) == server.vm_state
+    if not needed or (follows and guest.power_state != power_state.NOSTATE):
+        return None
+    power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
+    return _Difference(
+        f"The guest on {host} is {power}, and the server is {server.vm_state}.",
+        of_vm_state=guest.power_state == server.power_state,
+    )

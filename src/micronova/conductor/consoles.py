@@ -28,12 +28,12 @@ class Consoles:
         self._users = users
         self._clock = clock
 
-    async def authorize_console(self, context: Context, params: ConsoleAuthRequest) -> ConsoleGrant:
+    async def authorize_console(self, context: Context, request: ConsoleAuthRequest) -> ConsoleGrant:
         """Return the console that a token gives access to.
 
         The host is asked each time: a restarted guest has another port, and its old port may belong to another guest.
         """
-        row = await self._database.read(console_tokens.find, params.token_digest, micros(self._clock.now()))
+        row = await self._database.read(console_tokens.find, request.token_digest, micros(self._clock.now()))
         if row is None:
             raise NotFound("This console link is not valid or has expired: ask for a new one.")
         address = await self._users.console_address(row["host"])
@@ -49,9 +49,9 @@ class Consoles:
             lifetime=row["expires_at"] / 1e6 - self._clock.now(),
         )
 
-    async def check_console(self, context: Context, params: ConsoleCheck) -> ConsoleCheckReply:
+    async def check_console(self, context: Context, request: ConsoleCheck) -> ConsoleCheckReply:
         """Return whether a server whose console is open is still on its host."""
-        is_there = await self._database.read(console_tokens.is_on, params.instance_uuid, params.host)
+        is_there = await self._database.read(console_tokens.is_on, request.instance_uuid, request.host)
         return ConsoleCheckReply(is_there)
 
     async def purge_forever(self) -> None:

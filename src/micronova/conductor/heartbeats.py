@@ -7,8 +7,8 @@ heartbeat.
 The heartbeats that arrive within `WINDOW` share one transaction, whose number of statements does not depend on the
 number of hosts. The first one after a pause does not wait. The transaction leaves out heartbeats that are older than
 what their hosts sent since. A sender whose heartbeat was refused for another reason shares no transaction for
-`REFUSED_ALONE`, and its heartbeats wait behind those of the others. So does a heartbeat that names very many guests or
-orders. A heartbeat for whose reply nobody waits any more is not applied.
+`REFUSED_ALONE`, and its heartbeats wait behind those of the others. So does a heartbeat that names very many guests,
+orders, nodes or devices. A heartbeat for whose reply nobody waits any more is not applied.
 """
 
 import asyncio
@@ -67,10 +67,7 @@ class _Waiting:
         if not beat.hosts or len(self.hosts) < len(beat.hosts):
             raise Invalid("A heartbeat names at least one host, and each host once.")
         self.key: _Key = (sender, tuple(sorted(self.hosts)))
-        self.entries = sum(
-            len(each.power_changes) + len(each.running_orders) + len(each.removed_guests) + len(each.boots)
-            for each in beat.hosts
-        )
+        self.entries = sum(each.entries for each in beat.hosts)
         self.callers = 0  # several if the message was delivered several times
         self.reply: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
 
@@ -315,7 +312,15 @@ class Heartbeats:
         departure_rows.delete(
             conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
         )
-        departures = {host: [each for each in departures[host] if each not in removed[host]] for host in names}
+        held_back = departure_rows.held_back(conn, names) if any(departures.values()) else set()
+        departures = {
+            host: [
+                each
+                for each in departures[host]
+                if each not in removed[host] and (host, each.instance_uuid, each.epoch) not in held_back
+            ]
+            for host in names
+        }
         server_migrations.complete_evacuations(
             conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
         )
@@ -341,7 +346,10 @@ class Heartbeats:
         down_since = now - micros(self._dependencies.service_down_time)
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
-        new = services.compute_heartbeats(conn, {name: numbers[name] for name in names}, now)
+        alive = {each.host: _alive_at(heartbeat, now) for heartbeat in heartbeats for each in heartbeat.hosts}
+        new = services.compute_heartbeats(
+            conn, {name: numbers[name] for name in names}, {name: alive[name] for name in names}, now
+        )
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
         services.compute_hosts_stopped(conn, stopping, now, self._dependencies.service_down_time)
@@ -419,6 +427,14 @@ class Heartbeats:
                 if result is not None:
                     taken.append(result.operation)
         return taken
+
+
+def _alive_at(heartbeat: Heartbeat, now: int) -> int:
+    """Return when the sender is known to have been alive: the heartbeat itself may have been sent long ago.
+
+    An agent of an earlier version does not tell which reply it got last: there the arrival has to count.
+    """
+    return now if heartbeat.answered_at is None else min(now, micros(heartbeat.answered_at))
 
 
 def _log_hosts_that_are_back(hosts: Mapping[str, float]) -> None:

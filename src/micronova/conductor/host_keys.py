@@ -16,9 +16,9 @@ class HostKeyIssuer:
         self._keyring = keyring
         self._clock = clock
 
-    async def host_keys(self, context: Context, params: HostKeysRequest) -> HostKeys:
+    async def host_keys(self, context: Context, request: HostKeysRequest) -> HostKeys:
         """Return the keys of the host that asks; hosts are re-read first, so that one just removed gets none."""
         with self._users.one_message_of(context.sender):  # whether it is that host is not known yet
             await self._users.refresh()
-            self._users.check(context, params.host)
-            return self._keyring.issue(params.host, self._clock.now())
+            self._users.check(context, request.host)
+            return self._keyring.issue(request.host, self._clock.now())

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection
 from functools import partial
 
@@ -21,38 +22,41 @@ from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.delete import Delete
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import DiscardImage
-from micronova.conductor.operations.engine import Engine
+from micronova.conductor.operations.engine import Engine, Operation
 from micronova.conductor.operations.evacuate import Evacuate
-from micronova.conductor.operations.host_kind import apply_progress, apply_report, reported_error
+from micronova.conductor.operations.host_kind import HostKind, apply_progress, apply_report, reported_error
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.move import MOVE_KINDS, Move
 from micronova.conductor.operations.operation_kind import Continue, OperationKind
 from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.rebuild import Rebuild
 from micronova.conductor.operations.rescue import Rescue
+from micronova.conductor.operations.settle_volumes import SettleVolumes
 from micronova.conductor.operations.shelve import Shelve
 from micronova.conductor.operations.shelve_offload import ShelveOffload
 from micronova.conductor.operations.soft_delete import Restore, SoftDelete
+from micronova.conductor.operations.undo_move import UndoMove
 from micronova.conductor.operations.unshelve import Unshelve
 from micronova.conductor.operations.unshelve_offloaded import UnshelveOffloaded
+from micronova.conductor.operations.volumes import AttachVolume, DetachVolume, ExtendVolume
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
     KEYS,
     TASKS,
     CacheImages,
-    Operations,
     Ping,
     PluggedPorts,
     PluggedPortsRequest,
     Pong,
     ProbeAPI,
+    RunOperations,
 )
 from micronova.db import instances, services
 from micronova.notifications import registration, resources
 from micronova.objects.background import keep_running
 from micronova.objects.context import Context
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import HostNotHeard, Unavailable
 from micronova.objects.orders import (
     GuestsOff,
     GuestsToStart,
@@ -71,6 +75,9 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 log = logging.getLogger(__name__)
 
 PING_TIMEOUT = 2.0
+ANSWER_TIMEOUT = 2.0  # seconds in which a host answers that another one waits for
+MOST_QUESTIONS = 4
+"""Hosts that a conductor asks at once on behalf of one host: it must not be able to keep another one busy."""
 FLEET_COUNT_INTERVAL = 30.0  # seconds after which the hosts are counted again
 HOST_MESSAGES = 2000
 """Messages of hosts that a conductor takes at once: many heartbeats share a transaction, and a ping does not wait."""
@@ -103,6 +110,7 @@ class ConductorManager:
         self._probe = ProbeAPI(bus)
         self._consoles = Consoles(self.engine.database, dependencies.compute, host_users, self.engine.clock)
         self._host_users = host_users
+        self._questions: Counter[str] = Counter()  # under way, by the host that waits for the answer
         self._host_keys = host_keys
         self._jobs = jobs
         self._image_caching = image_caching
@@ -131,6 +139,11 @@ class ConductorManager:
             Unshelve(dependencies),
             UnshelveOffloaded(dependencies, scheduler, max_attempts),
             DiscardImage(dependencies),
+            UndoMove(dependencies),
+            AttachVolume(dependencies),
+            DetachVolume(dependencies),
+            ExtendVolume(dependencies),
+            SettleVolumes(dependencies),
         )
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
@@ -205,31 +218,31 @@ class ConductorManager:
 
     # --- messages from the API -------------------------------------------------------------------------------
 
-    async def run_operations(self, context: Context, params: Operations) -> None:
+    async def run_operations(self, context: Context, request: RunOperations) -> None:
         """Run these operations: builds, deletes or actions."""
-        await self.engine.lease_and_run(params.ids)
+        await self.engine.lease_and_run(request.ids)
 
-    async def cache_images(self, context: Context, params: CacheImages) -> None:
+    async def cache_images(self, context: Context, request: CacheImages) -> None:
         """Let the hosts of an aggregate fetch images."""
-        self._image_caching.begin(context, params.aggregate, params.images)
+        self._image_caching.begin(context, request.aggregate, request.images)
 
     # --- messages from hosts ---------------------------------------------------------------------------------
 
-    async def ping(self, context: Context, params: Ping) -> Pong:
+    async def ping(self, context: Context, ping: Ping) -> Pong:
         """Answer a conductor that proves that the bus works, or the audit."""
         return Pong(self.engine.health.undisturbed_for())
 
-    async def report(self, context: Context, params: Report) -> ReportReply:
+    async def report(self, context: Context, report: Report) -> ReportReply:
         """Apply the end of an order: refuse a stale report, else end or continue the operation."""
-        self._host_users.check(context, params.host)
-        with self._host_users.one_message_of(params.host):
-            found = await self.engine.write_for_host(apply_report, self._kinds, params)
+        self._host_users.check(context, report.host)
+        with self._host_users.one_message_of(report.host):
+            found = await self.engine.write_for_host(apply_report, self._kinds, report)
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found
-        if params.outcome != "done" and not params.temporary and (isinstance(result, Continue) or result.accepted):
-            error, server = reported_error(params), params.instance_uuid
-            failed = partial(resources.host_failed, params.host, operation.kind, server, error)
+        if report.outcome != "done" and not report.temporary and (isinstance(result, Continue) or result.accepted):
+            error, server = reported_error(report), report.instance_uuid
+            failed = partial(resources.host_failed, report.host, operation.kind, server, error)
             self._dependencies.notifier.announce(operation.context, failed)
         kind.announce(operation, result)
         await kind.start_follow_ups(result)
@@ -242,34 +255,60 @@ class ConductorManager:
                 self._dependencies.hooks.post("build_instance", each.row, operation.context, each.row)
         return ReportReply(accepted=result.accepted, destroy=result.destroy)
 
-    async def progress(self, context: Context, params: Progress) -> ProgressReply:
+    async def progress(self, context: Context, progress: Progress) -> ProgressReply:
         """Show the task state that a host has reached; refuse it if the operation is not the host's any more."""
-        self._host_users.check(context, params.host)
-        with self._host_users.one_message_of(params.host):
-            found = await self.engine.write_for_host(apply_progress, self._kinds, params, self.engine.now())
+        self._host_users.check(context, progress.host)
+        with self._host_users.one_message_of(progress.host):
+            try:
+                found = await self._apply_progress(progress)
+            except HostNotHeard as error:
+                if progress.waited is None:
+                    raise
+                answered = error.details["host"]
+                # If it does not answer, its next heartbeats tell that it is there.
+                if not await self._answers(answered, asker=progress.host):
+                    return ProgressReply(accepted=True, ask_again=True)
+                found = await self._apply_progress(progress, answered)
         if found is None:
             return ProgressReply(accepted=False)
         kind, operation = found
-        return ProgressReply(accepted=True, upload_url=kind.upload_url_for(operation, params))
+        return ProgressReply(accepted=True, upload_url=kind.upload_url_for(operation, progress))
 
-    async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
+    async def _answers(self, host: str, *, asker: str) -> bool:
+        """Return whether a host answers now; False if too many are asked on behalf of the same host."""
+        if self._questions[asker] >= MOST_QUESTIONS:
+            return False
+        self._questions[asker] += 1
+        try:
+            return await self._dependencies.compute.answers(host, ANSWER_TIMEOUT)
+        finally:
+            self._questions[asker] -= 1
+            if not self._questions[asker]:
+                del self._questions[asker]
+
+    async def _apply_progress(
+        self, progress: Progress, answered: str | None = None
+    ) -> tuple[HostKind, Operation] | None:
+        return await self.engine.write_for_host(apply_progress, self._kinds, progress, self.engine.now(), answered)
+
+    async def heartbeat(self, context: Context, heartbeat: Heartbeat) -> HeartbeatReply:
         """Apply the heartbeat of one or more hosts."""
-        for beat in params.hosts:
+        for beat in heartbeat.hosts:
             self._host_users.check(context, beat.host)
-        return await self._heartbeats.handle(context.sender, params)
+        return await self._heartbeats.handle(context.sender, heartbeat)
 
-    async def plugged_ports(self, context: Context, params: PluggedPortsRequest) -> PluggedPorts:
+    async def plugged_ports(self, context: Context, request: PluggedPortsRequest) -> PluggedPorts:
         """Return those of an instance's ports that are plugged on its host; the event of one may have been lost."""
-        self._host_users.check(context, params.host)
-        with self._host_users.one_message_of(params.host):
-            row = await self.engine.database.read(instances.get, params.instance_uuid)
-            if row is None or row["host"] != params.host or self._dependencies.network_client is None:
+        self._host_users.check(context, request.host)
+        with self._host_users.one_message_of(request.host):
+            row = await self.engine.database.read(instances.get, request.instance_uuid)
+            if row is None or row["host"] != request.host or self._dependencies.network_client is None:
                 return PluggedPorts(())
-            plugged = await self._dependencies.network_client.plugged_ports(params.instance_uuid, params.host)
-            return PluggedPorts(tuple(port for port in params.ports if port in plugged))
+            plugged = await self._dependencies.network_client.plugged_ports(request.instance_uuid, request.host)
+            return PluggedPorts(tuple(port for port in request.ports if port in plugged))
 
-    async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
+    async def start_guests_after_host_boot(self, context: Context, guests: GuestsOff) -> GuestsToStart:
         """Start the guests of a host that was switched off and on."""
-        self._host_users.check(context, params.host)
-        with self._host_users.one_message_of(params.host):
-            return GuestsToStart(instance_uuids=await start_guests_after_host_boot(self._dependencies, params))
+        self._host_users.check(context, guests.host)
+        with self._host_users.one_message_of(guests.host):
+            return GuestsToStart(instance_uuids=await start_guests_after_host_boot(self._dependencies, guests))

@@ -33,7 +33,7 @@ M = TypeVar("M", Report, Progress)
 R = TypeVar("R")
 
 
-class Operations(msgspec.Struct, frozen=True):
+class RunOperations(msgspec.Struct, frozen=True):
     """Operations that were just recorded; a conductor runs them now instead of at its next sweep."""
 
     ids: tuple[str, ...]
@@ -96,7 +96,7 @@ class PluggedPorts(msgspec.Struct, frozen=True):
 
 
 TASKS = Interface("conductor", namespace="compute_task", version="1.1")
-RUN_OPERATIONS = TASKS.method("run_operations", Operations)
+RUN_OPERATIONS = TASKS.method("run_operations", RunOperations)
 CACHE_IMAGES = TASKS.method("cache_images", CacheImages, since="1.1")
 
 HOSTS = Interface("conductor", namespace="host", version="2.2", from_hosts=True)
@@ -118,6 +118,7 @@ KEYS_TIMEOUT = 10.0
 HOST_TIMEOUT = 10.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 10.0
+LONGEST_WAIT_TO_ASK = 4.0  # seconds until a host asks again whether it may do what cannot be undone
 CONSOLE_TIMEOUT = 35.0  # the conductor asks a host meanwhile
 
 
@@ -165,7 +166,7 @@ class ConductorAPI:
     async def run_operations(self, context: Context, ids: tuple[str, ...]) -> None:
         """Start operations that are recorded; if the bus does not take the message, a sweep starts them."""
         try:
-            await self._bus.cast(TASKS.target(), RUN_OPERATIONS, Operations(ids), context=context)
+            await self._bus.cast(TASKS.target(), RUN_OPERATIONS, RunOperations(ids), context=context)
         except BusUnavailable as error:
             log.warning(
                 "request %s: the bus did not take the message for operations %s, which a sweep starts: %s",
@@ -205,8 +206,16 @@ class HostConductorAPI:
         return await self._until_answered(REPORT, report, context)
 
     async def progress(self, progress: Progress, context: Context) -> ProgressReply:
-        """Send the progress of an order until a conductor has answered."""
-        return await self._until_answered(PROGRESS, progress, context)
+        """Send the progress of an order until a conductor has answered; ask again if the answer is not known yet."""
+        asked, pause = self._clock.monotonic(), FIRST_PAUSE
+        while True:
+            if progress.destroys:
+                progress = msgspec.structs.replace(progress, waited=self._clock.monotonic() - asked)
+            reply = await self._until_answered(PROGRESS, progress, context)
+            if not reply.ask_again:
+                return reply
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_WAIT_TO_ASK, pause * 2)
 
     async def _until_answered(self, method: Method[M, R], message: M, context: Context) -> R:
         pause = FIRST_PAUSE

@@ -96,7 +96,10 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = False
     metrics_listen: Annotated[
         str,
-        Meta(description="ADDRESS:PORT at which `micronova run` serves Prometheus metrics at /metrics; empty: none."),
+        Meta(
+            description="ADDRESS:PORT at which `micronova run` serves Prometheus metrics at /metrics; empty: none. "
+            "Of several api.workers, the first serves its own at PORT, the second at PORT + 1, and so on."
+        ),
     ] = ""
     tls_certificate: Annotated[
         str | None, Meta(description="PEM file of the certificate. With tls_key the APIs speak HTTPS.")

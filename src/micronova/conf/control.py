@@ -74,7 +74,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The scheduler."""
 
     max_attempts: Annotated[
-        int, Meta(ge=1, description="Hosts on which a build may fail before its server is in ERROR.")
+        int,
+        Meta(
+            ge=1,
+            description="Hosts on which a build may fail before its server is in ERROR. As many may go down while they "
+            "build it, one after the other: those are counted separately, and not in an outage of all hosts.",
+        ),
     ] = 3
     refresh_interval: Annotated[
         float, Meta(gt=0, description="Seconds between updates of the scheduler's table of hosts.")
@@ -98,6 +103,22 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         Meta(
             description="With limit_tenants_to_placement_aggregate, whether servers of projects that no aggregate "
             "names go nowhere. Else they go to any host."
+        ),
+    ] = False
+    enable_isolated_aggregate_filtering: Annotated[
+        bool,
+        Meta(
+            description="Whether hosts of aggregates with trait:NAME=required in their metadata take only servers "
+            "whose flavor or image requires all traits that are named there. Turn it on to keep hosts, such as those "
+            "with licences, for such servers; their nodes need the traits, too."
+        ),
+    ] = False
+    image_metadata_prefilter: Annotated[
+        bool,
+        Meta(
+            description="Whether servers go only to hosts with the traits for the architecture, disk bus, CD bus, "
+            "video model and interface model that their image names. Turn it on if hosts differ in these, and all "
+            "report these traits."
         ),
     ] = False
 

@@ -1,6 +1,6 @@
 """Settings that Nova has in its section DEFAULT."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,13 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "is missing. It may use libvirt, which is equivalent to root; default.user may not."
         ),
     ] = "micronova-agent"
+    volume_user: Annotated[
+        str,
+        Meta(
+            description="System user that serves volumes to the guests of a cloud with real guests, if root starts the "
+            "cloud; created if it is missing. It may use the files of volumes, and neither libvirt nor the databases."
+        ),
+    ] = "micronova-volumes"
     secret_key: Annotated[
         str,
         Meta(
@@ -95,6 +102,13 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = 512
     reserved_host_cpus: Annotated[int, Meta(ge=0, description="CPUs of each host that guests do not get.")] = 0
+    reserved_huge_pages: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="Memory pages that a libvirt host keeps for itself: tables with node, size (in KiB) and count. "
+            "Set it if other programs of the host use huge pages."
+        ),
+    ] = ()
     reserved_host_disk_mb: Annotated[
         int, Meta(ge=0, description="MiB of disk of each host that guests do not get.")
     ] = 0

@@ -20,6 +20,16 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         float,
         Meta(ge=0, description="Seconds after which a guest that shows no sign of booting is in ERROR; 0: never."),
     ] = 300.0
+    cpu_shared_set: Annotated[
+        str, Meta(description='CPUs of a libvirt host for guests that are not pinned, e.g. "2-7,^5"; empty: all.')
+    ] = ""
+    cpu_dedicated_set: Annotated[
+        str,
+        Meta(
+            description="CPUs of a libvirt host for pinned guests, each for one guest only; empty: none. Simulated "
+            "hosts have fake.cpu_dedicated_set."
+        ),
+    ] = ""
 
 
 class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +59,8 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[dict[str, Any], ...],
         Meta(
             description="PCI devices of each simulated host that guests may have: tables with address, vendor_id, "
-            "product_id, dev_type, numa_node and parent (the address of a virtual function's physical function)."
+            "product_id, dev_type, numa_node, parent (the address of a virtual function's physical function) and "
+            "live_migratable (true or false)."
         ),
     ] = ()
     mdev_devices: Annotated[

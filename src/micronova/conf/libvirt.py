@@ -10,7 +10,7 @@ CpuMode = Literal["auto", "none", "custom", "host-model", "host-passthrough", "m
 ImagesType = Literal["qcow2", "raw"]
 
 
-class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LibvirtSectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The libvirt driver."""
 
     connection_uri: Annotated[
@@ -37,21 +37,12 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cpu_model_extra_flags: Annotated[
         tuple[str, ...], Meta(description='Features to add or take away: "aes", "+aes", "-vmx".')
     ] = ()
-    cpu_shared_set: Annotated[
-        str, Meta(description='CPUs for guests that are not pinned, e.g. "2-7,^5"; empty: all.')
-    ] = ""
-    cpu_dedicated_set: Annotated[
-        str, Meta(description="CPUs for pinned guests, each for one guest only; empty: none.")
-    ] = ""
-    reserved_huge_pages: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(
-            description="Memory pages that the host keeps for itself: tables with node, size (in KiB) and count. Set "
-            "it if other programs of the host use huge pages."
-        ),
-    ] = ()
     hw_machine_type: Annotated[
-        str, Meta(description="Machine type of guests: pc, q35 or a version of them; empty: pc.")
+        str,
+        Meta(
+            description="Machine type of guests: pc, q35 or a version of them; empty: pc, q35 for secure boot, virt on "
+            "other architectures than x86."
+        ),
     ] = ""
     images_type: Annotated[
         ImagesType, Meta(description="Format of root disks: qcow2 is an overlay on the cached image, raw a copy of it.")
@@ -70,7 +61,7 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "empty: none if the file system allows it."
         ),
     ] = ""
-    wire: Annotated[
+    interfaces_linked: Annotated[
         bool,
         Meta(
             description="Whether the interfaces of guests have a link. `up` switches it off if no network agent "
@@ -145,3 +136,11 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "them. Change it if users or containers of this machine have such ids."
         ),
     ] = "2013265920-2147483647"
+
+
+class LibvirtSettings(LibvirtSectionSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the driver itself needs: its section, and what other sections say of the host."""
+
+    cpu_shared_set: str = ""
+    cpu_dedicated_set: str = ""
+    reserved_huge_pages: tuple[dict[str, Any], ...] = ()

@@ -13,15 +13,18 @@ class PCISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tuple[dict[str, Any], ...],
         Meta(
             description="Names of kinds of devices, for the extra spec pci_passthrough:alias: tables with name, "
-            "vendor_id, product_id, device_type (type-PCI, type-PF or type-VF) and numa_policy (legacy, preferred, "
-            "required or socket). API, conductors and schedulers read it, so it must be the same there."
+            "vendor_id, product_id, device_type (type-PCI, type-PF or type-VF), numa_policy (legacy, preferred, "
+            "required or socket) and live_migratable (yes: only devices whose hosts say so, and live migrations are "
+            "allowed; no: only devices whose hosts say no; without it any device, and no live migration). API, "
+            "conductors and schedulers read it, so it must be the same there."
         ),
     ] = ()
     device_spec: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
             description="Devices of a libvirt host that servers may have: tables with vendor_id, product_id and "
-            "address, in which * stands for any part. Without a table there are none."
+            "address, in which * stands for any part, and live_migratable (yes or no). The first table that names a "
+            "device counts. Without a table there are none."
         ),
     ] = ()
 

@@ -77,6 +77,15 @@ class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
             "state_path, if the image service runs in the same process; otherwise no tickets are issued.",
         ),
     ] = ""
+    max_kernel_images_mb: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="MB that the kernel and the ramdisk of an image may have together. Hosts copy both for each "
+            "server, and those of the rescue image for a rescue, beside the disks that flavors and claims count. Raise "
+            "it if images need larger ones and hosts have the room.",
+        ),
+    ] = 512
     verify_glance_signatures: Annotated[
         bool,
         Meta(
@@ -198,12 +207,52 @@ class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ""
 
 
+class VolumeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The embedded volume service."""
+
+    default_volume_type: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=255,
+            description="Name of the type of volumes for which no type is named. It is made at the start if it is "
+            "missing.",
+        ),
+    ] = "__DEFAULT__"
+    quota_volumes: Annotated[int, Meta(ge=-1, description="Volumes that a project may have; -1: no limit.")] = 10
+    quota_gigabytes: Annotated[
+        int, Meta(ge=-1, description="GiB that the volumes and snapshots of a project may have; -1: no limit.")
+    ] = 1000
+    quota_snapshots: Annotated[int, Meta(ge=-1, description="Snapshots that a project may have; -1: no limit.")] = 10
+    quota_backups: Annotated[int, Meta(ge=-1, description="Backups that a project may have; -1: no limit.")] = 10
+    quota_backup_gigabytes: Annotated[
+        int, Meta(ge=-1, description="GiB that the backups of a project may have; -1: no limit.")
+    ] = 1000
+    per_volume_size_limit: Annotated[int, Meta(ge=-1, description="GiB that one volume may have; -1: no limit.")] = -1
+
+
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The Placement API, which the api role serves."""
 
     policy_file: Annotated[
         str | None, Meta(description="Path of a policy.yaml with the rules that differ from the defaults.")
     ] = None
+
+
+class CinderSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The volume service."""
+
+    service_type: Annotated[
+        str, Meta(min_length=1, description="Type of the volume service in the catalog, if it is looked for there.")
+    ] = "block-storage"
+    creation_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that the build of a server waits for a volume that is made for it. Raise it if "
+            "volumes are made of large images.",
+        ),
+    ] = 600.0
 
 
 class NovaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

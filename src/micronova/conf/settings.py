@@ -37,10 +37,11 @@ from micronova.conf.control import (
 )
 from micronova.conf.default import DefaultSettings
 from micronova.conf.hosts import ComputeSettings, FakeSettings, NetworkAgentSettings
-from micronova.conf.libvirt import LibvirtSettings
+from micronova.conf.libvirt import LibvirtSectionSettings
 from micronova.conf.pci import DevicesSettings, PCISettings
 from micronova.conf.services import (
     BarbicanSettings,
+    CinderSettings,
     GlanceSettings,
     IdentitySettings,
     ImageFormatSettings,
@@ -48,11 +49,20 @@ from micronova.conf.services import (
     NeutronSettings,
     NovaSettings,
     PlacementSettings,
+    VolumeSettings,
 )
 from micronova.objects.errors import MicronovaError
 
 MDEV_SECTION: Final = "mdev_"
 """How the names of sections begin that are about one type of mediated devices."""
+
+
+_MOVED: Final = {
+    ("libvirt", "cpu_shared_set"): ("compute", "cpu_shared_set"),
+    ("libvirt", "cpu_dedicated_set"): ("compute", "cpu_dedicated_set"),
+    ("libvirt", "reserved_huge_pages"): ("default", "reserved_huge_pages"),
+}
+"""Settings that earlier versions had elsewhere; they are accepted there, too."""
 
 
 class SettingsError(MicronovaError):
@@ -80,11 +90,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     image_cache: ImageCacheSettings = ImageCacheSettings()
     neutron: NeutronSettings = NeutronSettings()
     network_agent: NetworkAgentSettings = NetworkAgentSettings()
+    cinder: CinderSettings = CinderSettings()
     nova: NovaSettings = NovaSettings()
     placement: PlacementSettings = PlacementSettings()
+    volume: VolumeSettings = VolumeSettings()
     compute: ComputeSettings = ComputeSettings()
     fake: FakeSettings = FakeSettings()
-    libvirt: LibvirtSettings = LibvirtSettings()
+    libvirt: LibvirtSectionSettings = LibvirtSectionSettings()
     pci: PCISettings = PCISettings()
     devices: DevicesSettings = DevicesSettings()
     consoleauth: ConsoleAuthSettings = ConsoleAuthSettings()
@@ -125,6 +137,7 @@ def load(
         tree.setdefault(section, {})[option] = _from_text(section, option, text)
     for section, values in overrides.items():
         tree.setdefault(section, {}).update({k: v for k, v in values.items() if v is not None})
+    _move(tree)
     try:
         return msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -136,6 +149,19 @@ def load(
         else:
             problem = f"Bad setting {place}: {text}"
         raise SettingsError(f"{problem}. `micronova config` lists every option with its meaning.") from None
+
+
+def _move(tree: dict[str, dict[str, Any]]) -> None:
+    """Put settings that have moved where they are now; raise SettingsError if one is in both places."""
+    for (section, option), (new_section, new_option) in _MOVED.items():
+        if option not in tree.get(section, {}):
+            continue
+        if new_option in tree.setdefault(new_section, {}):
+            raise SettingsError(
+                f"{section}.{option} and {new_section}.{new_option} are the same setting: "
+                f"set {new_section}.{new_option} only."
+            )
+        tree[new_section][new_option] = tree[section].pop(option)
 
 
 def _from_text(section: str, option: str, text: str) -> Any:

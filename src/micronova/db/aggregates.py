@@ -95,6 +95,11 @@ def zones_available(conn: sa.Connection, default_zone: str) -> dict[str, bool]:
     return found
 
 
+def has_zone(conn: sa.Connection, zone: str) -> bool:
+    """Return whether an aggregate has this availability zone."""
+    return zone in _zone_of_aggregates(conn).values()
+
+
 def _zone_of_aggregates(conn: sa.Connection) -> dict[int, str]:
     found = conn.execute(sa.select(_a.id, _a.metadata)).all()
     return {row.id: row.metadata[ZONE] for row in found if row.metadata.get(ZONE)}

@@ -60,7 +60,7 @@ def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
 def mend_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
     """Set the members of a server group on each host to those that hold resources there; return what was wrong."""
     lock_groups(conn, {group_uuid})
-    wrong = [drift for drift in _groups(conn) if drift.where == group_uuid]
+    wrong = _groups(conn, group_uuid)
     for drift in wrong:
         count_members(conn, group_uuid, {drift.what: drift.actual - drift.recorded})
     return wrong
@@ -89,13 +89,16 @@ def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
     return found
 
 
-def _groups(conn: sa.Connection) -> list[Drift]:
+def _groups(conn: sa.Connection, group_uuid: str | None = None) -> list[Drift]:
+    """Return where the members of a group on a host are counted wrong, of one group or of all."""
+    group = instances.c.server_group_id
+    wanted = group.is_not(None) if group_uuid is None else group == group_uuid
     # A server that moves is a member on both hosts.
     consumers = sa.union_all(
-        sa.select(instances.c.server_group_id, instances.c.uuid.label("consumer")),
-        sa.select(instances.c.server_group_id, _m.uuid.label("consumer"))
+        sa.select(group, instances.c.uuid.label("consumer")).where(wanted),
+        sa.select(group, _m.uuid.label("consumer"))
         .join(migrations, _m.instance_uuid == instances.c.uuid)
-        .where(_m.status.in_(migration_states.OPEN)),
+        .where(_m.status.in_(migration_states.OPEN), wanted),
     ).subquery()
     members = (
         sa.select(
@@ -105,14 +108,13 @@ def _groups(conn: sa.Connection) -> list[Drift]:
         )
         .join(allocations, _a.consumer_uuid == consumers.c.consumer)
         .join(compute_nodes, _n.uuid == _a.node_uuid)
-        .where(consumers.c.server_group_id.is_not(None))
         .group_by(consumers.c.server_group_id, _n.host)
     )
     actual: dict[tuple[Any, Any], int] = {(group, host): count for group, host, count in conn.execute(members)}
-    recorded = {
-        (row.group_uuid, row.host): row.members
-        for row in conn.execute(sa.select(server_group_hosts).where(_g.members != 0))
-    }
+    counted = sa.select(server_group_hosts).where(_g.members != 0)
+    if group_uuid is not None:
+        counted = counted.where(_g.group_uuid == group_uuid)
+    recorded = {(row.group_uuid, row.host): row.members for row in conn.execute(counted)}
     # A group that was deleted while it had members counts no more.
     groups = {group for group, _ in recorded}
     return [

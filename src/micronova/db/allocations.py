@@ -1,14 +1,13 @@
 """Claims: who holds how much of what, taken so that nothing is ever oversold.
 
-A claim with request groups takes them of other providers of the node's tree, which it finds in its transaction, under
-the lock of its node's topology.
-
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
 comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
+No consumer gets more of a row than its `max_unit`; what one has already, from when the host was larger, it keeps.
 
-A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`).
+A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`). A
+claim with request groups finds, under the same lock, the other providers of the node's tree that serve them.
 
 ARCHITECTURE.md has the order of locks.
 """
@@ -17,7 +16,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -43,9 +42,9 @@ from micronova.placement import candidates, extra_specs
 from micronova.placement.model import Candidate, ResourceRequest
 
 Resources = dict[str, int]
-PLACE: Resources = {"VCPU": 0}
-"""What a consumer holds of its node that claims nothing of it: the row says where the consumer is."""
-MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
+NOTHING_OF_NODE: Resources = {"VCPU": 0}
+"""The amount of a consumer that takes nothing of its compute node: its row says which node that is."""
+MOST_ROWS = 3_000  # of inventories in one statement: four parameters each, and drivers take 32,766 in all
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +62,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     resource_request: ResourceRequest | None = None
     """Request groups with a suffix, which other providers of the node's tree serve."""
     moving: str | None = None  # the migration that holds what the instance leaves: both are one member of the group
-    forced: bool = False  # an admin named the host: it may be disabled
+    ignore_status: bool = False  # the host may be disabled
 
     @classmethod
     def of(
@@ -90,19 +89,20 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
             moving=moving,
-            forced=spec.forced,
+            ignore_status=spec.ignore_status,
         )
 
 
 class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a node cannot take a batch: its host is disabled, too little is left, or the group forbids it.
 
-    `topology`: its NUMA cells or PCI devices do not hold what was asked for.
+    `topology`: its NUMA cells or PCI devices do not hold what was asked for. `search`: the search for its providers
+    ended early, so that it is not known whether they have what was asked for.
     """
 
     node_uuid: str
     host: str
-    reason: Literal["disabled", "capacity", "group", "topology"]
+    reason: Literal["disabled", "capacity", "group", "topology", "search"]
     resource_class: str = ""
 
 
@@ -127,8 +127,16 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     resources: Resources
 
 
+class _LockedRow(Protocol):
+    """What a claim checks of an instance, which is locked."""
+
+    uuid: str
+    epoch: int
+    server_group_id: str | None
+
+
 _a = allocations.c
-_FENCE = (
+_LOCK_INSTANCES = (
     sa.select(instances.c.uuid, instances.c.epoch, instances.c.server_group_id)
     .where(one_of(instances.c.uuid, "uuids"))
     .order_by(instances.c.uuid)
@@ -154,18 +162,24 @@ _DELETE_RETURNING = (
 )
 _GROUP_OF_DELETED = sa.select(deleted_instances.c.server_group_id).where(deleted_instances.c.uuid == bindparam("uuid"))
 _LOCK_GROUP = sa.select(server_groups.c.uuid).where(server_groups.c.uuid == bindparam("uuid")).with_for_update()
-_MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).where(
-    server_group_hosts.c.group_uuid == bindparam("uuid"), server_group_hosts.c.members > 0
+_MEMBERS = (
+    sa.select(server_group_hosts.c.host, server_group_hosts.c.members)
+    .select_from(server_groups)
+    .outerjoin(
+        server_group_hosts,
+        sa.and_(server_group_hosts.c.group_uuid == server_groups.c.uuid, server_group_hosts.c.members > 0),
+    )
+    .where(server_groups.c.uuid == bindparam("uuid"))
 )
 _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
     one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
-# Only the capacity is checked here. `Trees.serve` checks the units (`fits_units`) for request groups. Nobody
-# checks them for the node's own classes, as docs/placement.md says.
+# `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. Nobody
+# checks the smallest unit and the steps for the node's own classes, as docs/placement.md says.
 _ADD = """
-    WITH wanted (provider, class, amount) AS (VALUES {rows}),
-    found (provider, class, amount) AS (
-        SELECT i.node_uuid, i.resource_class, w.amount
+    WITH wanted (provider, class, amount, most) AS (VALUES {rows}),
+    found (provider, class, amount, most) AS (
+        SELECT i.node_uuid, i.resource_class, w.amount, w.most
         FROM inventories i JOIN wanted w ON i.node_uuid = w.provider AND i.resource_class = w.class
         ORDER BY i.node_uuid, i.resource_class {lock}
     )
@@ -173,6 +187,7 @@ _ADD = """
     FROM found WHERE node_uuid = found.provider AND resource_class = found.class {check}
     RETURNING node_uuid, resource_class
 """
+_CHECK = "AND (found.amount <= 0 OR (used + found.amount <= capacity AND found.most <= max_unit))"
 _JOIN_GROUP = sa.text(
     "INSERT INTO server_group_hosts (group_uuid, host, members) VALUES (:group_uuid, :host, :members) "
     "ON CONFLICT (group_uuid, host) DO UPDATE SET members = server_group_hosts.members + excluded.members"
@@ -186,11 +201,11 @@ _LEAVE_GROUP = sa.text(
 def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimResult:
     """Take all of these claims, or none of them; each replaces what its consumer held before."""
     uuids = sorted({each.consumer_uuid for each in claims})
-    fence = {row.uuid: row for row in conn.execute(_FENCE, {"uuids": uuids})}
+    locked: dict[str, _LockedRow] = {row.uuid: row for row in conn.execute(_LOCK_INSTANCES, {"uuids": uuids})}
     stale = tuple(
         each.consumer_uuid
         for each in claims
-        if each.epoch is not None and ((known := fence.get(each.consumer_uuid)) is None or known.epoch != each.epoch)
+        if each.epoch is not None and ((known := locked.get(each.consumer_uuid)) is None or known.epoch != each.epoch)
     )
     if stale:
         return ClaimResult(stale=stale)
@@ -202,13 +217,14 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     if not changed:
         return ClaimResult()
     hosts = {each.node_uuid: each.host for each in changed}
-    closed = _closed(conn, {each.host for each in changed if not each.forced})
+    closed = _closed(conn, {each.host for each in changed if not each.ignore_status})
     if closed:
         nodes = [(node, host) for node, host in hosts.items() if host in closed]
         return ClaimResult(
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="disabled") for node, host in nodes)
         )
-    members = _member_changes(changed, before, fence)
+    changed = [_in_present_group(each, locked) for each in changed]
+    members = _member_changes(changed, before, locked)
     group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
     refused = _refused_by_server_groups(conn, members, group_specs, _hosts_left(conn, changed))
     if refused:
@@ -226,17 +242,18 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 for node in dict.fromkeys(plan.refused)
             )
         )
-    served, refused_nodes = _serve(conn, changed, before)
-    if refused_nodes:
+    served, unserved = _serve(conn, changed, before)
+    if unserved:
         return ClaimResult(
             failures=tuple(
-                ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity") for node in sorted(refused_nodes)
+                ClaimFailure(node_uuid=node, host=hosts[node], reason="search" if ended_early else "capacity")
+                for node, ended_early in sorted(unserved.items())
             )
         )
     for each in changed:
         if each.consumer_uuid in served:
             plan.add_mdevs(each.consumer_uuid, each.node_uuid, served[each.consumer_uuid].allocations)
-    short = _apply(conn, _amount_changes(changed, before, served), now)
+    short = _apply(conn, _amount_changes(changed, before, served), now, most=_largest(changed, served))
     if short:
         return ClaimResult(
             failures=tuple(
@@ -273,13 +290,13 @@ def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
 
 def _serve(
     conn: sa.Connection, claims: Sequence[Claim], before: Mapping[str, list[Allocation]]
-) -> tuple[dict[str, Candidate], set[str]]:
+) -> tuple[dict[str, Candidate], dict[str, bool]]:
     """Find the providers that serve the request groups of claims, each with what the ones before it take.
 
-    Return them by consumer, and the nodes whose trees cannot serve all of them.
+    Return them by consumer, and the nodes whose trees cannot serve all of them, with whether a search ended early.
     """
     served: dict[str, Candidate] = {}
-    refused: set[str] = set()
+    refused: dict[str, bool] = {}
     asking = [(each, each.resource_request) for each in claims if each.resource_request is not None]
     if not asking:
         return served, refused
@@ -288,9 +305,10 @@ def _serve(
         for old in before.get(each.consumer_uuid, ()):
             trees.take({(old.node_uuid, name): -amount for name, amount in old.resources.items()})
         trees.take({(each.node_uuid, name): amount for name, amount in each.resources.items()})
+        ended_early = trees.ended_early
         found = trees.serve(each.node_uuid, request)
         if found is None:
-            refused.add(each.node_uuid)
+            refused[each.node_uuid] = refused.get(each.node_uuid, False) or trees.ended_early > ended_early
         else:
             served[each.consumer_uuid] = found
             trees.take(candidates.amounts_of(found))
@@ -299,7 +317,7 @@ def _serve(
 
 def _amounts_by_provider(each: Claim, served: Mapping[str, Candidate]) -> dict[str, dict[str, int]]:
     """Return what a consumer takes, by provider; that it takes nothing of its own node is an amount, too."""
-    amounts = {each.node_uuid: dict(each.resources) or dict(PLACE)}
+    amounts = {each.node_uuid: dict(each.resources) or dict(NOTHING_OF_NODE)}
     if each.consumer_uuid in served:
         for provider, resources in served[each.consumer_uuid].allocations.items():
             own = amounts.setdefault(provider, {})
@@ -313,15 +331,23 @@ def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candi
     return sorted({each.node_uuid for each in claims if provider in _amounts_by_provider(each, served)})
 
 
+def _in_present_group(each: Claim, locked: Mapping[str, _LockedRow]) -> Claim:
+    """Return a claim without its server group if that was deleted since the request was made."""
+    known = locked.get(each.consumer_uuid)
+    if each.server_group is None or known is None or known.server_group_id == each.server_group.id:
+        return each
+    return msgspec.structs.replace(each, server_group=None)
+
+
 def _member_changes(
-    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], fence: Mapping[str, Any]
+    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], locked: Mapping[str, _LockedRow]
 ) -> dict[str, Counter[str]]:
     """Return how the members of each server group change by host."""
     members: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in claims:
         if each.server_group is not None:
             members[each.server_group.id][each.host] += 1
-        known = fence.get(each.consumer_uuid)
+        known = locked.get(each.consumer_uuid)
         old_group = known.server_group_id if known is not None else each.server_group.id if each.server_group else None
         for old in before.get(each.consumer_uuid, ()):
             if old_group is not None and old.host is not None:
@@ -344,6 +370,16 @@ def _amount_changes(
     return amounts
 
 
+def _largest(claims: Sequence[Claim], served: Mapping[str, Candidate]) -> dict[tuple[str, str], int]:
+    """Return the largest amount that one consumer takes, by provider and resource class."""
+    most: dict[tuple[str, str], int] = {}
+    for each in claims:
+        for provider, resources in _amounts_by_provider(each, served).items():
+            for name, amount in resources.items():
+                most[provider, name] = max(amount, most.get((provider, name), 0))
+    return most
+
+
 def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:
     """Give back all that a consumer holds; holding nothing is no error.
 
@@ -353,7 +389,7 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
     known = not isinstance(group_uuid, EllipsisType)
     if not isinstance(group_uuid, EllipsisType):
         group = group_uuid
-    elif (locked := conn.execute(_FENCE, {"uuids": [consumer_uuid]}).first()) is not None:
+    elif (locked := conn.execute(_LOCK_INSTANCES, {"uuids": [consumer_uuid]}).first()) is not None:
         known, group = True, locked.server_group_id
     amounts: Counter[tuple[str, str]] = Counter()
     for row in conn.execute(_DELETE_RETURNING, {"uuid": consumer_uuid}):
@@ -422,9 +458,10 @@ def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, 
     return {consumer: list(providers.values()) for consumer, providers in found.items()}
 
 
-def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
-    """Return where the members of a server group are: host -> members."""
-    return {row.host: row.members for row in conn.execute(_MEMBERS, {"uuid": group_uuid})}
+def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int] | None:
+    """Return where the members of a server group are, host -> members; None if there is no such group."""
+    found = conn.execute(_MEMBERS, {"uuid": group_uuid}).all()
+    return {row.host: row.members for row in found if row.host is not None} if found else None
 
 
 def _hosts_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
@@ -476,7 +513,7 @@ def _refused_by_server_groups(
         group = group_specs.get(uuid)
         if group is None or not joined or group.policy not in ("affinity", "anti-affinity"):
             continue
-        members = Counter(group_hosts(conn, uuid)) - left
+        members = Counter(group_hosts(conn, uuid)) - left  # of a group that is gone: none
         if group.policy == "anti-affinity":
             refused |= {h for h in joined if members[h] + changes[uuid][h] > group.max_server_per_host}
             continue
@@ -501,10 +538,9 @@ def count_members(conn: sa.Connection, group_uuid: str, changes: Mapping[str, in
             conn.execute(statement, rows)
 
 
-def lock_groups(conn: sa.Connection, uuids: Collection[str]) -> None:
-    """Lock server groups, in the order of their uuids."""
-    for uuid in sorted(uuids):
-        conn.execute(_LOCK_GROUP, {"uuid": uuid})
+def lock_groups(conn: sa.Connection, uuids: Collection[str]) -> set[str]:
+    """Lock server groups, in the order of their uuids; return those that exist."""
+    return {uuid for uuid in sorted(uuids) if conn.execute(_LOCK_GROUP, {"uuid": uuid}).first() is not None}
 
 
 def change_used(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> None:
@@ -512,10 +548,19 @@ def change_used(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now
     _add(conn, sorted((key, amount) for key, amount in amounts.items() if amount), now, unchecked=True)
 
 
-def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> list[tuple[str, str]]:
-    """Add amounts to what is used; if some do not fit, put all back and give those."""
+def _apply(
+    conn: sa.Connection,
+    amounts: Mapping[tuple[str, str], int],
+    now: int,
+    *,
+    most: Mapping[tuple[str, str], int] | None = None,
+) -> list[tuple[str, str]]:
+    """Add amounts to what is used; if some do not fit, put all back and return those.
+
+    `most` is the largest amount of one consumer, where several may take.
+    """
     wanted = sorted((key, amount) for key, amount in amounts.items() if amount)
-    taken = _add(conn, wanted, now)
+    taken = _add(conn, wanted, now, most=most or {})
     short = [key for key, amount in wanted if amount > 0 and key not in taken]
     if short:
         _add(conn, [(key, -amount) for key, amount in wanted if key in taken], now, unchecked=True)
@@ -523,14 +568,20 @@ def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int
 
 
 def _add(
-    conn: sa.Connection, wanted: Sequence[tuple[tuple[str, str], int]], now: int, *, unchecked: bool = False
+    conn: sa.Connection,
+    wanted: Sequence[tuple[tuple[str, str], int]],
+    now: int,
+    *,
+    most: Mapping[tuple[str, str], int] | None = None,
+    unchecked: bool = False,
 ) -> set[tuple[str, str]]:
     taken: set[tuple[str, str]] = set()
     for first in range(0, len(wanted), MOST_ROWS):
         part = wanted[first : first + MOST_ROWS]
         parameters: dict[str, str | int] = {"now": now}
-        for number, ((provider, name), amount) in enumerate(part):
-            parameters |= {f"p{number}": provider, f"c{number}": name, f"a{number}": amount}
+        for number, (key, amount) in enumerate(part):
+            parameters |= {f"p{number}": key[0], f"c{number}": key[1], f"a{number}": amount}
+            parameters[f"m{number}"] = (most or {}).get(key, 0)
         statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
         taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
     return taken
@@ -538,13 +589,16 @@ def _add(
 
 @functools.lru_cache(maxsize=256)
 def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
-    """The statement for so many rows. PostgreSQL locks them in the order of their keys, which an UPDATE alone
-    would not promise; SQLite has one writer at a time. Giving back is never refused."""
-    rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
+    """Return the statement for so many rows; with `unchecked` it refuses no amount.
+
+    PostgreSQL locks the rows in the order of their keys, which an UPDATE alone would not promise; SQLite has one writer
+    at a time.
+    """
+    rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER), CAST(:m{n} AS INTEGER))" for n in range(count))
     return sa.text(
         _ADD.format(
             rows=rows,
             lock="FOR UPDATE OF i" if lock else "",
-            check="" if unchecked else "AND (found.amount <= 0 OR used + found.amount <= capacity)",
+            check="" if unchecked else _CHECK,
         )
     )

@@ -1,6 +1,7 @@
 """Records of departures: an instance has left a host at an epoch, so the host destroys its guest of up to that epoch.
 
-They are the only reason for which an agent destroys a guest without an order.
+They are the only reason for which an agent destroys a guest without an order, besides the reply to a report of its own
+that came too late (`ReportReply.destroy`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,10 +10,36 @@ from typing import TypedDict, cast
 import sqlalchemy as sa
 
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
-from micronova.db.tables import departures, instances, services
+from micronova.db.tables import departures, instances, migrations, services
+from micronova.objects import migration_states, states
 from micronova.objects.service_names import COMPUTE
 
 _OF_HOSTS = sa.select(departures).where(one_of(departures.c.host, "hosts"))
+# A server that moved between hosts, and is on one that is not known to have been alive since it left the other, may
+# have its last copy there. What is left of a build or an evacuation is no copy.
+_MOVED = sa.and_(
+    migrations.c.instance_uuid == departures.c.instance_uuid,
+    migrations.c.migration_type != migration_states.EVACUATION,
+    sa.or_(migrations.c.source_compute == departures.c.host, migrations.c.dest_compute == departures.c.host),
+)
+_HAS_OTHER_HOST = sa.and_(
+    instances.c.uuid == departures.c.instance_uuid,
+    instances.c.host != departures.c.host,
+    instances.c.task_state.is_distinct_from(states.DELETING),
+)
+_HEARD = sa.and_(
+    services.c.host == instances.c.host,
+    services.c.binary == COMPUTE,
+    services.c.alive_at > departures.c.created_at,
+)
+_HELD_BACK = (
+    sa.select(departures.c.host, departures.c.instance_uuid, departures.c.epoch)
+    .join(instances, _HAS_OTHER_HOST)
+    .where(one_of(departures.c.host, "hosts"), ~sa.exists().where(_HEARD), sa.exists().where(_MOVED))
+)
+_OTHERS = sa.select(departures).where(
+    departures.c.instance_uuid == sa.bindparam("instance"), departures.c.host != sa.bindparam("host")
+)
 _PURGE = departures.delete().where(
     one_of(departures.c.instance_uuid, "instances"),
     ~sa.exists().where(services.c.host == departures.c.host, services.c.binary == COMPUTE),
@@ -43,6 +70,23 @@ def record(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: 
 def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
     """Return the guests that hosts still have to destroy."""
     return cast(list[DepartureRow], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
+
+
+def elsewhere(conn: sa.Connection, instance_uuid: str, host: str) -> list[DepartureRow]:
+    """Return the guests of an instance that other hosts than this one still have to destroy."""
+    found = conn.execute(_OTHERS, {"instance": instance_uuid, "host": host}).mappings()
+    return cast(list[DepartureRow], list(found))
+
+
+def held_back(conn: sa.Connection, hosts: Iterable[str]) -> set[tuple[str, str, int]]:
+    """Return those departures (host, instance, epoch) that hosts must not act on yet.
+
+    The guest may be the last copy of the disks of an instance that moved: the host that the instance is on has to have
+    been alive after the departure was recorded. If that never happens, the guest stays until the instance is evacuated
+    or deleted.
+    """
+    found = conn.execute(_HELD_BACK, {"hosts": list(hosts)})
+    return {(row.host, row.instance_uuid, row.epoch) for row in found}
 
 
 def delete_of_host(conn: sa.Connection, host: str) -> None:

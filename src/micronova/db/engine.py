@@ -25,8 +25,8 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
@@ -107,6 +107,17 @@ class _Job:
     error: BaseException | None = None
 
 
+_Jobs = queue.SimpleQueue[_Job | None]
+
+
+async def _run_in(jobs: _Jobs, fn: Callable[[sa.Connection], R]) -> R:
+    """Let a thread run a transaction. Cancelling the caller cancels it, if it has not begun."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+    jobs.put(_Job(fn, loop, future))
+    return await future
+
+
 def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
         if job.future.done():  # the caller was cancelled after its transaction began, which is committed
@@ -132,64 +143,54 @@ class SQLiteDatabase(Database):
         self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **JSON)
         sa.event.listen(self._engine, "connect", _sqlite_connect)
         sa.event.listen(self._engine, "begin", _sqlite_begin)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="sqlite-read")
-        self._local = threading.local()
-        self._read_connections: list[sa.Connection] = []
+        self._writes: _Jobs = queue.SimpleQueue()
+        self._reads: _Jobs = queue.SimpleQueue()
         self._closed = False
-        self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
-        self._writer.start()
+        name = Path(url.database or "").stem
+        loops = [(f"{name}-write", self._write_loop), *(readers * [(f"{name}-read", self._read_loop)])]
+        self._threads = [threading.Thread(target=loop, name=thread, daemon=True) for thread, loop in loops]
+        for thread in self._threads:
+            thread.start()
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._closed:
             raise Unavailable("The database is closed.")
         self.statistics.count("reads", fn.__qualname__)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, lambda: self._read(lambda c: fn(c, *args, **kwargs)))
+        return await _run_in(self._reads, lambda conn: fn(conn, *args, **kwargs))
 
-    def _read(self, fn: Callable[[sa.Connection], R]) -> R:
-        try:
-            return self._read_once(fn)
-        except Exception as error:
-            exhausted = _sqlite_exhausted(error)
-            if exhausted is None:
-                raise
-            raise exhausted from error
-
-    def _read_once(self, fn: Callable[[sa.Connection], R]) -> R:
-        conn: sa.Connection | None = getattr(self._local, "conn", None)
-        if conn is None:
-            conn = self._local.conn = self._engine.connect().execution_options(micronova_read=True)
-            self._read_connections.append(conn)
-        # One snapshot for the whole function, also for what goes around SQLAlchemy (db.query).
-        raw = _driver(conn)
-        raw.execute("BEGIN")
-        try:
-            return fn(conn)
-        finally:
-            conn.rollback()
-            raw.rollback()
+    def _read_loop(self) -> None:
+        conn: sa.Connection | None = None
+        while (job := self._reads.get()) is not None:
+            if not job.future.cancelled():
+                try:
+                    if conn is None:
+                        conn = self._engine.connect().execution_options(micronova_read=True)
+                    job.result = _read(conn, job.fn)
+                except BaseException as error:
+                    job.error = error
+                with contextlib.suppress(RuntimeError):  # the loop was closed while we worked
+                    job.loop.call_soon_threadsafe(_resolve, [job])
+            del job  # with its result
+        if conn is not None:
+            conn.close()
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._closed:
             raise Unavailable("The database is closed.")
         self.statistics.count("writes", fn.__qualname__)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        self._jobs.put(_Job(lambda conn: fn(conn, *args, **kwargs), loop, future))
-        return await future  # cancelling the caller cancels this, which the writer sees if it has not begun
+        return await _run_in(self._writes, lambda conn: fn(conn, *args, **kwargs))
 
     def _write_loop(self) -> None:
         conn: sa.Connection | None = None
         stopping = False
         while not stopping:
-            job = self._jobs.get()
+            job = self._writes.get()
             if job is None:
                 break
             batch = [job]
             while len(batch) < BATCH:
                 try:
-                    more = self._jobs.get_nowait()
+                    more = self._writes.get_nowait()
                 except queue.Empty:
                     break
                 if more is None:
@@ -221,12 +222,23 @@ class SQLiteDatabase(Database):
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(None)
-        await asyncio.to_thread(self._writer.join)
-        await asyncio.to_thread(self._readers.shutdown)
-        for conn in self._read_connections:
-            conn.close()
+        self._writes.put(None)
+        for _ in self._threads[1:]:
+            self._reads.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
         self._engine.dispose()
+
+
+def _read(conn: sa.Connection, fn: Callable[[sa.Connection], Any]) -> Any:
+    # One snapshot for the whole function, also for what goes around SQLAlchemy (db.prepared).
+    raw = _driver(conn)
+    raw.execute("BEGIN")
+    try:
+        return fn(conn)
+    finally:
+        conn.rollback()
+        raw.rollback()
 
 
 def _run_batch(conn: sa.Connection, batch: list[_Job]) -> None:

@@ -16,6 +16,8 @@ _OF_SERVER = (
     .order_by(_o.created_at)
 )
 _EXPLANATION = sa.select(_o.explanation).where(_o.id == sa.bindparam("id"))
+_RECORD = operations.update().where(_o.id == sa.bindparam("b_id")).values(explanation=sa.bindparam("b_explanation"))
+MOST_EARLIER = 10  # attempts of one operation that are kept; hosts may be lost any number of times
 
 
 class Decided(NamedTuple):
@@ -25,6 +27,18 @@ class Decided(NamedTuple):
     kind: str
     decisions: list[Explanation]
     ended: bool
+
+
+def record(conn: sa.Connection, id: str, explanation: Explanation, *, again: bool = False) -> None:
+    """Record how the scheduler decided in an operation; `again` after an earlier attempt, whose explanation is kept.
+
+    Of the decisions to wait only the last one is kept, until there is another decision.
+    """
+    before = conn.execute(_EXPLANATION, {"id": id}).scalar_one_or_none() if again else None
+    if before is not None:
+        decided = [each for each in attempts(msgspec.convert(before, Explanation)) if not each.waits]
+        explanation = msgspec.structs.replace(explanation, earlier=tuple(decided[-MOST_EARLIER:]))
+    conn.execute(_RECORD, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})
 
 
 def of_server(conn: sa.Connection, instance_uuid: str) -> list[Decided]:

@@ -6,7 +6,7 @@ times, and then the rows of the slots in which this differs from what it has rea
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -30,8 +30,8 @@ from micronova.objects.service_names import COMPUTE
 DEFAULT_ZONE = "nova"
 SLOT = 100_000  # microseconds
 
-# node uuid, resource class, total, reserved, capacity, used, changed at
-Amount = tuple[str, str, int, int, int, int, int]
+# node uuid, resource class, total, reserved, capacity, used, max unit, allocation ratio, changed at
+Amount = tuple[str, str, int, int, int, int, int, float, int]
 Topology = tuple[str, str, str, int]  # node uuid, topology and what is held as they are stored, changed at
 ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
@@ -75,7 +75,17 @@ _STATES = sa.select(
 )
 _STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
 _PAGE = _STATES.where(_n.uuid > bindparam("after")).order_by(_n.uuid).limit(bindparam("limit"))
-_AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.reserved, _i.capacity, _i.used, _i.changed_at)
+_AMOUNTS = sa.select(
+    _i.node_uuid,
+    _i.resource_class,
+    _i.total,
+    _i.reserved,
+    _i.capacity,
+    _i.used,
+    _i.max_unit,
+    _i.allocation_ratio,
+    _i.changed_at,
+)
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
 _SERVERS = sa.select(instances.c.uuid, instances.c.host).where(
     instances.c.project_id == bindparam("project_id"), one_of(instances.c.uuid, "uuids"), instances.c.host.is_not(None)
@@ -199,23 +209,33 @@ def _sorted_traits(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-_Stock = tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]  # total, reserved, capacity, used
+class _Stock(NamedTuple):
+    """The amounts of one node by resource class."""
+
+    total: dict[str, int]
+    reserved: dict[str, int]
+    capacity: dict[str, int]
+    used: dict[str, int]
+    max_unit: dict[str, int]
+    allocation_ratio: dict[str, float]
 
 
 def _states(
     rows: Any, amounts: Any, groups: Any, traits: Mapping[str, tuple[str, ...]], default_zone: str
 ) -> list[HostState]:
     stock: dict[str, _Stock] = {}
-    for node, name, total, reserved, capacity, used, _ in amounts:
-        totals, reserves, capacities, uses = stock.setdefault(node, ({}, {}, {}, {}))
-        totals[name], reserves[name], capacities[name], uses[name] = total, reserved, capacity, used
+    for node, name, total, reserved, capacity, used, max_unit, ratio, _ in amounts:
+        if (own := stock.get(node)) is None:
+            own = stock[node] = _Stock({}, {}, {}, {}, {}, {})
+        own.total[name], own.reserved[name], own.capacity[name], own.used[name] = total, reserved, capacity, used
+        own.max_unit[name], own.allocation_ratio[name] = max_unit, ratio
     member_of: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for host, name, properties in groups:
         member_of.setdefault(host, []).append((name, properties))
-    nothing: _Stock = ({}, {}, {}, {})
+    nothing = _Stock({}, {}, {}, {}, {}, {})
     states = []
     for row in rows:
-        totals, reserves, capacities, uses = stock.get(row.uuid, nothing)
+        own = stock.get(row.uuid, nothing)
         groups_of_host = tuple(sorted(member_of.get(row.host, ()), key=lambda each: each[0]))
         zones = (properties.get("availability_zone") for _, properties in groups_of_host)
         states.append(
@@ -227,10 +247,12 @@ def _states(
                 enabled=row.disabled is not None and not row.disabled,  # a host without a service gets no servers
                 forced_down=bool(row.forced_down),
                 last_seen=(row.last_seen_at or 0) / 1e6,
-                total=totals,
-                reserved=reserves,
-                used=uses,
-                capacity=capacities,
+                total=own.total,
+                reserved=own.reserved,
+                used=own.used,
+                capacity=own.capacity,
+                max_unit=own.max_unit,
+                allocation_ratio=own.allocation_ratio,
                 hypervisor_type=row.hypervisor_type,
                 hypervisor_version=row.hypervisor_version,
                 cpu_info=row.cpu_info,

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from micronova.db.listed import as_pairs, pairs
+from micronova.db.prepared import Prepared
 from micronova.db.tables import instance_action_events, instance_actions, instances
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.context import Context, RequestContext
@@ -48,7 +49,7 @@ class InstanceActionEventRow(Protocol):
     details: str | None
 
 
-_START = PerDialect(lambda insert: insert(instance_actions).on_conflict_do_nothing())
+_START = Prepared(PerDialect(lambda insert: insert(instance_actions).on_conflict_do_nothing()).on)
 
 
 def _event_finish(insert: Any) -> sa.Executable:
@@ -68,8 +69,8 @@ def _event_finish(insert: Any) -> sa.Executable:
     return kept
 
 
-_EVENT_FINISH = PerDialect(_event_finish)
-_FINISH = (
+_EVENT_FINISH = Prepared(PerDialect(_event_finish).on)
+_FINISH = Prepared(
     sa.update(instance_actions)
     .where(_a.request_id == sa.bindparam("request"), _a.instance_uuid == sa.bindparam("instance"))
     .where(_a.finish_time.is_(None))
@@ -79,13 +80,13 @@ _FINISH = (
         message=sa.func.coalesce(sa.bindparam("text", type_=sa.String), _a.message),
     )
 )
-_CUT_SHORT = (
+_CUT_SHORT = Prepared(
     sa.update(instance_action_events)
     .where(_e.request_id == sa.bindparam("request"), _e.instance_uuid == sa.bindparam("instance"))
     .where(_e.finish_time.is_(None))
     .values(finish_time=sa.bindparam("now"), result="Error", details="Overtaken by a later request.")
 )
-_FAILED = (
+_FAILED = Prepared(
     sa.update(instance_actions)
     .where(_a.request_id == sa.bindparam("request"), _a.instance_uuid == sa.bindparam("instance"))
     .where(_a.message.is_(None))
@@ -159,7 +160,7 @@ def start(
         "finish_time": now if finished else None,
         "message": None,
     }
-    conn.execute(_START.on(conn), [{**shared, "instance_uuid": uuid} for uuid in uuids])
+    _START.run_each(conn, [{**shared, "instance_uuid": uuid} for uuid in uuids])
 
 
 def record_done(
@@ -226,9 +227,9 @@ def event_finish(
         "details": details,
         "traceback": traceback,
     }
-    conn.execute(_EVENT_FINISH.on(conn), row)
+    _EVENT_FINISH.run(conn, row)
     if result == "Error":
-        conn.execute(_FAILED, {"request": request_id, "instance": instance_uuid, "now": now})
+        _FAILED.run(conn, {"request": request_id, "instance": instance_uuid, "now": now})
 
 
 def record_finished(
@@ -259,14 +260,14 @@ def finish(conn: sa.Connection, instance_uuid: str, request_id: str, now: int, m
         "now": now,
         "text": message[:255] if message else None,
     }
-    conn.execute(_FINISH, row)
+    _FINISH.run(conn, row)
 
 
 def cancel(conn: sa.Connection, instance_uuid: str, request_id: str, now: int) -> None:
     """Record that an action and its open events ended early, because another action replaced it."""
     row = {"request": request_id, "instance": instance_uuid, "now": now, "text": "Error"}
-    conn.execute(_CUT_SHORT, row)
-    conn.execute(_FINISH, row)
+    _CUT_SHORT.run(conn, row)
+    _FINISH.run(conn, row)
 
 
 def list_for(

@@ -5,7 +5,7 @@ False. Statements of the hot paths are made once, at import.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, cast
 
 import msgspec
@@ -14,14 +14,13 @@ from sqlalchemy import bindparam
 
 from micronova.db import instance_changes, services
 from micronova.db.listed import one_of
-from micronova.db.query import Query
+from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     block_devices,
     console_tokens,
     deleted_instances,
     instances,
     request_specs,
-    server_groups,
     server_passwords,
 )
 from micronova.objects import power_state, shelved, states
@@ -29,8 +28,8 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import InstanceNotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData
-from micronova.objects.scheduling import RequestSpec
+from micronova.objects.instance import InstanceChanges, InstanceRow, InstanceWithService, VIFData
+from micronova.objects.scheduling import GROUP_HINT, RequestSpec
 
 
 class SpecRow(TypedDict):
@@ -47,6 +46,7 @@ class DeviceRow(TypedDict):
     uuid: str
     instance_uuid: str
     device: dict[str, Any]  # BlockDevice as plain data
+    volume_id: str | None
 
 
 class StatesRow(Protocol):
@@ -74,16 +74,16 @@ _INSERT = instances.insert()
 _INSERT_SPECS = request_specs.insert()
 _INSERT_DEVICES = block_devices.insert()
 _BY_UUID = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
-_GET = Query(_BY_UUID)
-_LOCK = Query(_BY_UUID.with_for_update())
-_GET_OF_PROJECT = Query(_BY_UUID.where(instances.c.project_id == bindparam("project_id")))
+_GET = Prepared(_BY_UUID)
+_LOCK = Prepared(_BY_UUID.with_for_update())
+_GET_OF_PROJECT = Prepared(_BY_UUID.where(instances.c.project_id == bindparam("project_id")))
 _WITH_SERVICE = (
     sa.select(instances, *services.STATE_OF_HOST)
     .select_from(services.with_services(instances))
     .where(instances.c.uuid == bindparam("uuid"))
 )
-_GET_WITH_SERVICE = Query(_WITH_SERVICE)
-_GET_OF_PROJECT_WITH_SERVICE = Query(_WITH_SERVICE.where(instances.c.project_id == bindparam("project_id")))
+_GET_WITH_SERVICE = Prepared(_WITH_SERVICE)
+_GET_OF_PROJECT_WITH_SERVICE = Prepared(_WITH_SERVICE.where(instances.c.project_id == bindparam("project_id")))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
 _DELETED_BEFORE = sa.select(deleted_instances.c.uuid, deleted_instances.c.epoch).where(
     one_of(deleted_instances.c.uuid, "uuids"), deleted_instances.c.deleted_at < bindparam("before")
@@ -142,18 +142,33 @@ _SOFT_DELETED_BEFORE = (
     .order_by(instances.c.deleted_at)
     .limit(bindparam("most"))
 )
-_SPECS = sa.select(request_specs).where(one_of(request_specs.c.instance_uuid, "uuids"))
-_DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
-    one_of(block_devices.c.instance_uuid, "uuids")
+_SPECS = Prepared(sa.select(request_specs).where(one_of(request_specs.c.instance_uuid, "uuids")))
+_DEVICES = Prepared(
+    sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
+        one_of(block_devices.c.instance_uuid, "uuids")
+    )
+)
+_VOLUMES = Prepared(
+    sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
+        one_of(block_devices.c.instance_uuid, "uuids"), block_devices.c.volume_id.is_not(None)
+    )
 )
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
 _UPDATE_SPEC = (
     request_specs.update().where(request_specs.c.instance_uuid == bindparam("b_uuid")).values(spec=bindparam("b_spec"))
 )
 _UPDATE_DEVICE = (
-    block_devices.update().where(block_devices.c.uuid == bindparam("b_uuid")).values(device=bindparam("b_device"))
+    block_devices.update()
+    .where(block_devices.c.uuid == bindparam("b_uuid"))
+    .values(device=bindparam("b_device"), volume_id=bindparam("b_volume"))
+)
+_LEAVE_GROUP = (
+    instances.update()
+    .where(instances.c.uuid == bindparam("b_uuid"))
+    .values(server_group_id=None, hints=bindparam("b_hints"))
 )
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_DEVICE = block_devices.delete().where(block_devices.c.uuid == bindparam("b_uuid"))
 _DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_TOKENS = console_tokens.delete().where(console_tokens.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_PASSWORD = server_passwords.delete().where(server_passwords.c.instance_uuid == bindparam("b_uuid"))
@@ -176,20 +191,21 @@ def insert(
 def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceRow | None:
     """Return an instance, or None; with a project only that project's."""
     if project_id is None:
-        return cast(InstanceRow | None, _GET.first(conn, uuid=uuid))
-    return cast(InstanceRow | None, _GET_OF_PROJECT.first(conn, uuid=uuid, project_id=project_id))
+        return cast(InstanceRow | None, _GET.first(conn, {"uuid": uuid}))
+    return cast(InstanceRow | None, _GET_OF_PROJECT.first(conn, {"uuid": uuid, "project_id": project_id}))
 
 
-def get_with_service(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceRow | None:
-    """Return the same with the columns `services.STATE_OF_HOST`."""
+def get_with_service(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceWithService | None:
+    """Return an instance with the columns `services.STATE_OF_HOST`, or None; with a project only that project's."""
     if project_id is None:
-        return cast(InstanceRow | None, _GET_WITH_SERVICE.first(conn, uuid=uuid))
-    return cast(InstanceRow | None, _GET_OF_PROJECT_WITH_SERVICE.first(conn, uuid=uuid, project_id=project_id))
+        return cast(InstanceWithService | None, _GET_WITH_SERVICE.first(conn, {"uuid": uuid}))
+    found = _GET_OF_PROJECT_WITH_SERVICE.first(conn, {"uuid": uuid, "project_id": project_id})
+    return cast(InstanceWithService | None, found)
 
 
 def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:
     """Return an instance and lock its row until the transaction ends; ARCHITECTURE.md has the order of locks."""
-    return cast(InstanceRow | None, _LOCK.first(conn, uuid=uuid))
+    return cast(InstanceRow | None, _LOCK.first(conn, {"uuid": uuid}))
 
 
 def lock_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
@@ -255,7 +271,7 @@ def shelved_before(conn: sa.Connection, before: int, most: int, *, after: str) -
 
 def specs(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, SpecRow]:
     """Return the request specs of instances, by uuid."""
-    found = conn.execute(_SPECS, {"uuids": list(uuids)}).mappings()
+    found = _SPECS.all(conn, {"uuids": list(uuids)})
     return {row["instance_uuid"]: cast(SpecRow, row) for row in found}
 
 
@@ -277,6 +293,27 @@ def _change_spec(conn: sa.Connection, uuid: str, **fields: Any) -> None:
         conn.execute(_UPDATE_SPEC, {"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
 
 
+def leave_group(conn: sa.Connection, hints: Mapping[str, Mapping[str, Any]]) -> None:
+    """Take instances, whose rows are locked, out of their server group; `hints` are theirs, by uuid.
+
+    Neither their hints nor their request specs name the group any more.
+    """
+    if not hints:
+        return
+    conn.execute(_LEAVE_GROUP, [{"b_uuid": uuid, "b_hints": _without_group(theirs)} for uuid, theirs in hints.items()])
+    changed = []
+    for uuid, row in specs(conn, hints).items():
+        spec = request_of(row)
+        spec = msgspec.structs.replace(spec, server_group=None, hints=_without_group(spec.hints))
+        changed.append({"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
+    if changed:
+        conn.execute(_UPDATE_SPEC, changed)
+
+
+def _without_group(hints: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values for name, values in hints.items() if name != GROUP_HINT}
+
+
 def may_have_ports(conn: sa.Connection, row: InstanceRow) -> bool:
     """Return whether a server may have ports: it has some, its request asked for some, or its request is gone."""
     if row["network_info"]:
@@ -287,9 +324,18 @@ def may_have_ports(conn: sa.Connection, row: InstanceRow) -> bool:
 
 def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     """Return the block devices of instances, by uuid."""
+    return _devices(conn, _DEVICES, uuids)
+
+
+def volumes(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
+    """Return the block devices of instances that are volumes, by uuid."""
+    return _devices(conn, _VOLUMES, uuids)
+
+
+def _devices(conn: sa.Connection, query: Prepared, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     found: dict[str, list[BlockDevice]] = {}
-    for uuid, device in conn.execute(_DEVICES, {"uuids": list(uuids)}):
-        found.setdefault(uuid, []).append(msgspec.convert(device, BlockDevice))
+    for row in query.all(conn, {"uuids": list(uuids)}):
+        found.setdefault(row["instance_uuid"], []).append(msgspec.convert(row["device"], BlockDevice))
     return {uuid: tuple(each) for uuid, each in found.items()}
 
 
@@ -306,18 +352,18 @@ def update(
     if epoch is not None:
         parameters["b_epoch"] = epoch
     before = instance_changes.before(conn, [uuid])
-    changed = conn.execute(_update(tuple(values), epoch is not None), parameters).rowcount == 1
+    changed = _update(tuple(values), epoch is not None).run(conn, parameters) == 1
     if changed and before is not None:
         instance_changes.note(conn, before)
     return changed
 
 
 @functools.cache
-def _update(columns: tuple[str, ...], fenced: bool) -> sa.Update:
+def _update(columns: tuple[str, ...], fenced: bool) -> Prepared:
     statement = instances.update().where(instances.c.uuid == bindparam("b_uuid"))
     if fenced:
         statement = statement.where(instances.c.epoch == bindparam("b_epoch"))
-    return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
+    return Prepared(statement.values({name: bindparam(name) for name in (*columns, "updated_at")}))
 
 
 def pin_to_zone(conn: sa.Connection, uuid: str, now: int, values: InstanceChanges, *, zone: str | None) -> bool:
@@ -344,17 +390,37 @@ def set_flavor(conn: sa.Connection, uuid: str, flavor: Flavor) -> None:
     _change_spec(conn, uuid, flavor=flavor)
 
 
+def device_row(instance_uuid: str, device: BlockDevice) -> DeviceRow:
+    """Return the row of a block device of an instance."""
+    return {
+        "uuid": device.uuid,
+        "instance_uuid": instance_uuid,
+        "device": msgspec.to_builtins(device),
+        "volume_id": device.volume_id,
+    }
+
+
 def replace_devices(conn: sa.Connection, uuid: str, wanted: Sequence[BlockDevice]) -> None:
     """Replace the block devices of an instance."""
     conn.execute(_DELETE_DEVICES, {"b_uuid": uuid})
     if wanted:
-        rows = [{"uuid": each.uuid, "instance_uuid": uuid, "device": msgspec.to_builtins(each)} for each in wanted]
-        conn.execute(_INSERT_DEVICES, rows)
+        conn.execute(_INSERT_DEVICES, cast(list[dict[str, Any]], [device_row(uuid, each) for each in wanted]))
+
+
+def add_device(conn: sa.Connection, uuid: str, device: BlockDevice) -> None:
+    """Add a block device to an instance, whose row is locked."""
+    conn.execute(_INSERT_DEVICES, [cast(dict[str, Any], device_row(uuid, device))])
+
+
+def remove_device(conn: sa.Connection, uuid: str) -> None:
+    """Remove a block device, by its own uuid, of an instance, whose row is locked."""
+    conn.execute(_DELETE_DEVICE, {"b_uuid": uuid})
 
 
 def change_device(conn: sa.Connection, device: BlockDevice) -> None:
     """Replace a block device of an instance, whose row is locked."""
-    conn.execute(_UPDATE_DEVICE, {"b_uuid": device.uuid, "b_device": msgspec.to_builtins(device)})
+    values = {"b_uuid": device.uuid, "b_device": msgspec.to_builtins(device), "b_volume": device.volume_id}
+    conn.execute(_UPDATE_DEVICE, values)
 
 
 def update_many(conn: sa.Connection, uuids: Iterable[str], now: int, values: InstanceChanges) -> None:
@@ -393,12 +459,11 @@ def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
 
 
 def soft_deleted_before(conn: sa.Connection, before: int, most: int) -> list[str]:
-    """Return instances that are soft-deleted, or on the way to it, since before this time, the longest ones first."""
+    """Return the ids of servers whose soft delete was accepted before this time, the oldest first."""
     return list(conn.execute(_SOFT_DELETED_BEFORE, {"before": before, "most": most}).scalars())
 
 
 def count_in_group(conn: sa.Connection, group: str) -> int:
-    """Lock a server group and return how many servers are in it."""
-    conn.execute(sa.select(server_groups.c.uuid).where(server_groups.c.uuid == group).with_for_update())
+    """Return how many servers are in a server group."""
     counted = sa.select(sa.func.count()).select_from(instances).where(instances.c.server_group_id == group)
     return int(conn.execute(counted).scalar_one())

@@ -7,9 +7,11 @@ from typing import Any, Protocol, cast
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import mediated_devices, placement_names, providers, topologies
+from micronova.db import placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
+from micronova.db.mediated_devices import MediatedDevices
+from micronova.db.prepared import Prepared
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
@@ -17,8 +19,8 @@ from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NodeTopology
-from micronova.placement.model import capacity
-from micronova.placement.standard import HOST_TRAIT, reported_traits, standard_traits
+from micronova.placement.model import capacity, whole
+from micronova.placement.standard import COMPUTE_NODE, HOST_TRAIT, reported_traits, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 _DEDICATED = "PCPU"  # shown together with the CPUs that instances share
@@ -90,7 +92,7 @@ _KNOWN = (
 def _upsert_inventory(insert: Any) -> sa.Executable:
     statement = insert(inventories)
     new = statement.excluded
-    names = ("total", "reserved", "allocation_ratio", "capacity")
+    names = ("total", "reserved", "max_unit", "allocation_ratio", "capacity")
     kept: sa.Executable = statement.on_conflict_do_update(
         index_elements=[_i.node_uuid, _i.resource_class],
         set_={**{name: new[name] for name in names}, "changed_at": new.changed_at},
@@ -120,6 +122,7 @@ _DESCRIPTIONS = (
 )
 _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
+_CAPABILITIES = Prepared(sa.select(_n.capabilities).where(_n.uuid == sa.bindparam("node")))
 
 
 def upsert(
@@ -141,7 +144,7 @@ def upsert_all(
     *,
     ratios: Mapping[str, float] = RATIOS,
 ) -> None:
-    """Record what the nodes of many hosts are and have: three statements, unless there are new ones."""
+    """Record what the nodes of many hosts are and have: four statements, unless there are new ones."""
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
         return
@@ -170,16 +173,17 @@ def upsert_all(
         for _, node in pairs
         if (has := node.topology) is not None and (has.mdevs or node.node_uuid in above)
     }
-    types_before = mediated_devices.types_before(conn, sorted(with_mdevs)) if with_mdevs else {}
+    mdevs = MediatedDevices(conn, with_mdevs)
     topologies.report(conn, reported, now)
     _check_descriptions(conn, [(host, node) for host, node in pairs if _size(node) > _LARGE])
     # A version that knows no providers may have made a node: it gets its provider here.
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
-    providers.ensure_nodes(conn, lacking, now, below=mediated_devices.missing(conn, with_mdevs) if with_mdevs else {})
+    providers.ensure_nodes(conn, lacking, now, below=mdevs.missing())
     added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, [node for _, node in pairs])
-    added_below, removed_below = mediated_devices.changed_traits(with_mdevs, types_before)
+    added_below, removed_below = mdevs.changed_traits()
     _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
+    providers.follow_services(conn, [node.node_uuid for _, node in pairs])
     had_dedicated = {row.uuid for row in found if row.has_dedicated}
     stock = [
         each
@@ -188,11 +192,10 @@ def upsert_all(
         # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
         if each["resource_class"] != _DEDICATED or each["total"] or node.node_uuid in had_dedicated
     ]
-    of_mdevs = mediated_devices.inventory_rows(conn, with_mdevs, now) if with_mdevs else []
+    of_mdevs = mdevs.inventory_rows(now)
     stock += of_mdevs
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
-    if with_mdevs:
-        mediated_devices.remove_unused(conn, with_mdevs, of_mdevs)
+    mdevs.remove_unused(of_mdevs)
 
 
 def _size(node: NodeResources) -> int:
@@ -236,8 +239,8 @@ def _report_traits(
 
 
 def _traits(node: NodeResources) -> list[str]:
-    """Return the traits of a report that this version knows and hosts may report."""
-    return reported_traits(node.traits)
+    """Return the traits of a report that this version knows and hosts may report, and that of every compute node."""
+    return reported_traits({*node.traits, COMPUTE_NODE})
 
 
 def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -320,6 +323,7 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
                 "resource_class": resource,
                 "total": total,
                 "reserved": reserved,
+                "max_unit": whole(total),
                 "allocation_ratio": ratio,
                 "capacity": capacity(total, reserved, ratio),
                 "used": 0,
@@ -481,8 +485,8 @@ def note_metrics(conn: sa.Connection, measured: Mapping[tuple[str, str], Mapping
 
 def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:
     """Return whether a node has reported that its driver lacks a capability."""
-    found = conn.execute(sa.select(_n.capabilities).where(_n.uuid == node_uuid)).scalar_one_or_none()
-    return found is not None and found.get(capability_key(capability)) == "false"
+    found = _CAPABILITIES.first(conn, {"node": node_uuid})
+    return found is not None and found["capabilities"].get(capability_key(capability)) == "false"
 
 
 def host_asks(conn: sa.Connection, host: str) -> bool:

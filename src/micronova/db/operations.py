@@ -12,15 +12,17 @@ from micronova.db import instance_actions
 from micronova.db.instances import update as update_instance
 from micronova.db.listed import one_of
 from micronova.db.locking import in_order
+from micronova.db.prepared import Prepared
 from micronova.db.tables import instances, operations
 from micronova.objects.context import Context
-from micronova.objects.explanation import Explanation, attempts
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
     FOLLOW_UP_KINDS,
     IMAGE_KINDS,
+    UNDO_MOVE,
     VERSIONS,
     OperationRow,
+    Payload,
     Result,
     Step,
     instance_action,
@@ -29,6 +31,8 @@ from micronova.objects.operations import (
 _HOST = "host:"
 NO_DEADLINE = 253_402_300_799_000_000
 """Of work that is repeated until it succeeds: the end of the year 9999."""
+CANCELLED = 0
+"""The deadline of work that an operator has cancelled."""
 
 
 class Lease(NamedTuple):
@@ -47,7 +51,7 @@ def host_owner(host: str) -> str:
     return _HOST + host
 
 
-_INSERT = operations.insert()
+_INSERT = Prepared(operations.insert())
 _OPEN = operations.c.finished_at.is_(None)
 _NAMED = one_of(operations.c.id, "ids")
 _FREE = operations.c.lease_until < bindparam("now")
@@ -92,46 +96,53 @@ _RENEW_HOSTS = (
     .values(lease_until=bindparam("until"))
 )
 _LOCK_MANY = sa.select(operations.c.id).where(_NAMED).order_by(operations.c.id).with_for_update()
-_GET = sa.select(operations).where(operations.c.id == bindparam("id"))
-_GET_MANY = sa.select(operations).where(one_of(operations.c.id, "ids"))
-_LOCK = _GET.with_for_update()
+_BY_ID = sa.select(operations).where(operations.c.id == bindparam("id"))
+_GET = Prepared(_BY_ID)
+_GET_MANY = sa.select(operations).where(_NAMED)
+_LOCK = Prepared(_BY_ID.with_for_update())
+_IS_CURRENT = Prepared(
+    sa.select(operations.c.id)
+    .join(instances, instances.c.uuid == operations.c.instance_uuid)
+    .where(operations.c.id == bindparam("id"), operations.c.epoch == instances.c.epoch)
+)
 _OWNED = sa.select(operations).where(_OPEN, one_of(operations.c.owner, "owners"))
 _OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
-_MAKES_IMAGE = operations.c.kind.in_(IMAGE_KINDS)
-_NOT_OF_A_CONDUCTOR = sa.and_(
-    sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%")),
-    operations.c.kind.not_in(FOLLOW_UP_KINDS),
-)
+_MAKES_IMAGE = operations.c.kind.in_([sa.literal(kind) for kind in IMAGE_KINDS])
+# A constant in the SQL: SQLite compiles a statement again at each execution if the pattern of a LIKE is a parameter.
+_ANY_HOST: sa.ColumnElement[str] = sa.literal_column(f"'{_HOST}%'", sa.String)
+_WITHOUT_CONDUCTOR = sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_ANY_HOST))
+_FOLLOWS = operations.c.kind.in_([sa.literal(kind) for kind in FOLLOW_UP_KINDS])
 # An evacuation that has not begun holds nothing that a conductor would have to give back.
 _NOT_BEGUN = sa.and_(operations.c.kind == "evacuate", operations.c.step == "new")
-_CANCELLABLE = sa.or_(sa.and_(_NOT_OF_A_CONDUCTOR, sa.not_(_MAKES_IMAGE)), _NOT_BEGUN)
-_CANCEL = (
+# A later request ends these itself; a conductor ends those that it owns when it sees the new epoch.
+_CANCELLABLE = sa.or_(sa.and_(_WITHOUT_CONDUCTOR, sa.not_(_FOLLOWS), sa.not_(_MAKES_IMAGE)), _NOT_BEGUN)
+_TAKEN_BACK = sa.and_(_WITHOUT_CONDUCTOR, sa.or_(_MAKES_IMAGE, operations.c.kind == UNDO_MOVE))
+_CANCEL = Prepared(
     operations.update()
     .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _CANCELLABLE), _OPEN, _CANCELLABLE)
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
     .returning(operations.c.context)
 )
-_TAKE_FROM_OWNER = (
+_TAKE_FROM_OWNER = Prepared(
     operations.update()
-    .where(
-        in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR, _MAKES_IMAGE), _OPEN, _NOT_OF_A_CONDUCTOR
-    )
+    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _TAKEN_BACK), _OPEN, _TAKEN_BACK)
     .values(owner=None, lease_until=0)
     .returning(operations.c.id)
 )
 _NEVER_LEASED = sa.and_(operations.c.id == bindparam("b_id"), _OPEN, operations.c.leases == 0)
-_START_DEFERRED = (
+_START_DEFERRED = Prepared(
     operations.update()
     .where(_NEVER_LEASED)
     .values(step=bindparam("b_step"), payload=bindparam("b_payload"), lease_until=0)
 )
-_FINISH = (
+_END = (
     operations.update()
     .where(_HELD)
     .values(finished_at=bindparam("now"), result=bindparam("b_result"), secrets=None, step="done")
 )
-_FINISH_WITH_PAYLOAD = _FINISH.values(payload=bindparam("b_payload"))
-_STEP = (
+_FINISH = Prepared(_END)
+_FINISH_WITH_PAYLOAD = Prepared(_END.values(payload=bindparam("b_payload")))
+_ADVANCE = (
     operations.update()
     .where(_HELD)
     .values(
@@ -142,12 +153,13 @@ _STEP = (
         payload=bindparam("b_payload"),
     )
 )
-_STEP_WITHOUT_DEADLINE = _STEP.values(deadline=NO_DEADLINE)
+_STEP = Prepared(_ADVANCE)
+_STEP_WITHOUT_DEADLINE = Prepared(_ADVANCE.values(deadline=NO_DEADLINE))
 _RELEASE_LEASES = operations.update().where(in_order(operations.c.id, _OPEN, _OWN), _OPEN, _OWN).values(lease_until=0)
-_NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_HOST + "%"))
+_NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_ANY_HOST))
 # One that nobody has leased does not wait for another: it is free, or deferred until its image is created.
 _WAITS = sa.and_(_OPEN, _NO_HOST, operations.c.leases > 0)
-_WAKE = (
+_WAKE = Prepared(
     operations.update()
     .where(in_order(operations.c.id, _OF_INSTANCE, _WAITS), _WAITS)
     .values(lease_until=0)
@@ -168,10 +180,14 @@ def new_row(
     now: int,
     deadline: int,
     context: Context,
-    payload: msgspec.Struct | None = None,
+    payload: Payload | None = None,
     secrets: bytes | None = None,
+    deferred_until: int = 0,
 ) -> OperationRow:
-    """Return the row of a new operation without an owner; the transaction that accepts a request inserts it."""
+    """Return the row of a new operation without an owner; the transaction that accepts a request inserts it.
+
+    No conductor takes it before `deferred_until`, or until `start_deferred` is called.
+    """
     return {
         "id": id,
         "kind": kind,
@@ -181,10 +197,10 @@ def new_row(
         "step": step,
         "owner": None,
         "epoch": epoch,
-        "lease_until": 0,
+        "lease_until": deferred_until,
         "deadline": deadline,
         "leases": 0,
-        "payload": msgspec.msgpack.encode(payload) if payload is not None else b"\x80",
+        "payload": (payload or Payload()).encode(),
         "secrets": secrets,
         "context": msgspec.msgpack.encode(context),
         "created_at": now,
@@ -196,7 +212,7 @@ def new_row(
 
 def insert(conn: sa.Connection, rows: Sequence[OperationRow]) -> None:
     """Insert new operations."""
-    conn.execute(_INSERT, cast(Sequence[dict[str, Any]], rows))
+    _INSERT.run_each(conn, rows)
 
 
 def _rows(result: sa.CursorResult[Any]) -> list[OperationRow]:
@@ -214,9 +230,9 @@ def _is_known(known: Known) -> sa.ColumnElement[bool]:
 
 
 @functools.cache
-def _lease_of(known: Known) -> sa.Executable:
+def _lease_of(known: Known) -> Prepared:
     """Return the statement that leases operations of these kinds."""
-    return _LEASE.where(_is_known(known))
+    return Prepared(_LEASE.where(_is_known(known)))
 
 
 @functools.cache
@@ -231,8 +247,8 @@ def lease(
     conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int, known: Known
 ) -> list[OperationRow]:
     """Lease those of these operations that have no valid lease and are of a known kind; return them."""
-    taken = conn.execute(_lease_of(known), {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
-    return _rows(taken)
+    values = {"ids": list(ids), "new_owner": owner, "now": now, "until": until}
+    return cast(list[OperationRow], _lease_of(known).all(conn, values))
 
 
 def expired(conn: sa.Connection, now: int, most: int, known: Known, *, with_hosts: bool) -> list[str]:
@@ -298,7 +314,12 @@ def renew_of_hosts(
 
 def get(conn: sa.Connection, id: str, *, lock: bool = False) -> OperationRow | None:
     """Return an operation; with `lock`, its row is locked until the transaction ends."""
-    return cast(OperationRow | None, conn.execute(_LOCK if lock else _GET, {"id": id}).mappings().first())
+    return cast(OperationRow | None, (_LOCK if lock else _GET).first(conn, {"id": id}))
+
+
+def has_current_epoch(conn: sa.Connection, id: str) -> bool:
+    """Return whether no later request has overtaken an operation."""
+    return _IS_CURRENT.first(conn, {"id": id}) is not None
 
 
 def get_many(conn: sa.Connection, ids: Iterable[str]) -> dict[str, OperationRow]:
@@ -334,7 +355,7 @@ def accept_action(
     id: str,
     kind: str,
     context: Context,
-    payload: msgspec.Struct | None,
+    payload: Payload | None,
     now: int,
     deadline: int,
     deferred_until: int = 0,
@@ -366,8 +387,8 @@ def accept_action(
         context=context,
         payload=payload,
         secrets=secrets,
+        deferred_until=deferred_until,
     )
-    operation["lease_until"] = deferred_until
     insert(conn, [operation])
     return to_end
 
@@ -381,7 +402,7 @@ def follow_up(
     epoch: int,
     now: int,
     context: Context,
-    payload: msgspec.Struct | None = None,
+    payload: Payload | None = None,
 ) -> None:
     """Record an operation that follows from another change of an instance; it has no deadline and no instance action.
 
@@ -402,25 +423,31 @@ def follow_up(
     insert(conn, [operation])
 
 
-def start_deferred(conn: sa.Connection, id: str, step: Step, payload: msgspec.Struct) -> bool:
+def start_deferred(conn: sa.Connection, id: str, step: Step, payload: Payload) -> bool:
     """Let conductors take an operation that was deferred, at this step; return False if one has taken it already."""
-    values = {"b_id": id, "b_step": step, "b_payload": msgspec.msgpack.encode(payload)}
-    return conn.execute(_START_DEFERRED, values).rowcount == 1
+    values = {"b_id": id, "b_step": step, "b_payload": payload.encode()}
+    return _START_DEFERRED.run(conn, values) == 1
 
 
 def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> list[str]:
     """Cancel the open operations of an instance and end their instance actions.
 
     Operations that a conductor owns stay open, except evacuations that have not begun: the conductor may be allocating
-    ports, and cancels them when it sees the new epoch. So do follow-ups (`FOLLOW_UP_KINDS`). Operations that make an
-    image lose their owner and stay open, so that a conductor deletes the image. Return the ids of the latter.
+    ports, and cancels them when it sees the new epoch. Follow-ups (`FOLLOW_UP_KINDS`) stay open, too. Operations that
+    make an image lose their owner and stay open, so that a conductor deletes the image; so do those that undo a move,
+    whose host gets the order again at the new epoch. Return the ids of both.
     """
-    to_end = list(conn.execute(_TAKE_FROM_OWNER, {"b_instance": instance_uuid}).scalars())
-    cancelled = conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars().all()
-    for context in cancelled:
-        request_id = msgspec.msgpack.decode(context, type=Context).request_id
+    to_end = [row["id"] for row in _TAKE_FROM_OWNER.all(conn, {"b_instance": instance_uuid})]
+    for row in _CANCEL.all(conn, {"b_instance": instance_uuid, "now": now}):
+        request_id = msgspec.msgpack.decode(row["context"], type=Context).request_id
         instance_actions.cancel(conn, instance_uuid, request_id, now)
     return to_end
+
+
+def end_by_request(conn: sa.Connection, id: str, now: int) -> None:
+    """End an operation that a later request replaces, whoever owns it: nobody has to give anything back."""
+    ended = operations.update().where(operations.c.id == id, _OPEN)
+    conn.execute(ended.values(finished_at=now, result="cancelled", secrets=None))
 
 
 def finish(
@@ -429,11 +456,11 @@ def finish(
     """End an operation and erase its secrets; return False if it has another lease."""
     values = {**_held(id, lease), "now": now, "b_result": result}
     if payload is None:
-        return conn.execute(_FINISH, values).rowcount == 1
-    return conn.execute(_FINISH_WITH_PAYLOAD, {**values, "b_payload": payload}).rowcount == 1
+        return _FINISH.run(conn, values) == 1
+    return _FINISH_WITH_PAYLOAD.run(conn, {**values, "b_payload": payload}) == 1
 
 
-def step(
+def persist_step(
     conn: sa.Connection,
     id: str,
     lease: Lease,
@@ -449,18 +476,15 @@ def step(
 
     From a step that is `endless` on, the operation has no deadline: it is repeated until it succeeds.
     """
-    done = conn.execute(
-        _STEP_WITHOUT_DEADLINE if endless else _STEP,
-        {
-            **_held(id, lease),
-            "b_step": step,
-            "b_payload": payload,
-            "until": until,
-            "new_owner": new_owner or lease.owner,
-            "new_epoch": lease.epoch if new_epoch is None else new_epoch,
-        },
-    )
-    return done.rowcount == 1
+    values = {
+        **_held(id, lease),
+        "b_step": step,
+        "b_payload": payload,
+        "until": until,
+        "new_owner": new_owner or lease.owner,
+        "new_epoch": lease.epoch if new_epoch is None else new_epoch,
+    }
+    return (_STEP_WITHOUT_DEADLINE if endless else _STEP).run(conn, values) == 1
 
 
 def release_leases(conn: sa.Connection, owner: str) -> None:
@@ -470,27 +494,4 @@ def release_leases(conn: sa.Connection, owner: str) -> None:
 
 def wake(conn: sa.Connection, instance_uuid: str) -> list[str]:
     """Release the leases of an instance's operations that wait for another one; return their ids."""
-    return list(conn.execute(_WAKE, {"b_instance": instance_uuid}).scalars())
-
-
-_EXPLAIN = (
-    operations.update().where(operations.c.id == bindparam("b_id")).values(explanation=bindparam("b_explanation"))
-)
-
-
-_EXPLAINED = sa.select(operations.c.explanation).where(operations.c.id == bindparam("id"))
-MOST_EXPLAINED = 10  # attempts of one operation; hosts may be lost any number of times
-
-
-def explain(conn: sa.Connection, id: str, explanation: Explanation, *, again: bool = False) -> None:
-    """Record how the scheduler decided, for admins; `again` after an earlier attempt, whose explanation is kept.
-
-    Of the decisions to wait only the last one is kept, until there is another decision.
-    """
-    before = conn.execute(_EXPLAINED, {"id": id}).scalar_one_or_none() if again else None
-    if before is not None:
-        last = msgspec.convert(before, Explanation)
-        before_it = [each for each in attempts(last) if not each.waits]
-        earlier = tuple(before_it[-MOST_EXPLAINED:])
-        explanation = msgspec.structs.replace(explanation, earlier=earlier)
-    conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})
+    return [row["id"] for row in _WAKE.all(conn, {"b_instance": instance_uuid})]

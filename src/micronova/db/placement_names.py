@@ -113,6 +113,18 @@ def delete_class(conn: sa.Connection, name: str) -> None:
     conn.execute(sa.delete(resource_classes).where(_c.name == name))
 
 
+def delete_unused_classes(conn: sa.Connection, names: Collection[str]) -> None:
+    """Remove those of the custom resource classes that have no inventories, and that nobody works with now."""
+    custom = sorted(set(names) - set(standard_classes()))
+    if not custom:
+        return
+    free = sa.select(_c.name).where(one_of(_c.name, "names")).order_by(_c.name).with_for_update(skip_locked=True)
+    found = set(conn.execute(free, {"names": custom}).scalars())
+    stock = sa.select(inventories.c.resource_class).where(one_of(inventories.c.resource_class, "names")).distinct()
+    if unused := sorted(found - set(conn.execute(stock, {"names": sorted(found)}).scalars())):
+        conn.execute(sa.delete(resource_classes).where(one_of(_c.name, "names")), {"names": unused})
+
+
 def _lock_class(conn: sa.Connection, name: str) -> None:
     if conn.execute(sa.select(_c.name).where(_c.name == name).with_for_update()).first() is None:
         raise NotFound(f"No such resource class {name}.")

@@ -154,6 +154,11 @@ class Trees:
         self._known |= {each.uuid: each for each in loaded}
         return [each.uuid for each in loaded]
 
+    @property
+    def ended_early(self) -> int:
+        """How many searches took too many steps."""
+        return self._steps.ended_early
+
     def take(self, amounts: Mapping[tuple[str, str], int]) -> None:
         """Count more as used, by provider and resource class; less if an amount is negative."""
         changed = {uuid: self._known[uuid] for uuid, _ in amounts if uuid in self._known}

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
+from micronova.db.locking import in_order
 from micronova.db.tables import (
     aggregate_hosts,
     aggregates,
@@ -24,9 +25,12 @@ from micronova.db.tables import (
     provider_aggregates,
     provider_traits,
     resource_providers,
+    services,
 )
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.service_names import COMPUTE
+from micronova.placement.standard import STATUS_DISABLED
 
 _p, _n = resource_providers.c, compute_nodes.c
 CONCURRENT_UPDATE = "placement.concurrent_update"
@@ -103,11 +107,10 @@ def create(conn: sa.Connection, uuid: str, name: str, parent: str | None, now: i
         raise Invalid(f"{wrong} parent provider UUID cannot be same as UUID. Leave it out for a root.")
     root = uuid
     if parent is not None:
-        above = find(conn, parent)
+        above = lock_trees(conn, [parent], now).get(parent)
         if above is None:
             raise Invalid(f"{wrong} parent provider UUID does not exist.")
         root = above.root_uuid
-        touch_tree(conn, root, now)
     row = {"uuid": uuid, "name": name, "parent_uuid": parent, "root_uuid": root, "generation": 0}
     if not insert_if_absent(conn, resource_providers, {**row, "created_at": now, "updated_at": now}):
         taken = []
@@ -135,15 +138,22 @@ def update(
     found = get(conn, uuid)
     values: dict[str, Any] = {"name": name, "updated_at": now}
     if not isinstance(parent, EllipsisType) and parent != found.parent_uuid:
-        values |= _moved(conn, found, parent, may_move, now)
+        known = lock_trees(conn, [uuid, *([parent] if parent is not None else [])], now)
+        found = known.get(uuid) or get(conn, uuid)
+        values |= _moved(conn, found, parent, known, may_move)
     if conn.execute(sa.select(_p.uuid).where(_p.name == name, _p.uuid != uuid)).first() is not None:
         raise Conflict(f"Conflicting resource provider {name} already exists.", placement_code=DUPLICATE_NAME)
     conn.execute(resource_providers.update().where(_p.uuid == uuid).values(**values))
     return get(conn, uuid)
 
 
-def _moved(conn: sa.Connection, found: ProviderRow, parent: str | None, may_move: bool, now: int) -> dict[str, Any]:
-    """Give a provider's descendants their new root; return the new parent and root of the provider itself."""
+def _moved(
+    conn: sa.Connection, found: ProviderRow, parent: str | None, known: Mapping[str, ProviderRow], may_move: bool
+) -> dict[str, Any]:
+    """Give a provider's descendants their new root; return the new parent and root of the provider itself.
+
+    The trees of both are locked; `known` has the parent, if it exists.
+    """
     wrong = f"Unable to save resource provider {found.uuid}:"
     if found.parent_uuid is not None and not may_move:
         what = "un-parenting" if parent is None else "re-parenting"
@@ -154,14 +164,12 @@ def _moved(conn: sa.Connection, found: ProviderRow, parent: str | None, may_move
     if parent is not None:
         if parent == found.uuid or parent in below:
             raise Invalid(f"{wrong} creating loop in the provider tree is not allowed.")
-        above = find(conn, parent)
+        above = known.get(parent)
         if above is None:
             raise Invalid(f"{wrong} parent provider UUID does not exist.")
         if conn.execute(sa.select(_n.uuid).where(_n.uuid == found.uuid)).first() is not None:
             raise Invalid(f"{wrong} it is a compute node, which has no parent.")
         root = above.root_uuid
-    for each in sorted({found.root_uuid, root}):
-        touch_tree(conn, each, now)
     conn.execute(
         resource_providers.update().where(one_of(_p.uuid, "b_uuids")).values(root_uuid=root), {"b_uuids": sorted(below)}
     )
@@ -177,7 +185,7 @@ def _subtree(tree: Iterable[ProviderRow], top: str) -> set[str]:
     while queue:
         current = queue.pop()
         found.add(current)
-        queue += children.get(current, [])
+        queue += [child for child in children.get(current, []) if child not in found]
     return found
 
 
@@ -189,7 +197,8 @@ def delete(conn: sa.Connection, uuid: str, now: int) -> None:
             f"Unable to delete resource provider {uuid}: it is a compute node; delete its compute service instead.",
             placement_code="placement.resource_provider.inuse",
         )
-    touch(conn, uuid, now)
+    if uuid not in lock_trees(conn, [uuid], now):
+        get(conn, uuid, " for delete")
     lock_inventories(conn, [uuid])
     if conn.execute(sa.select(_p.uuid).where(_p.parent_uuid == uuid)).first() is not None:
         raise Conflict(
@@ -213,6 +222,24 @@ def _remove(conn: sa.Connection, uuids: Sequence[str]) -> None:
         (resource_providers, _p.uuid),
     ):
         conn.execute(sa.delete(table).where(one_of(column, "uuids")), wanted)
+
+
+def lock_trees(conn: sa.Connection, uuids: Collection[str], now: int) -> dict[str, ProviderRow]:
+    """Lock providers and the roots of their trees, and return those providers that exist, as they are then.
+
+    Whoever gives a provider a child, another parent, or deletes it locks the root of its tree: one change of a tree at
+    a time. Whoever changes what a provider has locks its own row. Schedulers read the compute nodes of the trees again.
+    """
+    locked: set[str] = set()
+    while True:
+        rows = get_many(conn, uuids)
+        roots = {row.root_uuid for row in rows.values()}
+        if roots.union(rows) <= locked:
+            return rows
+        for root in sorted(roots):
+            touch_tree(conn, root, now)
+        get_many(conn, roots.union(rows), lock=True)
+        locked |= roots.union(rows)  # if a provider has moved meanwhile, its new root is missing
 
 
 def lock_inventories(conn: sa.Connection, uuids: Collection[str]) -> Sequence[Any]:
@@ -327,7 +354,10 @@ _AGGREGATES_OF_HOSTS = (
 
 def delete_trees(conn: sa.Connection, roots: Sequence[str]) -> None:
     """Remove whole trees that have no allocations; raise Conflict if one has."""
-    uuids = [row.uuid for row in of_trees(conn, roots)]
+    uuids: list[str] = []
+    while missing := {row.uuid for row in of_trees(conn, roots)}.difference(uuids):
+        uuids = sorted(missing.union(uuids))
+        get_many(conn, [*uuids, *roots], lock=True)
     held = sa.select(allocations.c.node_uuid).where(one_of(allocations.c.node_uuid, "uuids")).limit(1)
     lock_inventories(conn, [*uuids, *roots])
     if (used := conn.execute(held, {"uuids": [*uuids, *roots]}).scalar()) is not None:
@@ -391,6 +421,46 @@ def set_aggregates(conn: sa.Connection, uuid: str, wanted: Collection[str]) -> N
     if added := set(wanted) - before:
         rows = [{"provider_uuid": uuid, "aggregate_uuid": each} for each in sorted(added)]
         conn.execute(_INSERT_AGGREGATES.on(conn), rows)
+
+
+_STATUS = (
+    sa.select(_n.uuid, services.c.disabled)
+    .join(services, sa.and_(services.c.host == _n.host, services.c.binary == COMPUTE))
+    .outerjoin(
+        provider_traits,
+        sa.and_(provider_traits.c.provider_uuid == _n.uuid, provider_traits.c.trait == STATUS_DISABLED),
+    )
+    .where(one_of(_n.uuid, "uuids"), services.c.disabled == provider_traits.c.trait.is_(None))
+)
+_TOUCH_HOST = (
+    compute_nodes.update()
+    .where(in_order(_n.uuid, _n.host == bindparam("b_host")))
+    .values(changed_at=bindparam("b_now"))
+    .returning(_n.uuid)
+)
+
+
+def follow_services(conn: sa.Connection, nodes: Collection[str]) -> None:
+    """Give nodes that the caller has locked the trait of those whose service is disabled, or take it from them."""
+    wrong = {row.uuid: row.disabled for row in conn.execute(_STATUS, {"uuids": sorted(nodes)})}
+    _set_disabled(conn, wrong)
+
+
+def follow_service(conn: sa.Connection, host: str, *, disabled: bool, now: int) -> None:
+    """Give the nodes of a host the trait of those whose service is disabled, or take it from them.
+
+    The caller changes the service afterwards, in the same transaction.
+    """
+    uuids = conn.execute(_TOUCH_HOST, {"b_host": host, "b_now": now}).scalars().all()
+    _set_disabled(conn, dict.fromkeys(uuids, disabled))
+
+
+def _set_disabled(conn: sa.Connection, nodes: Mapping[str, bool]) -> None:
+    change_traits(
+        conn,
+        added=[(uuid, STATUS_DISABLED) for uuid, disabled in nodes.items() if disabled],
+        removed=[(uuid, STATUS_DISABLED) for uuid, disabled in nodes.items() if not disabled],
+    )
 
 
 def follow_host(conn: sa.Connection, host: str, aggregate_uuid: str, *, joined: bool) -> None:

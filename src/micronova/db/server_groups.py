@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
+from micronova.db import instances as instance_rows
 from micronova.db import quotas
 from micronova.db.tables import instances, server_group_hosts, server_groups
 from micronova.objects import states
@@ -65,11 +66,11 @@ def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
 def delete(conn: sa.Connection, group: ServerGroupRow) -> None:
     """Delete a group and release its quota; its servers stay, in no group. Raise NotFound."""
     # Claims lock servers in the order of their ids, and then their group.
-    mine = instances.c.server_group_id == group.uuid
-    conn.execute(sa.select(instances.c.uuid).where(mine).order_by(instances.c.uuid).with_for_update()).all()
+    mine = sa.select(instances.c.uuid, instances.c.hints).where(instances.c.server_group_id == group.uuid)
+    hints = {row.uuid: row.hints for row in conn.execute(mine.order_by(instances.c.uuid).with_for_update())}
     if conn.execute(sa.delete(server_groups).where(_g.uuid == group.uuid)).rowcount != 1:
         raise NotFound(f"Instance group {group.uuid} could not be found.")
-    conn.execute(sa.update(instances).where(mine).values(server_group_id=None))
+    instance_rows.leave_group(conn, hints)
     on_hosts = _h.group_uuid == group.uuid
     conn.execute(sa.select(_h.host).where(on_hosts).order_by(_h.group_uuid, _h.host).with_for_update()).all()
     conn.execute(sa.delete(server_group_hosts).where(on_hosts))

@@ -8,19 +8,32 @@ runs in the transaction of a caller that has locked the instance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID, uuid5
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db import allocations, departures, keyset, quotas, services
+from micronova.db import operations as operation_rows
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, instances, migrations
 from micronova.objects import migration_states, states
+from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Conflict
+from micronova.objects.errors import Conflict, HostNotHeard
 from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow
+from micronova.objects.operations import UNDO_MOVE, OperationRow, ResizedPayload, UndoPayload
+
+_NAMESPACE: Final = UUID("7d1f0a52-7c0e-4b8e-9a3d-0b6c2f4e8d17")
+"""Of the ids of operations that undo a move, which follow from the migration."""
+_CHANGES_SIZE: Final = (migration_states.POST_MIGRATING, migration_states.REVERTING)
+"""Statuses in which the guest may have got its new size, if it stays on its host."""
+_CHANGES_GUEST: Final = (
+    migration_states.QUEUED, migration_states.RUNNING, migration_states.MIGRATING, *_CHANGES_SIZE
+)  # fmt: skip
+"""Statuses in which the host that a server belongs to may have switched its guest off, paused or changed it."""
 
 _m = migrations.c
 _GET = sa.select(migrations).where(_m.uuid == bindparam("uuid"))
@@ -207,19 +220,17 @@ def other_host(row: InstanceRow, migration: MigrationRow) -> str | None:
     return next(iter(hosts), None)
 
 
-def last_copy(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, now: int, down_time: float) -> str | None:
-    """Return the host that a server does not belong to if it alone has a copy of the disks that can be used, or None.
+def other_copy(conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> str | None:
+    """Return the host that a server does not belong to if it has a copy of the server's disks, or None.
 
-    This rule decides for all that removes the copy on the other host while the server stays: a confirmation, a revert,
-    an undone move, a reset of the state, a soft delete, an evacuation. The server's own host has a copy as well, and
-    must be up. A guest that is on its way has arrived when its source has sent all of it.
+    This rule decides for all that removes that copy while the server stays: a confirmation, a revert, an undone move, a
+    reset of the state, a soft delete, an evacuation. A guest that is on its way has arrived when its source has sent
+    all of it; a destination that a revert has left has nothing any more.
     """
-    other = other_host(row, migration)
-    arrived = migration["status"] == migration_states.POST_MIGRATING
-    if other is None or (migration["status"] in migration_states.UNDER_WAY and not arrived):
+    other, status = other_host(row, migration), migration["status"]
+    if status == migration_states.REVERTING and not _holds_destination(conn, row, migration):
         return None
-    usable = row["host"] is not None and services.host_is_up(conn, row["host"], now, down_time)
-    return None if usable else other
+    return None if status in migration_states.UNDER_WAY and status != migration_states.POST_MIGRATING else other
 
 
 def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str, int]:
@@ -241,11 +252,16 @@ def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRo
 
 def leave_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
     """Give back what a server that is reverted holds on the destination, unless that was done before."""
-    node = migration["source_node_uuid"]
-    if allocations.is_handed_over(conn, row["uuid"], holder=migration["uuid"], node_uuid=node):
+    if _holds_destination(conn, row, migration):
         stay_on_source(conn, row, migration, status, now)
     else:
         update(conn, migration["uuid"], now, {"status": status})
+
+
+def _holds_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> bool:
+    """Return whether a server that is reverted has not left its destination yet."""
+    node = migration["source_node_uuid"]
+    return allocations.is_handed_over(conn, row["uuid"], holder=migration["uuid"], node_uuid=node)
 
 
 def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
@@ -255,18 +271,60 @@ def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: Migrat
     quotas.release(conn, row["project_id"], quota_held(migration["new_flavor"], migration), row["user_id"])
 
 
-def check_last_copy(conn: sa.Connection, row: InstanceRow, now: int, down_time: float) -> None:
-    """Raise Conflict if the end of a server's open migration would remove the only copy of its disks."""
+class HostAsked(NamedTuple):
+    """A host that was asked, for a request, whether it is there."""
+
+    host: str
+    answered: bool
+
+
+def check_last_copy(
+    conn: sa.Connection, row: InstanceRow, now: int, down_time: float, asked: HostAsked | None = None
+) -> None:
+    """Raise Conflict if the end of a server's open migration would remove the only copy of its disks that can be used.
+
+    A copy on a host that an administrator has forced down counts as lost, and so does one whose removal has begun.
+    Raise HostNotHeard, with the host in its details, if the server's own host seems up and has not been `asked`: it may
+    have died a moment ago.
+    """
     migration = open_of(conn, row["uuid"])
-    other = None if migration is None else last_copy(conn, row, migration, now, down_time)
-    if migration is None or other is None:
+    other = None if migration is None else other_copy(conn, row, migration)
+    if migration is None or other is None or row["host"] is None:
         return
-    moves = migration["status"] in migration_states.UNDER_WAY
-    instead = "the move goes on by itself" if moves else "revert the resize"
+    if services.host_is_forced_down(conn, other):
+        return
+    if any(_removes_copy(each) for each in operation_rows.open_of(conn, row["uuid"])):
+        return
+    if services.host_is_up(conn, row["host"], now, down_time):
+        if asked is None or asked.host != row["host"]:
+            raise HostNotHeard("The host of the server has not been asked whether it is there.", host=row["host"])
+        if asked.answered:
+            return
+    forced = "let an administrator force down the compute service of that other host, if the copy is lost or of no use"
+    if not services.host_is_up(conn, other, now, down_time):
+        instead = f"that one does not answer either: wait until one of them is back, or {forced}"
+    else:
+        instead = f"{_WAYS_OUT.get(migration['status'], 'the move goes on by itself')}, or {forced}"
     raise Conflict(
-        f"Host {row['host']} of server {row['uuid']} does not answer, and only host {other} has its disks, which would "
-        f"be removed: {instead}, or wait until the host is back; forceDelete deletes both copies."
+        f"The host of server {row['uuid']} does not answer, and only another one has its disks, which would be "
+        f"removed: {instead}. forceDelete deletes both copies.",
+        details=f"The server is on host {row['host']}, and its disks on host {other}.",
     )
+
+
+_WAYS_OUT = {
+    migration_states.FINISHED: "revert the resize",
+    migration_states.CONFIRMING: "the confirmation ends by itself, and the resize can then be reverted",
+    migration_states.REVERTING: "the revert ends by itself, and the server then stays where its disks are",
+}
+"""What leads on, besides the return of the host, by the status of the migration."""
+
+
+def _removes_copy(operation: OperationRow) -> bool:
+    """Return whether a host may have begun to remove its copy, because it confirms or reverts a resize."""
+    if operation["kind"] not in ("confirm_resize", "revert_resize"):
+        return False
+    return ResizedPayload.decode(operation["payload"]).begun
 
 
 def abandon(
@@ -276,20 +334,28 @@ def abandon(
     *,
     epoch: int,
     down_time: float | None,
+    context: Context | None,
+    switched_off: bool = False,
     status: str = migration_states.ERROR,
-) -> bool:
+    asked: HostAsked | None = None,
+) -> tuple[str, ...] | None:
     """End the open migration of a server, if it has one: only the host is left that the server belongs to.
 
     A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
-    up to that epoch. Raise Conflict as `check_last_copy` does, unless `down_time` is None: the server is deleted, or
-    the caller has checked it. A move that was under way gets the status. Return whether there was a migration.
+    up to that epoch. Raise what `check_last_copy` raises, unless `down_time` is None: the server is deleted, or the
+    caller has checked it. A move that was under way gets the status.
+
+    If the guest may have been changed on the host that is left, record the operation `undo_move`, with the context of
+    the request, unless that is None: the server is deleted. With `switched_off` the request switches the guest off.
+    Return the recorded operations; None if there was no migration.
     """
     if down_time is not None:
-        check_last_copy(conn, row, now, down_time)
+        check_last_copy(conn, row, now, down_time, asked)
     migration = open_of(conn, row["uuid"])
     if migration is None:
-        return False
+        return None
     other = other_host(row, migration)
+    removes = bool(departures.elsewhere(conn, row["uuid"], row["host"] or ""))  # the move was about to be undone
     if other is not None:
         departures.record(conn, other, row["uuid"], epoch, now)
     if migration["status"] in migration_states.UNDER_WAY:
@@ -298,4 +364,40 @@ def abandon(
         leave_destination(conn, row, migration, migration_states.REVERTED, now)
     else:
         stay_on_destination(conn, row, migration, migration_states.CONFIRMED, now)
-    return True
+    undo = None if context is None else _undo_of(row, migration, switched_off=switched_off, removes=removes)
+    if context is None or undo is None:
+        return ()
+    id = str(uuid5(_NAMESPACE, migration["uuid"]))
+    operation_rows.follow_up(conn, row, UNDO_MOVE, id=id, epoch=epoch, now=now, context=context, payload=undo)
+    return (id,)
+
+
+def _undo_of(row: InstanceRow, migration: MigrationRow, *, switched_off: bool, removes: bool) -> UndoPayload | None:
+    """Return what has to be undone of a move that has ended early; None if the guest is as it should be.
+
+    With `removes` another host had to remove its guest already.
+    """
+    status, live = migration["status"], migration["migration_type"] == migration_states.LIVE_MIGRATION
+    if status not in _CHANGES_GUEST or (live and switched_off) or row["host"] is None:
+        return None
+    arrived = status in _CHANGES_SIZE
+    return UndoPayload(migration=migration["uuid"], host=row["host"], arrived=arrived, waits=arrived or removes)
+
+
+def end_undo(conn: sa.Connection, row: InstanceRow, now: int, down_time: float) -> None:
+    """End what undoes the last move of a server, if that has taken longer than `down_time` on a host that is up.
+
+    It hangs then, on that host or because of the other one. The guest stays as it is.
+    """
+    for each in operation_rows.open_of(conn, row["uuid"]):
+        if each["kind"] != UNDO_MOVE or each["created_at"] > now - micros(down_time):
+            continue
+        host = UndoPayload.decode(each["payload"]).host
+        if services.host_is_up(conn, host, now, down_time):
+            operation_rows.end_by_request(conn, each["id"], now)
+
+
+def idle_task_state(conn: sa.Connection, instance_uuid: str) -> str | None:
+    """Return the task state of a server that no request works on: its last move may still have to be undone."""
+    undone = any(each["kind"] == UNDO_MOVE for each in operation_rows.open_of(conn, instance_uuid))
+    return states.RESIZE_REVERTING if undone else None

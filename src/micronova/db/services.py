@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 
+from micronova.db import providers
 from micronova.db.listed import DIALECTS, as_pairs, one_of, pairs
 from micronova.db.locking import in_order, numbered
 from micronova.db.tables import hosts, services
@@ -30,6 +31,7 @@ class ServiceRow(Protocol):
     disabled_reason: str | None
     forced_down: bool
     last_seen_at: int
+    alive_at: int
     stopped_at: int | None
     heartbeat_number: int
     version: int
@@ -69,10 +71,14 @@ _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
 _NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
 
 
-def _seen_in_order(numbers: sa.TableValuedAlias) -> sa.Update:
-    """Return the statement that records heartbeats, unless newer ones are recorded; `numbers` are by host."""
-    number = sa.cast(numbers.c.value, sa.BigInteger)
-    return _SEEN.where(_s.host == numbers.c.key, _s.heartbeat_number <= number).values(heartbeat_number=number)
+def _seen_in_order(numbers: sa.TableValuedAlias, alive: sa.TableValuedAlias) -> sa.Update:
+    """Return the statement that records heartbeats, unless newer ones are recorded.
+
+    `numbers` are by host, and so are the times at which the hosts are known to have been `alive`.
+    """
+    number, alive_at = sa.cast(numbers.c.value, sa.BigInteger), sa.cast(alive.c.value, sa.BigInteger)
+    newer = _SEEN.where(_s.host == numbers.c.key, _s.host == alive.c.key, _s.heartbeat_number <= number)
+    return newer.values(heartbeat_number=number, alive_at=alive_at)
 
 
 def _newer(numbers: sa.TableValuedAlias) -> sa.Select[Any]:
@@ -81,7 +87,7 @@ def _newer(numbers: sa.TableValuedAlias) -> sa.Select[Any]:
     return newer.where(_s.heartbeat_number > sa.cast(numbers.c.value, sa.BigInteger))
 
 
-_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("numbers", dialect)) for dialect in DIALECTS}
+_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("numbers", dialect), pairs("alive", dialect)) for dialect in DIALECTS}
 _NEWER = {dialect: _newer(pairs("numbers", dialect)) for dialect in DIALECTS}
 STATE_OF_HOST = (
     _s.disabled.label("service_disabled"),
@@ -115,13 +121,16 @@ def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[st
     return {row.host: row.heartbeat_number for row in conn.execute(_NEWER[conn.dialect.name], values)}
 
 
-def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int, version: int = 1) -> set[str]:
+def compute_heartbeats(
+    conn: sa.Connection, numbers: Mapping[str, int], alive: Mapping[str, int], now: int, version: int = 1
+) -> set[str]:
     """Record the heartbeats of compute hosts, by host and number; raise StaleHeartbeat if one has a newer one already.
 
-    The heartbeat that was applied last may be applied again: a message may be delivered twice. Return the new hosts.
+    `alive` are the times at which the hosts are known to have been alive. The heartbeat that was applied last may be
+    applied again: a message may be delivered twice. Return the new hosts.
     """
     of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
-    values = {**of_hosts, "now": now, "b_version": version, "numbers": as_pairs(numbers)}
+    values = {**of_hosts, "now": now, "b_version": version, "numbers": as_pairs(numbers), "alive": as_pairs(alive)}
     if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
         return set()
     known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}
@@ -130,7 +139,9 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
             raise StaleHeartbeat(f"A newer heartbeat of host {host} was applied already.", newest=newest)
     new = _register(conn, COMPUTE, sorted(numbers.keys() - known.keys()), now, version)
     if new:
-        compute_heartbeats(conn, {host: numbers[host] for host in new}, now, version)
+        compute_heartbeats(
+            conn, {host: numbers[host] for host in new}, {host: alive[host] for host in new}, now, version
+        )
     return new
 
 
@@ -232,7 +243,10 @@ def find(conn: sa.Connection, host: str, binary: str) -> ServiceRow:
 
 
 def update(conn: sa.Connection, service: str, values: ServiceChanges, now: int) -> ServiceRow:
-    """Change a service (by uuid); raise NotFound."""
+    """Change a service (by uuid); raise NotFound. The traits of its nodes say whether it is disabled."""
+    found = get(conn, service)
+    if "disabled" in values and found.binary == COMPUTE:
+        providers.follow_service(conn, found.host, disabled=values["disabled"], now=now)
     conn.execute(sa.update(services).where(_s.uuid == service).values(**values, updated_at=now))
     return get(conn, service)
 
@@ -252,9 +266,15 @@ def is_up_at(now: int, down_time: float) -> sa.ColumnElement[bool]:
     return sa.and_(_s.forced_down.is_(False), _s.last_seen_at >= now - micros(down_time))
 
 
-def host_is_up(conn: sa.Connection, host: str, now: int, down_time: float) -> bool:
-    """Return whether a compute host is up; one that never registered is not."""
+def host_is_up(conn: sa.Connection, host: str, now: int, down_time: float, *, since: int | None = None) -> bool:
+    """Return whether a compute host is up; one that never registered is not.
+
+    With `since`, it must be known to have been alive after that time: a host that has just died counts as up for long,
+    and a heartbeat that it sent before may arrive late.
+    """
     up = sa.select(_s.uuid).where(_s.host == host, _s.binary == COMPUTE, is_up_at(now, down_time))
+    if since is not None:
+        up = up.where(_s.alive_at > since)
     return conn.execute(up).first() is not None
 
 
@@ -354,6 +374,8 @@ def register_host_user(conn: sa.Connection, host: str, now: int, console_address
             conn.execute(sa.update(hosts).where(_h.name == host).values(console_address=console_address))
     back = {"disabled": False, "disabled_reason": None, "forced_down": False, "updated_at": now}
     removed = sa.and_(_s.host == host, _s.binary == COMPUTE, _s.disabled_reason == REMOVED)
+    if conn.execute(sa.select(_s.uuid).where(removed)).first() is not None:
+        providers.follow_service(conn, host, disabled=False, now=now)
     conn.execute(sa.update(services).where(removed).values(**back))
 
 
@@ -365,5 +387,6 @@ def forget_host_user(conn: sa.Connection, host: str, now: int) -> None:
     gone = sa.update(hosts).where(_h.name == host, _h.removed_at.is_(None))
     if not conn.execute(gone.values(removed_at=now, console_address="")).rowcount:
         raise NotFound(f"There is no host {host} with a broker user: `micronova host list` names all hosts.")
+    providers.follow_service(conn, host, disabled=True, now=now)
     out = {"disabled": True, "disabled_reason": REMOVED, "forced_down": True, "updated_at": now}
     conn.execute(sa.update(services).where(_s.host == host, _s.binary == COMPUTE).values(**out))

@@ -130,7 +130,9 @@ block_devices = sa.Table(
     Column("uuid", String(36), primary_key=True),
     Column("instance_uuid", String(36), nullable=False),
     Column("device", sa.JSON, nullable=False),  # objects.block_device.BlockDevice
+    Column("volume_id", String(36)),  # of the device, if it is a volume
     Index("block_devices_by_instance", "instance_uuid"),
+    Index("block_devices_by_volume", "volume_id"),
 )
 
 # Passwords that guests post to the metadata service; a table of its own, because few servers have one.
@@ -191,6 +193,13 @@ operations = sa.Table(
         postgresql_where=sa.text("finished_at IS NULL"),
     ),
     Index("operations_by_instance", "instance_uuid"),
+    # Each request ends what is open, and a server that lives for long has many that have ended.
+    Index(
+        "operations_open_by_instance",
+        "instance_uuid",
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    ),
     Index(
         "operations_finished",
         "finished_at",
@@ -228,7 +237,7 @@ task_logs = sa.Table(
     Index("task_logs_by_period", "period_ending"),
 )
 
-# Records that an instance left a host: the only reason for which an agent destroys a guest without an order.
+# Records that an instance left a host: see `db/departures.py`.
 departures = sa.Table(
     "departures",
     metadata,
@@ -399,6 +408,8 @@ services = sa.Table(
     Column("disabled_reason", String(255)),
     Column("forced_down", Boolean, nullable=False, default=False),
     Column("last_seen_at", Time, nullable=False),
+    # When it is known to have been alive: `last_seen_at` may be long after its last message was sent.
+    Column("alive_at", Time, nullable=False, default=0, server_default="0"),
     Column("stopped_at", Time),  # when it announced its stop; null when it is heard of again
     Column(
         "heartbeat_number", BigInteger, nullable=False, default=0, server_default="0"
@@ -423,7 +434,9 @@ compute_nodes = sa.Table(
     Column("cpu_info", sa.JSON, nullable=False, default=dict),
     Column("supported", sa.JSON, nullable=False, default=list),
     Column("capabilities", sa.JSON, nullable=False, default=dict),
-    Column("traits", sa.JSON, nullable=False, default=list, server_default="[]"),  # as its host reported them
+    Column(
+        "traits", sa.JSON, nullable=False, default=list, server_default="[]"
+    ),  # as its host reported them, and COMPUTE_NODE
     Column("vcpus_used", Integer, nullable=False, default=0),
     Column("memory_mb_used", Integer, nullable=False, default=0),
     Column("local_gb_used", Integer, nullable=False, default=0),

@@ -52,9 +52,9 @@ def _leads(name: str, period: tuple[int, int]) -> sa.ColumnElement[bool]:
 
 
 def begin(conn: sa.Connection, name: str, period: tuple[int, int], message: str, now: int, silence: int) -> bool:
-    """Begin a task for all compute hosts; return False if it is done, or if somebody else works on it.
+    """Begin a task for all compute hosts; return False if it is done, or if another process works on it.
 
-    Who works on it renews it (`renew`); after `silence` microseconds without that another one begins anew.
+    That process renews it (`renew`); after `silence` microseconds without that another one begins anew.
     """
     if conn.execute(sa.select(_t.host).where(_leads(name, period))).first() is not None:
         silent = sa.and_(_leads(name, period), _t.state == RUNNING, _t.updated_at <= now - silence)
@@ -75,7 +75,7 @@ def begin(conn: sa.Connection, name: str, period: tuple[int, int], message: str,
         for host in hosts.scalars()
     ]
     if not new or not insert_if_absent(conn, task_logs, new[0]):
-        return False  # somebody else has just begun
+        return False  # another process has just begun
     for at in range(1, len(new), BATCH):
         conn.execute(_INSERT.on(conn), new[at : at + BATCH])
     return True

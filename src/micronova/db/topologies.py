@@ -30,9 +30,9 @@ from micronova.objects.topology import (
     NodeTopology,
     TopologyRequest,
     TopologyUse,
-    decode_topology,
     decode_use,
     encode,
+    usable_topology,
 )
 
 log = logging.getLogger(__name__)
@@ -45,19 +45,19 @@ class TopologyClaim(Protocol):
 
     @property
     def consumer_uuid(self) -> str:
-        """Who wants it."""
+        """The consumer of the claim."""
 
     @property
     def node_uuid(self) -> str:
-        """Where."""
+        """The node that it claims."""
 
     @property
     def topology(self) -> TopologyRequest | None:
-        """What; None if it is anywhere on the node."""
+        """The NUMA cells and devices that it asks for; None if the instance may be anywhere on the node."""
 
     @property
     def resource_request(self) -> object | None:
-        """What it wants of other providers of the node's tree; None if nothing."""
+        """What it asks for of other providers of the node's tree; None if nothing."""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def plan(conn: sa.Connection, wanted: Sequence[TopologyClaim], leaving: Collecti
         return found
     topologies = found.topologies
     for row in conn.execute(_LOCK, {"uuids": sorted(nodes)}):
-        topologies[row.node_uuid], found.before[row.node_uuid] = decode_topology(row.topology), decode_use(row.held)
+        topologies[row.node_uuid], found.before[row.node_uuid] = usable_topology(row.topology), decode_use(row.held)
     found.held = dict(found.before)
     for consumer, (node, assignment) in before.items():
         found.released.append(consumer)
@@ -216,7 +216,7 @@ def mend(conn: sa.Connection, node_uuid: str, now: int) -> bool:
         return False
     rows = conn.execute(sa.select(topology_claims).where(_c.node_uuid == node_uuid))
     claims = {each.consumer_uuid: msgspec.json.decode(each.assignment, type=Assignment) for each in rows}
-    held = encode(total_use(decode_topology(row.topology), claims))
+    held = encode(total_use(usable_topology(row.topology), claims))
     if held == row.held:
         return False
     conn.execute(_UPDATE, {"b_node": node_uuid, "b_held": held, "b_now": now})
@@ -235,7 +235,7 @@ def all_claims(conn: sa.Connection) -> list[NodeClaims]:
     )
     found = []
     for row in rows:
-        topology, of_node = decode_topology(row.topology), claims.pop(row.node_uuid, {})
+        topology, of_node = usable_topology(row.topology), claims.pop(row.node_uuid, {})
         found.append(
             NodeClaims(
                 row.node_uuid, topology, decode_use(row.held), total_use(topology, of_node), tuple(sorted(of_node))

@@ -7,6 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from micronova.db.prepared import Prepared
+
 Build = Callable[[Callable[[sa.Table], Any]], sa.Executable]
 
 
@@ -28,9 +30,10 @@ def insert_if_absent(conn: sa.Connection, table: sa.Table, values: Mapping[str, 
 
     It does not let the database raise an error: on PostgreSQL that would end the whole transaction.
     """
-    return conn.execute(_insert_if_absent(table).on(conn), values).rowcount == 1
+    return _insert_if_absent(table, tuple(values)).run(conn, values) == 1
 
 
 @cache
-def _insert_if_absent(table: sa.Table) -> PerDialect:
-    return PerDialect(lambda insert: insert(table).on_conflict_do_nothing())
+def _insert_if_absent(table: sa.Table, columns: tuple[str, ...]) -> Prepared:
+    values = {name: sa.bindparam(name, type_=table.c[name].type) for name in columns}
+    return Prepared(PerDialect(lambda insert: insert(table).values(values).on_conflict_do_nothing()).on)

@@ -121,6 +121,9 @@ class Claims:
             used = node.used.get(name, 0) + amount
             if used > node.state.capacity.get(name, 0):
                 raise Oversold(f"{node.state.host} has {node.state.capacity.get(name, 0)} of {name}, not {used}.")
+            most = node.state.max_unit.get(name, amount)
+            if amount > most:
+                raise Oversold(f"{node.state.host} gives one server {most} of {name}, not {amount}.")
             node.used[name] = used
             self.used[name] += amount
 

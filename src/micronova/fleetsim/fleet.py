@@ -18,7 +18,7 @@ from micronova.conf.hosts import FakeSettings
 from micronova.objects.errors import Invalid
 from micronova.objects.scheduling import HostState
 from micronova.objects.topology import encode
-from micronova.placement.model import capacity
+from micronova.placement.model import capacity, whole
 from micronova.virt.fake.topology import topology_of
 
 _NOT_OF_A_KIND: Final = frozenset({"hosts", "host_pattern", "rules"})
@@ -138,6 +138,8 @@ def _pattern(kind: HostKind, settings: DefaultSettings) -> HostState:
         total={name: total for name, (total, _, _) in amounts.items()},
         reserved=reserved,
         capacity={name: capacity(total, reserved[name], ratio) for name, (total, _, ratio) in amounts.items()},
+        max_unit={name: whole(total) for name, (total, _, _) in amounts.items()},
+        allocation_ratio={name: ratio for name, (_, _, ratio) in amounts.items()},
         hypervisor_type="QEMU",
         hypervisor_version=10_000_000,
         cpu_info={"arch": "x86_64"},

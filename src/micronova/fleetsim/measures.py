@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.fleetsim.claims import Claims
-from micronova.objects.explanation import CAPACITY, Explanation
+from micronova.objects.explanation import CAPACITY, MAX_UNIT, Explanation
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
+from micronova.placement.standard import NODE_CLASSES
 from micronova.scheduler.host_table import HostTable, HostView
 
 Amounts = dict[str, int]
 
-_ZONE = "AvailabilityZoneFilter"
 _CATEGORIES = {
     "AggregateCoreFilter": "vCPUs",
     "AggregateDiskFilter": "disk",
@@ -26,6 +26,7 @@ _CATEGORIES = {
     "CoreFilter": "vCPUs",
     "DiskFilter": "disk",
     "IoOpsFilter": "work of hosts",
+    **dict.fromkeys(map(MAX_UNIT.format, NODE_CLASSES), "larger hosts"),
     "NUMATopologyFilter": "NUMA nodes",
     "NumInstancesFilter": "servers per host",
     "PciPassthroughFilter": "PCI devices",
@@ -37,18 +38,10 @@ _CATEGORIES = {
 
 
 def category(explanation: Explanation | None) -> str:
-    """Return what was lacking: what the step that left no host looks at, or the name of its filter.
-
-    A zone always has hosts. If no host of it is left, what removed most hosts before was lacking there.
-    """
+    """Return what was lacking: what the step that left no host looks at, or the name of its filter."""
     steps = explanation.filters if explanation is not None else ()
-    last = next((number for number, step in enumerate(steps) if not step.remaining), None)
-    if last is None:
-        return "no host"
-    found = steps[last]
-    if found.name == _ZONE and last:
-        found = max(steps[:last], key=lambda step: step.removed)
-    return _CATEGORIES.get(found.name, found.name)
+    found = next((step.name for step in steps if not step.remaining), "no host")
+    return _CATEGORIES.get(found, found)
 
 
 @dataclass(slots=True)
@@ -125,6 +118,8 @@ def _room(hosts: HostView, amounts: Amounts) -> npt.NDArray[np.float64]:
     room = np.full(len(hosts), np.inf)
     for name, amount in amounts.items():
         room = np.minimum(room, hosts.free(name) // amount)
+        if (able := hosts.may_give(name, amount)) is not None:
+            room[~able] = 0.0
     return room.clip(min=0.0)
 
 

@@ -140,11 +140,7 @@ class PolicyScheduler:
             max_attempts=settings.scheduler.max_attempts,
             host_subset_size=settings.filter_scheduler.host_subset_size,
             shuffle_best_same_weighed_hosts=settings.filter_scheduler.shuffle_best_same_weighed_hosts,
-            prefilters=Prefilters(
-                image_types=settings.scheduler.query_placement_for_image_type_support,
-                tenants=settings.scheduler.limit_tenants_to_placement_aggregate,
-                tenants_need_aggregates=settings.scheduler.placement_aggregate_required_for_tenants,
-            ),
+            prefilters=Prefilters.of(settings.scheduler),
             aliases=self.aliases,
         )
         self._policy = policy.name

@@ -294,12 +294,14 @@ class ServiceClient:
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
         ok: tuple[int, ...] = (),
+        proves_service: bool = False,
     ) -> Any:
         """Send a request and return the decoded body.
 
-        `token` is a user's token; without it the service user's is used. The statuses in `ok` are no errors.
+        `token` is a user's token; without it the service user's is used. The statuses in `ok` are no errors. With
+        `proves_service` the service user's token is sent as X-Service-Token, too.
         """
-        answer = await self._send(method, path, body, token, headers)
+        answer = await self._send(method, path, body, token, headers, proves_service=proves_service)
         if answer.status not in ok:
             raise_for(answer, method, path)
         return answer.json()
@@ -311,11 +313,20 @@ class ServiceClient:
         return answer.body
 
     async def _send(
-        self, method: str, path: str, body: Any, token: str | None, headers: Mapping[str, str] | None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        token: str | None,
+        headers: Mapping[str, str] | None,
+        *,
+        proves_service: bool = False,
     ) -> Answer:
         data = None if body is None else msgspec.json.encode(body)
         proof: dict[str, str] = {}
         for attempt in (1, 2):
+            if proves_service:
+                proof = {"x-service-token": await self._token()}
             sent = {
                 "accept": "application/json",
                 "x-auth-token": await self._token() if token is None else token,

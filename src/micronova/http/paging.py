@@ -2,10 +2,15 @@
 
 import functools
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from micronova.objects.clock import micros
+from micronova.objects.errors import Invalid
+
+MOST_FILTER_VALUES: Final = 128
+"""Values of a filter of which each is a condition of its own in the statement: as many as an image has tags."""
 
 
 def next_link(url: str, query: Mapping[str, Sequence[str]], marker: str, limit: int | None = None) -> str:
@@ -17,6 +22,14 @@ def next_link(url: str, query: Mapping[str, Sequence[str]], marker: str, limit: 
         pairs.append(("limit", query["limit"][-1]))
     pairs.append(("marker", marker))
     return f"{url}?{urllib.parse.urlencode(pairs)}"
+
+
+def check_filter(name: str, values: Collection[object]) -> None:
+    """Raise Invalid if a filter of a list names more values than a statement should have conditions."""
+    if len(values) > MOST_FILTER_VALUES:
+        raise Invalid(
+            f"Invalid value for '{name}': it has {len(values)} parts, and at most {MOST_FILTER_VALUES} are allowed."
+        )
 
 
 def iso(time: int | None) -> str | None:

@@ -59,6 +59,11 @@ class Request:
         """Return a request header."""
         return self.falcon.get_header(name)
 
+    @property
+    def media_type(self) -> str:
+        """The type of the body as the header Content-Type names it, without parameters; "" without that header."""
+        return (self.falcon.content_type or "").partition(";")[0].strip().lower()
+
     def authorize(self, target: Mapping[str, Any] | None = None, rule: str | None = None) -> None:
         """Raise Forbidden unless policy allows the caller this on the target, by default on its own project."""
         self.service.policy.enforce(rule or self.route.policy or "", self.context, target)

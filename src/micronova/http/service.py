@@ -127,9 +127,11 @@ class Service:
         observer: Observer | None = None,
         request_id_headers: Sequence[str] = ("x-openstack-request-id",),
         vendor_type: str | None = None,  # another name of application/json, in requests and answers
+        media_types: Sequence[str] = (),  # of bodies that are JSON, besides the usual ones
         ignores_slash: bool = True,  # a path with a slash at its end means the same as without
         knows_methods: bool = False,  # a known path answers 405 to other methods, OPTIONS too
         checks_policy_first: bool = False,  # before the input, where the handler does not check it
+        types: Sequence[str] = (),  # of the service in a catalog, for access rules; default: its name
     ) -> None:
         self.name = name
         self.routes = list(routes)
@@ -145,8 +147,10 @@ class Service:
         self.observer = observer
         self.request_id_headers = request_id_headers
         self.vendor_type = vendor_type
+        self._media_types = {*_MEDIA_TYPES, *media_types, *([vendor_type] if vendor_type else [])}
         self.knows_methods = knows_methods
         self.checks_policy_first = checks_policy_first
+        self.types = tuple(types) or (name,)
         self.app = falcon.asgi.App(media_type="application/json")
         # To Nova a path with a slash at its end is another path, which it does not have.
         self.app.req_options.strip_url_path_trailing_slash = ignores_slash and versions is None
@@ -158,7 +162,7 @@ class Service:
             self.app.add_route(prefix + path or "/", _Resource(self, [r for r in self.routes if r.path == path]))
 
     async def handle(
-        self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response, params: dict[str, str]
+        self, routes: Sequence[Route], http: falcon.asgi.Request, answer: falcon.asgi.Response, params: dict[str, str]
     ) -> None:
         """Answer a request: request id, microversion, authentication, route, input, policy, handler, faults.
 
@@ -211,7 +215,7 @@ class Service:
             vary += f", {versions.legacy_header}"
         answer.set_header("vary", vary)
 
-    async def _check_access_rules(self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request) -> None:
+    async def _check_access_rules(self, routes: Sequence[Route], request: Request, http: falcon.asgi.Request) -> None:
         """Raise Unauthorized if the token has access rules, and none of them allows the request.
 
         What a service asks for while it handles a user's request does not have to be allowed: such requests carry the
@@ -221,15 +225,21 @@ class Service:
         if caller.access_rules is None:
             return
         path = http.scope.get("micronova.path", http.path)
-        if access_rules.allow(caller.access_rules, self.name, self.mount, http.method, path):
+        if any(access_rules.allow(caller.access_rules, kind, self.mount, http.method, path) for kind in self.types):
             return
         if routes and routes[0].about_own_token and http.get_header("x-subject-token") == caller.token:
             return
-        if token := http.get_header("x-service-token"):
-            service = await self.authenticator.authenticate(token, RequestContext(request_id=caller.request_id))
-            if SERVICE_ROLE in service.roles and service.access_rules is None:
-                return
+        if await self.is_from_service(request):
+            return
         raise Unauthorized("The access rules of the application credential do not allow this request.")
+
+    async def is_from_service(self, request: Request) -> bool:
+        """Return whether a request carries the token of a service user beside that of its caller."""
+        token = request.header("x-service-token")
+        if not token:
+            return False
+        service = await self.authenticator.authenticate(token, RequestContext(request_id=request.context.request_id))
+        return SERVICE_ROLE in service.roles and service.access_rules is None
 
     def _check_project(self, request: Request, http: falcon.asgi.Request) -> None:
         named = http.scope.get("micronova.project")
@@ -237,7 +247,7 @@ class Service:
             raise Invalid(f"Malformed request url: the project in the path ({named}) is not the token's project.")
 
     async def _run(
-        self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
+        self, routes: Sequence[Route], request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
     ) -> None:
         if not routes and (allowed := getattr(http.context, "methods", None)):
             answer.set_header("allow", ", ".join(allowed))
@@ -285,10 +295,10 @@ class Service:
     def decode_body(self, request: Request, raw: bytes) -> Any:
         """Return the body as its route declares it; raise Invalid."""
         if raw:
-            self._check_media_type(request.falcon)
+            self._check_media_type(request)
         return validation.body(raw, request.route.body, request.minor, request.is_v2)
 
-    def _choose_action(self, all_versions: "Sequence[Route]", routes: "Sequence[Route]", raw: bytes) -> "Route":
+    def _choose_action(self, all_versions: Sequence[Route], routes: Sequence[Route], raw: bytes) -> Route:
         try:
             body = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -304,10 +314,9 @@ class Service:
         known = ", ".join(sorted(r.action for r in routes if r.action))
         raise Invalid(f"There is no such action: {key[:64]}. At this version there are: {known}.")
 
-    def _check_media_type(self, http: falcon.asgi.Request) -> None:
-        kind = (http.content_type or "application/json").partition(";")[0].strip().lower()
-        if kind not in _MEDIA_TYPES and kind != self.vendor_type:
-            raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]}: use application/json.")
+    def _check_media_type(self, request: Request) -> None:
+        if request.falcon.content_type and request.media_type not in self._media_types:
+            raise UnsupportedMediaType(f"Unsupported Content-Type {request.media_type[:64]}: use application/json.")
 
     async def _read(self, http: falcon.asgi.Request) -> bytes:
         length = http.content_length
@@ -328,7 +337,7 @@ class Service:
             raise TooLarge(f"Request is too large: a body may have {self.max_body} bytes.")
         return bytes(data)
 
-    def _answer(self, route: "Route", http: falcon.asgi.Request, answer: falcon.asgi.Response, result: Any) -> None:
+    def _answer(self, route: Route, http: falcon.asgi.Request, answer: falcon.asgi.Response, result: Any) -> None:
         answer.status = _STATUS_LINES.get(route.status) or route.status
         if isinstance(result, Response):
             if result.status is not None:
@@ -422,12 +431,7 @@ _STATUS_LINES = {
     code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in (200, 201, 202, 204, 300)
 }
 _NO_ROUTE = (falcon.HTTPNotFound, falcon.HTTPMethodNotAllowed)
-_MEDIA_TYPES = (
-    "application/json",
-    "text/plain",
-    "application/openstack-images-v2.1-json-patch",
-    "application/openstack-images-v2.0-json-patch",
-)
+_MEDIA_TYPES = ("application/json", "text/plain")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -474,7 +478,7 @@ def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
 class _Resource:
     """One path of a service with its methods, as Falcon wants it."""
 
-    def __init__(self, service: Service, routes: "list[Route]") -> None:
+    def __init__(self, service: Service, routes: list[Route]) -> None:
         for method in dict.fromkeys(route.method for route in routes):
             chosen = [route for route in routes if route.method == method]
             setattr(self, f"on_{method.lower()}", self._responder(service, chosen))
@@ -486,7 +490,7 @@ class _Resource:
         raise falcon.HTTPMethodNotAllowed([])
 
     @staticmethod
-    def _responder(service: Service, routes: "list[Route]") -> Handler:
+    def _responder(service: Service, routes: list[Route]) -> Handler:
         async def respond(http: falcon.asgi.Request, answer: falcon.asgi.Response, **params: str) -> None:
             await service.handle(routes, http, answer, params)
 

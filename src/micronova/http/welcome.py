@@ -20,7 +20,9 @@ _SERVICES = {
     "/compute": ("Compute", "servers, flavors, key pairs, quotas, hosts"),
     "/image": ("Image", "the disks that servers boot from"),
     "/network": ("Network", "networks, subnets, ports, routers, floating IPs, security groups"),
+    "/volume": ("Block storage", "volumes, their types, snapshots and attachments"),
     "/placement": ("Placement", "what resource providers have, and who holds it"),
+    "/healthcheck": ("Health", "whether this process answers; /healthcheck/ready: whether it has what it needs"),
     "/metadata": ("Metadata", "what a server reads about itself while it boots"),
     "/console": ("Consoles", "screens and serial ports of servers, by a link from the compute API"),
 }

@@ -60,10 +60,9 @@ def block_device_mapping(root: str, devices: tuple[BlockDevice, ...]) -> dict[st
     found = {"ami": root.removeprefix("/dev/"), "root": root}
     volumes = sorted(device.device_name or "" for device in devices if device.destination_type == "volume")
     found |= {f"ebs{number}": name for number, name in enumerate(volumes)}
-    blank = [each for each in devices if each.source_type == "blank" and each.destination_type == "local"]
-    ephemeral = [each for each in blank if each.guest_format != "swap"]
-    found |= {f"ephemeral{number}": device.device_name or "" for number, device in enumerate(ephemeral)}
-    swap = [each.device_name or "" for each in blank if each.guest_format == "swap"]
+    blank = [each for each in devices if each.is_blank]  # also a root disk, as in Nova
+    found |= {f"ephemeral{number}": device.device_name or "" for number, device in enumerate(blank)}
+    swap = [each.device_name or "" for each in devices if each.source_type == "blank" and each.guest_format == "swap"]
     return found | ({"swap": swap[0]} if swap else {})
 
 

@@ -1,10 +1,14 @@
 """BlockDevice: one disk of a server."""
 
+import string
+from collections.abc import Iterable
+from typing import Final
 from uuid import UUID, uuid5
 
 import msgspec
 
 from micronova.objects.flavor import Flavor
+from micronova.objects.volume import AttachedVolume, Connection
 
 ROOT_DEVICE = "/dev/vda"
 """The name of a server's first disk."""
@@ -32,6 +36,24 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     volume_type: str | None = None
     delete_on_termination: bool = True
     attachment_id: str | None = None  # of a volume, at the volume service
+    multiattach: bool = False  # of a volume
+    connection: Connection | None = None  # how the host reaches the volume; none of the kinds has secrets
+    connected_host: str | None = None  # that the connection is for
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether it is a volume, which may have to be made first."""
+        return self.destination_type == "volume"
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is an empty local disk, and no swap disk; the disk that the server boots from may be one."""
+        return self.source_type == "blank" and self.destination_type == "local" and self.guest_format != "swap"
+
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether it is an empty local disk beside the one that the server boots from, and no swap disk."""
+        return self.is_blank and self.boot_index != 0
 
 
 def resized(devices: tuple[BlockDevice, ...], instance_uuid: str, old: Flavor, new: Flavor) -> tuple[BlockDevice, ...]:
@@ -43,33 +65,92 @@ def resized(devices: tuple[BlockDevice, ...], instance_uuid: str, old: Flavor, n
     for device in devices:
         if device.guest_format == "swap":
             if new.swap:
-                kept.append(msgspec.structs.replace(device, size_gb=_gigabytes(new.swap)))
-        elif _is_ephemeral(device) and (device.size_gb or old.ephemeral) == old.ephemeral:
+                kept.append(msgspec.structs.replace(device, size_gb=new.swap_gb))
+        elif device.is_ephemeral and (device.size_gb or old.ephemeral) == old.ephemeral:
             if new.ephemeral:
                 kept.append(msgspec.structs.replace(device, size_gb=new.ephemeral))
         else:
             kept.append(device)
     if new.swap and not any(device.guest_format == "swap" for device in kept):
-        kept.append(_added(instance_uuid, "swap", _gigabytes(new.swap), "swap"))
-    if new.ephemeral and not any(_is_ephemeral(device) for device in kept):
-        kept.append(_added(instance_uuid, "ephemeral", new.ephemeral, None))
+        kept.append(blank_device(_added_uuid(instance_uuid, "swap"), new.swap_gb, "swap"))
+    if new.ephemeral and not any(device.is_ephemeral for device in kept):
+        kept.append(blank_device(_added_uuid(instance_uuid, "ephemeral"), new.ephemeral))
     return tuple(kept)
 
 
-def _is_ephemeral(device: BlockDevice) -> bool:
-    return device.source_type == "blank" and device.guest_format != "swap" and device.boot_index != 0
+def attached_volumes(devices: Iterable[BlockDevice]) -> tuple[AttachedVolume, ...]:
+    """Return the volumes among block devices that a host can reach, in the order of their names."""
+    found = [
+        AttachedVolume(
+            volume_id=device.volume_id,
+            attachment_id=device.attachment_id,
+            device_uuid=device.uuid,
+            device_name=device.device_name or ROOT_DEVICE,
+            connection=device.connection,
+            boot_index=device.boot_index,
+            disk_bus=device.disk_bus,
+            device_type=device.device_type,
+            tag=device.tag,
+            size_gb=device.size_gb,
+            multiattach=device.multiattach,
+        )
+        for device in devices
+        if device.is_volume and device.volume_id and device.attachment_id and device.connection is not None
+    ]
+    return tuple(sorted(found, key=lambda each: (len(each.device_name), each.device_name)))
 
 
-def _gigabytes(megabytes: int) -> int:
-    return -(-megabytes // 1024)
+def root_volume(devices: Iterable[BlockDevice]) -> BlockDevice | None:
+    """Return the volume that a server boots from, or None if it boots from a local disk."""
+    return next((device for device in devices if device.is_volume and device.boot_index == 0), None)
 
 
-def _added(instance_uuid: str, name: str, size: int, guest_format: str | None) -> BlockDevice:
+_PREFIXES: Final = {"ide": "hd", "scsi": "sd", "sata": "sd", "usb": "sd"}
+
+
+def with_names(devices: Iterable[BlockDevice]) -> list[BlockDevice]:
+    """Return block devices, of which each volume has a name: the one that was asked for, or the next that is free.
+
+    Local disks come first on their bus, and have no names here.
+    """
+    found = list(devices)
+    taken = {_full(device.device_name) for device in found if device.device_name}
+    local = sum(not device.is_volume for device in found)
+    taken |= {f"/dev/vd{_letters(number)}" for number in range(local)}
+    root = root_volume(found)
+    named = []
+    for device in sorted(found, key=lambda each: each is not root):
+        if not device.is_volume:
+            named.append(device)
+            continue
+        name = _full(device.device_name) if device.device_name else None
+        if name is None:
+            prefix = f"/dev/{_PREFIXES.get(device.disk_bus or '', 'vd')}"
+            name = next(each for number in range(len(taken) + 1) if (each := prefix + _letters(number)) not in taken)
+            taken.add(name)
+        named.append(msgspec.structs.replace(device, device_name=name))
+    return named
+
+
+def _full(name: str) -> str:
+    return name if name.startswith("/dev/") else f"/dev/{name}"
+
+
+def _letters(number: int) -> str:
+    """Return a, b … z, aa, ab …"""
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = string.ascii_lowercase[rest] + text
+    return text
+
+
+def blank_device(uuid: str, size_gb: int, guest_format: str | None = None) -> BlockDevice:
+    """Return an empty local disk that the server does not boot from."""
+    return BlockDevice(uuid=uuid, source_type="blank", boot_index=-1, size_gb=size_gb, guest_format=guest_format)
+
+
+def _added_uuid(instance_uuid: str, name: str) -> str:
     # The id follows from the server, so that an order that is made again has the same.
-    return BlockDevice(
-        uuid=str(uuid5(_NAMESPACE, f"{instance_uuid} {name}")),
-        source_type="blank",
-        boot_index=-1,
-        size_gb=size,
-        guest_format=guest_format,
-    )
+    return str(uuid5(_NAMESPACE, f"{instance_uuid} {name}"))

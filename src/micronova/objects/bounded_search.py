@@ -7,11 +7,19 @@ class TooManySteps(Exception):
     """A search has used up its steps."""
 
 
+class StepMeter:
+    """Counts the steps of several searches, of which each has a budget of its own."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
 class StepBudget:
     """The steps that a search may still take."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, meter: StepMeter | None = None) -> None:
         self._left = steps
+        self._meter = meter
 
     @property
     def left(self) -> int:
@@ -21,6 +29,8 @@ class StepBudget:
     def spend(self, steps: int = 1) -> None:
         """Count steps; raise TooManySteps if there are none left."""
         self._left -= steps
+        if self._meter is not None:
+            self._meter.steps += steps
         if self._left < 0:
             raise TooManySteps
 

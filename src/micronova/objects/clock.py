@@ -34,3 +34,8 @@ class SystemClock:
 def micros(seconds: float) -> int:
     """Return seconds as whole microseconds: the database keeps every time in this form."""
     return int(seconds * 1_000_000)
+
+
+def seconds(micros: int) -> float:
+    """Return microseconds, as the database keeps a time, in seconds."""
+    return micros / 1_000_000

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from micronova.objects.errors import Unavailable
-from micronova.objects.host_limits import Name
+from micronova.objects.host_limits import Count, Name
 
 RELAY_SECRET = re.compile("[0-9a-f]{64}")
 """The form of the secret that a relay accepts."""
@@ -21,7 +21,7 @@ class ConsoleEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Name = ""
     host: Name = ""
-    port: int = 0
+    port: Count = 0
     secret: Name = ""  # a relay expects it first
 
 
@@ -45,9 +45,11 @@ def at_registered_relay(answer: ConsoleEndpoint, host: str, address: str) -> Con
     can choose nothing of what the proxy sends except 64 digits.
     """
     if not address:
-        raise Unavailable(f"Consoles of host {host} cannot be reached: no console address is registered for it.")
+        raise Unavailable(
+            "The console cannot be reached: no console address is registered for the server's host.", details=host
+        )
     if not RELAY_SECRET.fullmatch(answer.secret):
-        raise Unavailable(f"Consoles of host {host} cannot be reached: the host has no relay for them.")
+        raise Unavailable("The console cannot be reached: the server's host has no relay for it.", details=host)
     if address.startswith("/"):
         return ConsoleEndpoint(path=address, secret=answer.secret)
     name, _, port = address.rpartition(":")

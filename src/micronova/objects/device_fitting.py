@@ -1,8 +1,8 @@
 """Choosing PCI devices of a host for an instance.
 
 A virtual function and its physical function exclude each other: who has one of them keeps the other from everybody. A
-request without a device type gets no physical function. The affinity policy says where devices may be, if the instance
-has NUMA nodes:
+request without a device type gets no physical function. One for devices that are, or are not, live_migratable gets none
+of which the host does not say it. The affinity policy says where devices may be, if the instance has NUMA nodes:
 
 | policy    | devices                                                                                        |
 |-----------|------------------------------------------------------------------------------------------------|
@@ -17,15 +17,24 @@ Under each policy devices in a cell of the instance are taken first, then those 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from micronova.objects.bounded_search import StepBudget, TooManySteps
-from micronova.objects.topology import AssignedDevice, DeviceRequest, NodeTopology, PciDevice, TopologyUse
+from micronova.objects.bounded_search import StepBudget, StepMeter, TooManySteps
+from micronova.objects.topology import (
+    LIVE_MIGRATABLE,
+    AssignedDevice,
+    DeviceRequest,
+    NodeTopology,
+    PciDevice,
+    TopologyUse,
+)
+
+DevicePools: TypeAlias = tuple[tuple[PciDevice, int], ...]
 
 log = logging.getLogger(__name__)
 
 MOST_STEPS: Final = 50_000
-"""Of one choice of devices: well below 0.1 s."""
+"""Of the choices of devices on one host: well below 0.1 s."""
 
 
 def free_devices(topology: NodeTopology, use: TopologyUse) -> list[PciDevice]:
@@ -40,24 +49,71 @@ def free_devices(topology: NodeTopology, use: TopologyUse) -> list[PciDevice]:
     ]
 
 
+def device_pools(devices: Sequence[PciDevice]) -> DevicePools:
+    """Return one of each kind of device that requests tell apart, with how many there are."""
+    pools: dict[tuple[object, ...], list[PciDevice]] = {}
+    for each in devices:
+        pools.setdefault((each.vendor_id, each.product_id, each.dev_type, each.live_migratable), []).append(each)
+    return tuple((few[0], len(few)) for few in pools.values())
+
+
+def may_suffice(pools: DevicePools, requests: Sequence[DeviceRequest]) -> bool:
+    """Return whether there are enough devices for each request by itself, wherever they are."""
+    return all(
+        sum(count for device, count in pools if _suitable((device,), request)) >= request.count for request in requests
+    )
+
+
 def choose_devices(
-    topology: NodeTopology, use: TopologyUse, requests: Sequence[DeviceRequest], cells: frozenset[int] | None
+    topology: NodeTopology,
+    use: TopologyUse,
+    requests: Sequence[DeviceRequest],
+    cells: frozenset[int] | None,
+    meter: StepMeter | None = None,
 ) -> tuple[AssignedDevice, ...] | None:
-    """Return devices for all requests of an instance that is in these host cells; None if there are not enough."""
+    """Return devices for all requests of an instance that is in these host cells; None if there are not enough.
+
+    A host on which none are found within `MOST_STEPS` counts as one without them. `meter` counts the steps.
+    """
+    try:
+        suitable = suitable_devices(topology, use, requests)
+        return search_devices(topology, suitable, requests, cells, StepBudget(MOST_STEPS, meter))
+    except TooManySteps:
+        count = sum(each.count for each in requests)
+        log.warning("a request of %d PCI devices took too many steps; its host counts as one without them", count)
+        return None
+
+
+def suitable_devices(
+    topology: NodeTopology, use: TopologyUse, requests: Sequence[DeviceRequest]
+) -> list[list[PciDevice]]:
+    """Return for each request the free devices that suit it, wherever they are."""
+    free = free_devices(topology, use)
+    return [_suitable(free, each) for each in requests]
+
+
+def search_devices(
+    topology: NodeTopology,
+    suitable: Sequence[Sequence[PciDevice]],
+    requests: Sequence[DeviceRequest],
+    cells: frozenset[int] | None,
+    budget: StepBudget,
+) -> tuple[AssignedDevice, ...] | None:
+    """Choose among suitable devices as `choose_devices` does; raise TooManySteps if the budget does not suffice."""
     if not requests:
         return ()
-    free = free_devices(topology, use)
-    candidates = [_candidates(free, each, cells, topology) for each in requests]
+    candidates = [_candidates(few, each, cells, topology) for few, each in zip(suitable, requests, strict=True)]
     slots = [number for number, each in enumerate(requests) for _ in range(each.count)]
-    try:
-        chosen = _match(slots, candidates)
-    except TooManySteps:
-        log.warning("a request of %d PCI devices took too many steps; its host counts as one without them", len(slots))
-        return None
+    chosen = _match(slots, candidates, budget)
     if chosen is None:
         return None
     return tuple(
-        AssignedDevice(alias=requests[number].alias, address=device.address, parent=device.parent)
+        AssignedDevice(
+            alias=requests[number].alias,
+            address=device.address,
+            parent=device.parent,
+            live_migratable=requests[number].live_migratable,
+        )
         for number, device in zip(slots, chosen, strict=True)
     )
 
@@ -99,9 +155,8 @@ def _suitable(free: Sequence[PciDevice], request: DeviceRequest) -> list[PciDevi
 
 
 def _candidates(
-    free: Sequence[PciDevice], request: DeviceRequest, cells: frozenset[int] | None, topology: NodeTopology
-) -> list[PciDevice]:
-    suitable = _suitable(free, request)
+    suitable: Sequence[PciDevice], request: DeviceRequest, cells: frozenset[int] | None, topology: NodeTopology
+) -> Sequence[PciDevice]:
     if cells is None:
         return suitable
     near, unknown, far = (
@@ -130,21 +185,27 @@ def _cells_of_sockets(cells: frozenset[int], topology: NodeTopology) -> frozense
 
 
 def _matches(device: PciDevice, request: DeviceRequest) -> bool:
-    values = {"vendor_id": device.vendor_id, "product_id": device.product_id, "dev_type": device.dev_type}
+    values = {
+        "vendor_id": device.vendor_id,
+        "product_id": device.product_id,
+        "dev_type": device.dev_type,
+        LIVE_MIGRATABLE: "" if device.live_migratable is None else device.live_migratable,
+    }
     return any(
         all(str(values.get(name, "")).lower() == value.lower() for name, value in spec.items())
         for spec in request.specs
     )
 
 
-def _match(slots: Sequence[int], candidates: Sequence[Sequence[PciDevice]]) -> list[PciDevice] | None:
+def _match(
+    slots: Sequence[int], candidates: Sequence[Sequence[PciDevice]], budget: StepBudget
+) -> list[PciDevice] | None:
     """Give each slot one of the candidates of its request, so that none excludes another; None if that is impossible.
 
     The search goes back on a choice that leaves too little for later slots. Devices of one kind are alike to it: which
     requests they suit, where they are, and which physical function they are or belong to. So it tries one of each.
     Raise TooManySteps if that takes too long.
     """
-    budget = StepBudget(MOST_STEPS)
     failed: set[tuple[int, frozenset[str]]] = set()
     suits: dict[str, list[int]] = {}
     for number, each in enumerate(candidates):

@@ -143,6 +143,18 @@ class HostUnavailable(Unavailable):
     code = "host_unavailable"
 
 
+class HostNotHeard(HostUnavailable):
+    """A host that has to be up has not been heard of since that was asked: the answer is known soon."""
+
+    code = "host_not_heard"
+
+
+class GuestElsewhere(HostUnavailable):
+    """The guest of a server may run on a host that the server has left: it is not started elsewhere before."""
+
+    code = "guest_elsewhere"
+
+
 class OperationFailed(MicronovaError):
     """An operation failed, on a host or elsewhere: the message has the reason (500, if the caller waited for it)."""
 

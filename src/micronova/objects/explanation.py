@@ -10,7 +10,12 @@ from micronova.objects.fleet import by_number
 
 COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
 CAPACITY: Final = "Capacity({})"  # the step that removes hosts without room for a resource class
+MAX_UNIT: Final = "MaxUnit({})"  # the step that removes hosts that are smaller, in a resource class, than one server
 MOST_NAMED: Final = 10  # hosts that are named of those that a filter removed
+FORCED: Final = (  # as `RequestSpec.forced` says
+    "An admin named the host, so that only capacity, prefilters, request groups and the filters that are always in "
+    "effect were asked."
+)
 LONGEST_ERROR: Final = 200  # characters of the error of a filter that failed
 
 
@@ -55,8 +60,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """Return the part that is stored with one server: its own winner, and the filters unless `same_as` has them."""
         own = self._winner_of.get((instance_uuid, host, node)) or self._winner_of.get(("", host, node))
         winners = () if own is None else (msgspec.structs.replace(own, instance_uuid=""),)
-        filters = () if same_as else self.filters
-        return msgspec.structs.replace(self, filters=filters, winners=winners, same_as=same_as)
+        return msgspec.structs.replace(self, winners=winners).sharing_filters(same_as)
+
+    def sharing_filters(self, same_as: str) -> "Explanation":
+        """Return the decision as an operation stores it: without filters if `same_as`, one of its request, has them."""
+        return msgspec.structs.replace(self, filters=(), same_as=same_as) if same_as else self
 
     @functools.cached_property
     def _winner_of(self) -> dict[tuple[str, str, str], Winner]:
@@ -96,7 +104,7 @@ def sentences(decision: Explanation) -> list[str]:
     asked = f"The scheduler was asked about {counted(decision.hosts, 'host')}"
     told = [f"{asked} and decided in {decision.took / 1000:.1f} ms." if decision.took else f"{asked}."]
     if decision.forced:
-        told.append("An admin named the host, so that only filters that claims enforce were asked.")
+        told.append(FORCED)
     silent = []
     for step in decision.filters:
         if step.error:

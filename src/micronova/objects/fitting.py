@@ -15,8 +15,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps, bits
-from micronova.objects.device_fitting import choose_devices, device_needs, free_devices
+from micronova.objects import device_fitting
+from micronova.objects.bounded_search import Matching, StepBudget, StepMeter, TooManySteps, bits
+from micronova.objects.device_fitting import (
+    choose_devices,
+    device_needs,
+    free_devices,
+    search_devices,
+    suitable_devices,
+)
 from micronova.objects.topology import (
     NOTHING_USED,
     AssignedDevice,
@@ -26,6 +33,7 @@ from micronova.objects.topology import (
     CellUse,
     HostCell,
     NodeTopology,
+    PciDevice,
     TopologyRequest,
     TopologyUse,
 )
@@ -35,19 +43,24 @@ log = logging.getLogger(__name__)
 MOST_STEPS: Final = 20_000
 """Of one search: about 0.1 s. Nearly all requests take less than a hundred."""
 
+_DEVICES_PER_STEP: Final = 16  # that are looked at in about the time of a step
+
 _UNUSED = CellUse()
 
 
-def fit(topology: NodeTopology, use: TopologyUse, request: TopologyRequest) -> Assignment | None:
+def fit(
+    topology: NodeTopology, use: TopologyUse, request: TopologyRequest, meter: StepMeter | None = None
+) -> Assignment | None:
     """Return what an instance would hold of a host beside what others hold; None if it does not fit.
 
-    The work is bounded: a host onto which no way is found within `MOST_STEPS` counts as one without room.
+    The work is bounded: a host onto which no way is found within `MOST_STEPS` counts as one without room. `meter`
+    counts the steps.
     """
     if not request.cells:
-        devices = choose_devices(topology, use, request.devices, None)
+        devices = choose_devices(topology, use, request.devices, None, meter)
         return None if devices is None else Assignment(devices=devices)
     try:
-        return _Search(topology, use, request).find()
+        return _Search(topology, use, request, meter).find()
     except TooManySteps:
         log.warning("a request of %d NUMA nodes took too many steps; its host counts as full", len(request.cells))
         return None
@@ -122,16 +135,20 @@ class _Search:
     depend on their order, so each set is tried once.
     """
 
-    def __init__(self, topology: NodeTopology, use: TopologyUse, request: TopologyRequest) -> None:
+    def __init__(
+        self, topology: NodeTopology, use: TopologyUse, request: TopologyRequest, meter: StepMeter | None
+    ) -> None:
         self._topology = topology
         self._use = use
         self._request = request
         self._cells = _ordered_cells(topology, use, request)
-        self._budget = StepBudget(MOST_STEPS)
+        self._budget = StepBudget(MOST_STEPS, meter)
+        self._device_budget = StepBudget(device_fitting.MOST_STEPS, meter)  # of all cells together
         self._known: dict[tuple[int, int, int, int, int], _Fitted | None] = {}
         self._options: list[int] = []  # by position of the guest's cell: cells of the host that can take it
         self._takers: list[int] = []  # by cell of the host: positions of the guest's cells that it can take
         self._needs: list[_Need] = []
+        self._suitable: list[list[PciDevice]] | None = None  # by request of devices; found if they are needed
         self._failed: set[int] = set()  # sets of cells after which there is no way
 
     def find(self) -> Assignment | None:
@@ -231,9 +248,11 @@ class _Search:
         """Return the assignment with these cells of the host, None if devices are missing."""
         devices: tuple[AssignedDevice, ...] | None = ()
         if self._request.devices:
-            self._budget.spend(len(self._topology.devices))
+            if self._suitable is None:
+                self._suitable = suitable_devices(self._topology, self._use, self._request.devices)
+            self._budget.spend(1 + sum(map(len, self._suitable)) // _DEVICES_PER_STEP)
             places = frozenset(self._cells[number].id for number in chosen)
-            devices = choose_devices(self._topology, self._use, self._request.devices, places)
+            devices = search_devices(self._topology, self._suitable, self._request.devices, places, self._device_budget)
         if devices is None:
             return None
         fitted = [found for position, n in enumerate(chosen) if (found := self._fitted(position, n)) is not None]

@@ -19,11 +19,16 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     extra_specs: dict[str, str] = {}
 
+    @property
+    def swap_gb(self) -> int:
+        """The GiB of a host's disk that the swap disk takes."""
+        return -(-self.swap // 1024)
+
     def resources(self) -> dict[str, int]:
         """Return the resources that one instance of this flavor claims, by resource class."""
         amounts = {
             "VCPU": self.vcpus,
             "MEMORY_MB": self.ram,
-            "DISK_GB": self.disk + self.ephemeral + -(-self.swap // 1024),
+            "DISK_GB": self.disk + self.ephemeral + self.swap_gb,
         }
         return {name: amount for name, amount in amounts.items() if amount}

@@ -9,10 +9,10 @@ from typing import Final
 
 from micronova.objects.cpu_sets import LIMIT, parse_cpus
 from micronova.objects.errors import Invalid
-from micronova.objects.guest_properties import GuestProperties, whole_number
+from micronova.objects.guest_properties import GuestProperties, choices, whole_number
 
-_POLICIES: Final = ("shared", "dedicated", "mixed")
-_THREAD_POLICIES: Final = ("prefer", "isolate", "require")
+_POLICIES: Final = choices("hw_cpu_policy")
+_THREAD_POLICIES: Final = choices("hw_cpu_thread_policy")
 _PARTS: Final = ("sockets", "cores", "threads")
 _UNITS: Final = {"kb": 1, "kib": 1, "": 1, "mb": 1024, "mib": 1024, "gb": 1024 * 1024, "gib": 1024 * 1024}
 
@@ -36,6 +36,7 @@ class CpuRequest:
     pinned: tuple[int, ...] = ()  # vCPUs that have a host CPU for themselves
     thread_policy: str = "prefer"
     isolates_emulator: bool = False  # QEMU's own threads get a host CPU for themselves
+    shares_emulator: bool = False  # QEMU's own threads use the host's shared CPUs, if it names some
     page_size: int | str | None = None  # in KiB, or small, large or any; None: ordinary memory
     cells: tuple[GuestCell, ...] = ()
     policy: str = "shared"  # shared, dedicated or mixed
@@ -51,17 +52,14 @@ def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuR
     sockets, cores, threads = cpu_topology(properties, vcpus)
     policy = _policy(properties)
     thread_policy = _thread_policy(properties)
-    isolates = (
-        properties.choice(
-            properties.flavor("hw:emulator_threads_policy"), "hw:emulator_threads_policy", ("share", "isolate"), "share"
-        )
-        == "isolate"
+    emulator = properties.choice(
+        properties.flavor("hw:emulator_threads_policy"), "hw:emulator_threads_policy", ("share", "isolate"), ""
     )
     mask = properties.flavor("hw:cpu_dedicated_mask")
     if policy == "shared":
         if thread_policy is not None:
             raise Invalid("A cpu_thread_policy needs hw:cpu_policy dedicated or mixed.")
-        if isolates:
+        if emulator == "isolate":
             raise Invalid("hw:emulator_threads_policy isolate needs hw:cpu_policy dedicated or mixed.")
     if mask and policy != "mixed":
         raise Invalid("hw:cpu_dedicated_mask needs hw:cpu_policy mixed.")
@@ -76,7 +74,8 @@ def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuR
         threads=threads,
         pinned=_pinned(policy, mask or "", vcpus),
         thread_policy=thread_policy or "prefer",
-        isolates_emulator=isolates,
+        isolates_emulator=emulator == "isolate",
+        shares_emulator=emulator == "share",
         page_size=page,
         cells=_cells(properties, nodes or 1, vcpus, memory_mb) if needs_cells else (),
         policy=policy,

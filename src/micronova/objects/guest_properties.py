@@ -3,17 +3,44 @@
 The API refuses an image with values that no host knows (`check_image_properties`); a host reads the rest.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.version_predicates import parse_predicates
 
 TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on", "t", "y"})
 """What counts as true in lower case, in properties of images and in the API's flags."""
+FALSE_WORDS: Final = frozenset({"0", "false", "no", "off", "f", "n"})
+"""What counts as false there."""
+UNSUPPORTED_HARDWARE: Final = {
+    "cpu_realtime": "real-time CPUs",
+    "cpu_realtime_mask": "real-time CPUs",
+    "ephemeral_encryption": "encrypted local disks",
+    "ephemeral_encryption_format": "encrypted local disks",
+    "ephemeral_encryption_secret_uuid": "encrypted local disks",
+    "locked_memory": "locked memory",
+    "maxphysaddr_bits": "a choice of physical address bits",
+    "maxphysaddr_mode": "a choice of physical address bits",
+    "mem_encryption": "encrypted memory",
+    "mem_encryption_model": "encrypted memory",
+    "pmem": "persistent memory",
+    "redirected_usb_ports": "redirected USB ports",
+    "sound_model": "sound devices",
+    "tpm_model": "a TPM",
+    "tpm_secret_security": "a TPM",
+    "tpm_version": "a TPM",
+    "usb_model": "a choice of USB controllers",
+    "viommu_model": "an IOMMU in the guest",
+    "virtio_packed_ring": "packed virtio rings",
+}
+"""What a flavor (`hw:NAME`) or an image (`hw_NAME`) may ask for, and no driver does."""
+_OFF: Final = FALSE_WORDS | {"", "[]", "disabled", "none"}  # what asks for nothing
 _MOST_DIGITS: Final = 18  # of a number in a property: it fits into 64 bits
-_FALSE = frozenset({"0", "false", "no", "off", "f", "n", ""})
 
 _BUSES: Final = ("fdc", "ide", "sata", "scsi", "usb", "virtio", "xen", "lxc", "uml")
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -24,6 +51,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "hw_firmware_type": ("bios", "uefi"),
     "hw_floppy_bus": _BUSES,
     "hw_input_bus": ("usb", "virtio"),
+    "hw_pci_numa_affinity_policy": ("legacy", "preferred", "required", "socket"),
     "hw_pointer_model": ("usbtablet",),
     "hw_rescue_bus": _BUSES,
     "hw_rescue_device": ("cdrom", "disk", "floppy", "fs", "lun"),
@@ -58,6 +86,35 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "os_secure_boot": ("required", "optional", "disabled"),
     "os_type": ("linux", "windows"),
 }
+_HYPERVISORS: Final = tuple(
+    "baremetal bhyve docker fake hyperv ironic kqemu kvm lxc lxd openvz parallels phyp prsm qemu test uml vbox vmware "
+    "vz xapi xen zvm".split()
+)
+_MODES: Final = ("baremetal", "exe", "hv", "hvm", "pv", "uml", "xen")
+# Values in which capitals do not count; older names of properties are still in use.
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "hw_vm_mode": _MODES,
+    "hypervisor_type": _HYPERVISORS,
+    "img_hv_type": _HYPERVISORS,
+    "vm_mode": _MODES,
+}
+_VERSIONS: Final = ("img_hv_requested_version", "hypervisor_version_requires")
+_ROOT_DEVICES: Final = ("img_root_device_name", "root_device_name")
+_LONGEST_DEVICE: Final = 255  # characters, with /dev/
+# Values in which capitals do not count either, and other names of some, which images for other hypervisors have.
+_SYNONYMS: Final[dict[str, dict[str, str]]] = {
+    "hw_scsi_model": {"lsilogicsas": "lsisas1068", "paravirtual": "vmpvscsi"},
+    "hw_vif_model": {
+        "virtuale1000": "e1000",
+        "virtuale1000e": "e1000e",
+        "virtualpcnet32": "pcnet",
+        "virtualsriovethernetcard": "sriov",
+        "virtualvmxnet": "vmxnet",
+        "virtualvmxnet3": "vmxnet3",
+    },
+    "os_type": {},
+}
+_NUMBERED: Final = re.compile(r"hw_numa_(cpus|mem)\.\d{1,5}", re.ASCII)
 _FLAGS: Final = (
     "hw_boot_menu",
     "hw_pmu",
@@ -77,7 +134,7 @@ _ARCHITECTURES: Final = frozenset(
     "openrisc parisc parisc64 ppc ppc64 ppc64le ppcemb ppcle s390 s390x sh4 sh4eb sparc sparc64 unicore32 x86_64 "
     "xtensa xtensaeb".split()
 )
-_OTHER_NAMES: Final = {"amd64": "x86_64", "i386": "i686", "i486": "i686", "i586": "i686"}
+_OTHER_NAMES: Final = {"amd64": "x86_64"} | dict.fromkeys(("i386", "i486", "i586", "x86_32", "x86_32p"), "i686")
 
 
 class GuestProperties:
@@ -114,8 +171,7 @@ class GuestProperties:
 
     def image(self, name: str) -> str | None:
         """Return a property of the image."""
-        found = self._image.get(name)
-        return None if found is None else str(found)
+        return image_property(self._image, name)
 
     def flavor(self, name: str) -> str | None:
         """Return an extra spec of the flavor."""
@@ -134,7 +190,7 @@ class GuestProperties:
         text = value.strip().lower()
         if text in TRUE_WORDS:
             return True
-        if text in _FALSE:
+        if not text or text in FALSE_WORDS:
             return False
         raise Invalid(f"{name} is {value!r}: it should be yes or no.")
 
@@ -174,6 +230,38 @@ class GuestProperties:
         )
 
 
+def image_property(properties: Mapping[str, Any], name: str) -> str | None:
+    """Return a property of an image, as drivers know its value: `Linux` is linux, `VirtualE1000` is e1000."""
+    value = properties.get(name)
+    if value is None:
+        value = _of_adapter(properties.get("vmware_adaptertype"), name)
+    if value is None:
+        return None
+    text = str(value)
+    synonyms = _SYNONYMS.get(name)
+    return text if synonyms is None else synonyms.get(text.lower(), text.lower())
+
+
+def _of_adapter(adapter: Any, name: str) -> str | None:
+    """Return the disk bus or its controller that an image for VMware names, by the property vmware_adaptertype."""
+    if not adapter or name not in ("hw_disk_bus", "hw_scsi_model"):
+        return None
+    is_ide = str(adapter) == "ide"
+    if name == "hw_disk_bus":
+        return "ide" if is_ide else "scsi"
+    return None if is_ide else str(adapter)
+
+
+def choices(name: str, *, unsupported: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the values that a property of an image may have, without those that a driver does not support."""
+    return tuple(value for value in _CHOICES[name] if value not in unsupported)
+
+
+def asks(value: Any) -> bool:
+    """Return whether the value of an extra spec or a property asks for something."""
+    return value is not None and str(value).strip().lower() not in _OFF
+
+
 def whole_number(text: str) -> int | None:
     """Return the number that a text of ASCII digits, perhaps with a minus sign, says; None if it is another text.
 
@@ -198,9 +286,29 @@ def wants_queues(properties: GuestProperties, vcpus: int) -> bool:
     return vcpus > 1 and bool(properties.agreed_flag("vif_multiqueue_enabled"))
 
 
+def root_device_of(image: ImageMeta | None) -> str | None:
+    """Return the name that an image gives to the root disk, with its directory; None if it gives none."""
+    properties = {} if image is None else image.properties
+    name = properties.get("img_root_device_name") or properties.get("root_device_name")
+    return None if not name else _device_path(str(name))
+
+
+def _device_path(name: str) -> str:
+    return f"/dev/{name.removeprefix('/dev/')}"
+
+
 def disk_config_of(auto_disk_config: object) -> str:
     """Return the disk config that an image asks for by its property auto_disk_config."""
     return "AUTO" if str(auto_disk_config).strip().lower() in TRUE_WORDS else "MANUAL"
+
+
+def is_checked(name: str) -> bool:
+    """Return whether a property of an image is one whose value is checked, and that hosts or the scheduler read."""
+    return (
+        any(name in names for names in (_CHOICES, _FLAGS, _NUMBERS, _NAMES))
+        or name in ("architecture", "hw_architecture", "img_hv_requested_version", "img_root_device_name")
+        or _NUMBERED.fullmatch(name) is not None
+    )
 
 
 def check_image_properties(properties: Mapping[str, Any]) -> None:
@@ -209,14 +317,42 @@ def check_image_properties(properties: Mapping[str, Any]) -> None:
         if value is None:
             continue
         text = str(value)
-        if name in _CHOICES and text not in _CHOICES[name]:
+        if name in _CHOICES and image_property(properties, name) not in _CHOICES[name]:
             raise _wrong(name, text, f"one of {', '.join(_CHOICES[name])}")
-        if name in _FLAGS and text.strip().lower() not in TRUE_WORDS | _FALSE:
+        if name == "vmware_adaptertype" and (model := _of_adapter(text, "hw_scsi_model")) is not None:
+            check_image_properties({"hw_scsi_model": model})
+        if name in _FLAGS and text.strip().lower() not in TRUE_WORDS | FALSE_WORDS | {""}:
             raise _wrong(name, text, "yes or no")
         if name in _NUMBERS and not (text.isascii() and text.strip().isdecimal()):
             raise _wrong(name, text, "a number")
         if name in ("architecture", "hw_architecture"):
             _architecture(text)
+        if name in _NAMES and text.lower() not in _NAMES[name]:
+            raise _wrong(name, text, f"one of {', '.join(_NAMES[name])}")
+        if name in _VERSIONS:
+            _check_versions(name, text)
+        if name in _ROOT_DEVICES and len(_device_path(text)) > _LONGEST_DEVICE:
+            raise _wrong(name, text, "the name of a disk such as /dev/vda, of at most 255 characters")
+        if numbered := _NUMBERED.fullmatch(name):
+            _check_numbered(name, text, is_set=numbered[1] == "cpus")
+
+
+def _check_versions(name: str, text: str) -> None:
+    try:
+        parse_predicates(text)
+    except ValueError:
+        raise _wrong(name, text, "versions such as '>=6.0, <8'") from None
+
+
+def _check_numbered(name: str, text: str, *, is_set: bool) -> None:
+    if not is_set:
+        if whole_number(text) is None:
+            raise _wrong(name, text, "a number of MiB")
+        return
+    try:
+        parse_cpus(text)
+    except ValueError:
+        raise _wrong(name, text, "a set of CPUs such as 0-3,^2") from None
 
 
 def _architecture(text: str) -> str:

@@ -135,6 +135,14 @@ class InstanceRow(TypedDict):
     deleted_at: int | None  # of a server that is soft-deleted or deleted; such servers are not charged to the quota
 
 
+class InstanceWithService(InstanceRow):
+    """A row of `instances` with the state of the compute service on its host; None if it has no host."""
+
+    service_disabled: bool | None
+    service_forced_down: bool | None
+    service_seen_at: int | None  # microseconds since 1970 (UTC)
+
+
 class InstanceChanges(TypedDict, total=False):
     """The columns of an instance that change after it was created."""
 

@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from micronova.objects.errors import Invalid
+from micronova.objects.host_limits import MOST_MDEV_TYPES
 from micronova.objects.topology import AssignedMdev, MdevParent, NodeTopology
 
 VGPU: Final = "VGPU"
@@ -60,6 +61,10 @@ class CapableDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_mdev_types(enabled: Sequence[str], sections: Mapping[str, Mapping[str, Any]]) -> MdevTypes:
     """Return the types by the settings; raise Invalid if they contradict each other."""
+    if len(enabled) > MOST_MDEV_TYPES:
+        raise Invalid(
+            f"The setting devices.enabled_mdev_types has {len(enabled)} types: {MOST_MDEV_TYPES} are allowed."
+        )
     for name in enabled:
         if not _TYPE.fullmatch(name) or enabled.count(name) > 1:
             raise Invalid(f"The setting devices.enabled_mdev_types is wrong: {name!r} is no type, or is there twice.")

@@ -1,7 +1,7 @@
 """Operations as rows, and their payloads: what each kind keeps between its steps."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, Self, TypedDict
 
 import msgspec
 
@@ -43,6 +43,11 @@ VERSIONS: Final[Mapping[str, int]] = {
     "unshelve": 1,
     "unshelve_offloaded": 1,
     "discard_image": 1,
+    "undo_move": 1,
+    "attach_volume": 1,
+    "detach_volume": 1,
+    "extend_volume": 1,
+    "settle_volumes": 1,
 }
 """The version of each kind: new operations have it, and conductors lease operations up to it. It is raised when the
 payload or the meaning of a step changes."""
@@ -67,7 +72,11 @@ Messages to users have them, too, unless `states.Action.label` says otherwise.""
 IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
-FOLLOW_UP_KINDS: Final = ("bind_ports", "discard_image")
+UNDO_MOVE: Final = "undo_move"
+BACKGROUND_KINDS: Final = ("bind_ports", "discard_image", "settle_volumes")
+"""Follow-ups that nobody waits for, and that are repeated as long as another service does not answer."""
+
+FOLLOW_UP_KINDS: Final = (*BACKGROUND_KINDS, UNDO_MOVE)
 """Kinds that follow from another change of a server.
 
 No later request overtakes them: what they do is right whatever the server becomes."""
@@ -131,6 +140,15 @@ class Payload(msgspec.Struct, kw_only=True):
 
     last_error: str = ""  # why the last attempt on a host did not succeed
 
+    def encode(self) -> bytes:
+        """Return the payload as it is stored in the operation's row."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Return the payload of an operation's row."""
+        return msgspec.msgpack.decode(payload, type=cls)
+
 
 def with_last_error(payload: bytes, reason: str) -> bytes:
     """Return an encoded payload of any kind with another `last_error`; its other fields stay as they are."""
@@ -141,8 +159,8 @@ class PlacedPayload(Payload, kw_only=True):
     """The payload of a kind that the scheduler places."""
 
     tried: list[str] = []  # the hosts where it failed, and the one that has it; the scheduler chooses others
-    # Hosts that lacked something for the moment, or were lost: others are preferred, if there are any. Operations are
-    # stored with the older name.
+    # Hosts that lacked something for the moment, or were down or stopped: others are preferred, if there are any.
+    # Operations are stored with the older name.
     unpreferred: list[str] = msgspec.field(default_factory=list, name="lacking")
     alternates: list[Selection] = []
 
@@ -152,9 +170,9 @@ class PlacedPayload(Payload, kw_only=True):
         return bool(self.tried)
 
     def prefer_others(self, host: str, reason: str) -> None:
-        """Note that an attempt on a host does not count, because the host lacked something for the moment or was lost.
+        """Note that an attempt on a host does not count, and prefer other hosts from now on.
 
-        Other hosts are preferred from now on.
+        The host lacked something for the moment, or was down or stopped.
         """
         self.tried = [each for each in self.tried if each != host]
         self.unpreferred = sorted({*self.unpreferred, host})
@@ -172,21 +190,15 @@ class BuildPayload(PlacedPayload, kw_only=True):
     """The payload of a build; there is one for each server of a request."""
 
     wait_for_plugs: list[str] = []
-    dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that were lost
+    dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that went down
+    went_down: list[str] = []  # the hosts that went down while they built it, and others did not
+    volumes: bool = False  # the server has some
+    volume_error: str = ""  # why a volume of the server could not be made
 
     @property
     def placed_before(self) -> bool:
-        """Whether it had a host before, which may have been lost since."""
+        """Whether it had a host before, which may be down or stopped since."""
         return bool(self.dispatches)
-
-    @classmethod
-    def decode(cls, payload: bytes) -> "BuildPayload":
-        """Return the payload of an operation's row."""
-        return msgspec.msgpack.decode(payload, type=cls)
-
-    def encode(self) -> bytes:
-        """Return the payload as it is stored in the operation's row."""
-        return msgspec.msgpack.encode(self)
 
 
 class PowerPayload(Payload, kw_only=True):
@@ -229,6 +241,33 @@ class InterfacePayload(Payload, kw_only=True):
     error: str = ""
 
 
+class VolumePayload(Payload, kw_only=True):
+    """The volume to attach, to detach or that was extended, and the result."""
+
+    device_uuid: str  # of the BlockDevice
+    volume_id: str
+    size_gb: int | None = None  # of a volume that was extended
+    error_code: str | None = None
+    error: str = ""
+
+
+class ReleasedVolume(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume that a server does not use any more."""
+
+    volume_id: str
+    attachment_id: str | None = None
+    delete: bool = False  # the volume goes with its server
+
+
+class SettlePayload(Payload, kw_only=True):
+    """What is left to tell the volume service after a change of a server."""
+
+    complete: list[str] = []  # attachments that the server has now
+    release: list[ReleasedVolume] = []
+    keep: list[str] = []  # volumes that were to be detached, and stay
+    all_attachments: bool = False  # the server is gone: no attachment of it may be left
+
+
 class ImagePayload(Payload, kw_only=True):
     """What becomes of the image of a server, and of earlier ones. The image has the operation's id."""
 
@@ -250,16 +289,16 @@ class ChosenPayload(RequestedPayload, kw_only=True):
         return self.chosen is not None
 
 
-class MigrationPayload(ChosenPayload, kw_only=True):
-    """The payload of a kind that moves a server to a host that the scheduler chooses."""
-
-    migration: str  # its uuid
-
-
-class MigrationReference(msgspec.Struct):
+class MigrationReference(Payload, kw_only=True):
     """What the payloads of all kinds have that move a server, or end a move."""
 
     migration: str  # its uuid
+
+
+class MigrationPayload(ChosenPayload, kw_only=True):
+    """The payload of a kind that moves a server to a host that the scheduler chooses."""
+
+    migration: str  # as in MigrationReference
 
 
 class MovePayload(MigrationPayload, kw_only=True):
@@ -269,16 +308,24 @@ class MovePayload(MigrationPayload, kw_only=True):
     disk_config: str | None = None  # AUTO or MANUAL, if the request says so
     migrate_data: bytes = b""  # what the source has sent for the destination
     arrived: bool = False  # the destination may have made the guest, which is being undone
+    waits: bool = False  # the undo waits until the destination has removed its guest, which may run
     answers_after_checks: bool = False  # the request, an old live migration, is answered when hosts have been checked
 
 
-class ResizedPayload(Payload, kw_only=True):
+class ResizedPayload(MigrationReference, kw_only=True):
     """The payload of the confirmation and of the revert of a resize."""
 
-    migration: str  # its uuid
     begun: bool = False  # the host that has to remove its guest may have begun
     # Of a revert: host, node and zone that the server belonged to, in case it stays there.
     destination: dict[str, Any] = {}
+
+
+class UndoPayload(MigrationReference, kw_only=True):
+    """A move that a later request has ended."""
+
+    host: str  # that has the guest
+    arrived: bool  # as in MovePayload
+    waits: bool = False  # until the other host has removed its guest, which may run
 
 
 class EvacuatePayload(MigrationPayload, kw_only=True):

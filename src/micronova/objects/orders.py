@@ -4,7 +4,6 @@ An order has all data that a host needs, so a host never reads the database. It 
 signed URL. Orders and reports carry the instance's epoch; one with an old epoch is refused.
 """
 
-import sys
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -18,18 +17,28 @@ from micronova.objects.host_limits import (
     LONGEST_DETAILS,
     LONGEST_MESSAGE,
     MOST_HOSTS,
+    MOST_MDEV_PARENTS,
+    MOST_MDEV_TYPES,
     MOST_NODES,
     MOST_PROPERTIES,
     MOST_QUESTIONS,
     MOST_REPORTED,
     MOST_TRAITS,
+    Count,
+    LargeNumber,
+    Moment,
     Name,
+    Ratio,
+    Seconds,
+    Whole,
+    check_data,
     check_size,
     cut_texts,
 )
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
+from micronova.objects.volume import AttachedVolume
 
 ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
 """The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
@@ -100,6 +109,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
+    # Those of the block devices that are volumes, and how the host reaches them.
+    volumes: tuple[AttachedVolume, ...] = ()
     # From which the image, or the rescue image, can be downloaded for a short time. On the bus it is `image_ticket`,
     # which older versions read.
     image_url: str | None = msgspec.field(default=None, name="image_ticket")
@@ -122,11 +133,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How an order ended."""
 
     operation_id: Name
-    epoch: int
+    epoch: Count
     instance_uuid: Name
     host: Name
     outcome: OrderOutcome
-    power_state: int | None = None
+    power_state: Whole | None = None
     error_code: Name | None = None  # of a build only that of Unavailable: see `Report.temporary`
     message: str | None = None
     details: str | None = None
@@ -135,11 +146,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: bool = False  # a rebuild failed before it changed the guest
     # Of a guest that moves: what the destination needs to make it.
     migrate_data: Annotated[bytes, msgspec.Meta(max_length=LARGEST_MIGRATE_DATA)] = b""
-    started_at: float = 0.0
-    finished_at: float = 0.0
+    started_at: Moment = 0.0
+    finished_at: Moment = 0.0
 
     def __post_init__(self) -> None:
-        cut_texts(self, message=LONGEST_MESSAGE, details=LONGEST_DETAILS)
+        cut_texts(self, message=LONGEST_MESSAGE, details=LONGEST_DETAILS, with_lines="details")
 
     @property
     def temporary(self) -> bool:
@@ -153,15 +164,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A host that carries out an order has reached a further task state; the next part of its work has not begun.
 
-    With `destroys` the next part cannot be undone: the host asks whether the order still stands.
+    With `destroys` the next part cannot be undone: the host asks whether the order still stands. It asks again
+    if the answer says so.
     """
 
     operation_id: Name
-    epoch: int
+    epoch: Count
     instance_uuid: Name
     host: Name
     task_state: Name  # empty: it has not changed
     destroys: bool = False
+    waited: Seconds | None = None  # since it asked first; None: an older host, which cannot be told to ask again
 
 
 class ProgressReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +184,7 @@ class ProgressReply(msgspec.Struct, frozen=True, kw_only=True):
     # To which an image can be uploaded, if that follows, for a short time. On the bus it is `image_ticket`, which older
     # versions read.
     upload_url: str | None = msgspec.field(default=None, name="image_ticket")
+    ask_again: bool = False  # the answer is not known yet: the host must not go on before it has asked again
 
 
 class ReportReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,29 +202,25 @@ def capability_key(capability: str) -> str:
 _PROPERTIES = msgspec.Meta(max_length=MOST_PROPERTIES)
 
 
-Ratio = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
-"""A number that is finite: schedulers could not read a topology with another one."""
-
-
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node, in total and in use."""
 
     node: Name
     node_uuid: Name
     hypervisor_type: Name
-    hypervisor_version: int
-    vcpus: int  # that instances share
-    memory_mb: int
-    local_gb: int
-    pcpus: int | None = None  # dedicated CPUs; None: an agent of an older version does not count them
+    hypervisor_version: Count
+    vcpus: Count  # that instances share
+    memory_mb: Count
+    local_gb: Count
+    pcpus: Count | None = None  # dedicated CPUs; None: an agent of an older version does not count them
     topology: NodeTopology | None = None
-    vcpus_used: int = 0
-    pcpus_used: int = 0
-    memory_mb_used: int = 0
-    local_gb_used: int = 0
-    disk_available_gb: int | None = None
-    running_vms: int = 0  # all guests on the node, also those that are off
-    current_workload: int = 0
+    vcpus_used: Count = 0
+    pcpus_used: Count = 0
+    memory_mb_used: Count = 0
+    local_gb_used: Count = 0
+    disk_available_gb: Whole | None = None
+    running_vms: Count = 0  # all guests on the node, also those that are off
+    current_workload: Count = 0
     host_ip: Name = "127.0.0.1"
     cpu_info: dict[str, object] = {}
     supported: Annotated[tuple[tuple[Name, Name, Name], ...], _PROPERTIES] = ()
@@ -218,11 +228,12 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     traits: Annotated[
         tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)
     ] = ()  # by the names of os-traits, or custom ones
-    reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
+    reserved: Annotated[dict[Name, Count], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
     allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}
 
     def __post_init__(self) -> None:
+        check_data("The description of the CPU", self.cpu_info)
         check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)
         check_size("The list of capabilities", self.capabilities, LONGEST_DESCRIPTION)
         check_size("The list of guests that are supported", self.supported, LONGEST_DESCRIPTION)
@@ -234,22 +245,23 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
 
     uuid: Name
     node: Name
-    epoch: int
-    power_state: int  # 0 until its spawn is complete
+    epoch: Count
+    power_state: Whole  # 0 until its spawn is complete
     name: Name = ""
-    vcpus: int = 0  # without those on dedicated CPUs
-    pcpus: int = 0  # dedicated CPUs
-    memory_mb: int = 0
-    local_gb: int = 0
+    vcpus: Count = 0  # without those on dedicated CPUs
+    pcpus: Count = 0  # dedicated CPUs
+    memory_mb: Count = 0
+    local_gb: Count = 0
     # Of its node, by resource class; None: what the guest uses, because its driver does not know.
-    claimed: Annotated[dict[Name, int], _PROPERTIES] | None = None
+    claimed: Annotated[dict[Name, Whole], _PROPERTIES] | None = None
+    volumes: Annotated[tuple[Name, ...], _PROPERTIES] | None = None  # their ids; None: its driver does not tell
 
 
 class RunningOrder(msgspec.Struct, frozen=True):
     """An order that a host is carrying out."""
 
     operation_id: Name
-    epoch: int
+    epoch: Count
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -263,22 +275,22 @@ class RemovedGuest(msgspec.Struct, frozen=True):
     """The guest of an instance that left the host is removed."""
 
     instance_uuid: Name
-    epoch: int  # of the departure
+    epoch: Count  # of the departure
 
 
 class PowerChange(msgspec.Struct, frozen=True):
     """A power state that no order caused: the guest stopped, crashed, or was switched by an operator on the host."""
 
     instance_uuid: Name
-    epoch: int  # at which the guest was built
-    power_state: int
+    epoch: Count  # at which the guest was built
+    power_state: Whole
 
 
 class GuestAtEpoch(msgspec.Struct, frozen=True):
     """A guest, and the epoch at which it was built."""
 
     instance_uuid: Name
-    epoch: int
+    epoch: Count
 
 
 class GuestsOff(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +310,7 @@ class BootResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a host found out about a guest that was started: that it does not boot, or that it does after all."""
 
     instance_uuid: Name
-    epoch: int  # the newest epoch of the instance that the host has seen
+    epoch: Count  # the newest epoch of the instance that the host has seen
     fault: str = ""  # why it counts as not booted, for the server's owner; empty: it has booted
     found: bool = False  # the agent found the guest when it started: the instance may be at a newer epoch
 
@@ -312,8 +324,8 @@ class HostMetrics(msgspec.Struct, frozen=True, kw_only=True):
     node: Name
     host_ip: Name
     source: Name
-    taken_at: int  # microseconds since 1970
-    values: Annotated[dict[Name, int], _PROPERTIES]
+    taken_at: LargeNumber  # microseconds since 1970
+    values: Annotated[dict[Name, LargeNumber], _PROPERTIES]
 
 
 class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,6 +345,21 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     boots: Annotated[tuple[BootResult, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     metrics: HostMetrics | None = None  # if monitors are enabled and have measured since the last heartbeat
 
+    def __post_init__(self) -> None:
+        devices = [each for node in self.nodes if node.topology is not None for each in node.topology.mdevs]
+        if len(devices) > MOST_MDEV_PARENTS:
+            raise ValueError(f"A host reports at most {MOST_MDEV_PARENTS} devices with mediated devices at once")
+        for names in ({each.mdev_type for each in devices}, {each.resource_class for each in devices}):
+            if len(names) > MOST_MDEV_TYPES:
+                raise ValueError(f"The mediated devices of a host have at most {MOST_MDEV_TYPES} types and classes")
+
+    @property
+    def entries(self) -> int:
+        """How many guests, orders, nodes and devices it names: what it costs to apply grows with them."""
+        lists = (self.running_orders, self.removed_guests, self.nodes, self.power_changes, self.boots)
+        mdevs = sum(len(node.topology.mdevs) for node in self.nodes if node.topology is not None)
+        return sum(map(len, lists)) + mdevs
+
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent process sends every few seconds for all its hosts, and at once for one with a power change."""
@@ -340,7 +367,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Annotated[tuple[HostBeat, ...], msgspec.Meta(max_length=MOST_HOSTS)]
     # It grows with each message of a host, also if the agent is restarted: of two that arrive in another order than
     # they were sent, the older one is refused.
-    number: int = 0
+    number: LargeNumber = 0
+    # `HeartbeatReply.now` of the last reply that the agent has got: it was alive then. The message itself may be late.
+    # 0 before the first reply; None: an agent of an earlier version.
+    answered_at: Moment | None = None
 
 
 class HostReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from typing import Any, Final, get_args
 import msgspec
 
 from micronova.objects.errors import Invalid
-from micronova.objects.guest_properties import GuestProperties
-from micronova.objects.topology import AffinityPolicy, DeviceRequest, DeviceType, PciDevice
+from micronova.objects.guest_properties import FALSE_WORDS, TRUE_WORDS, GuestProperties
+from micronova.objects.topology import LIVE_MIGRATABLE, AffinityPolicy, DeviceRequest, DeviceType, PciDevice
 
 MOST_OF_AN_ALIAS: Final = 64
 """Devices of one alias that a flavor may ask for."""
@@ -36,7 +36,7 @@ def parse_aliases(settings: Iterable[Mapping[str, Any]]) -> dict[str, Alias]:
     """Return the aliases by name; raise Invalid if a definition is wrong."""
     found: dict[str, Alias] = {}
     for given in settings:
-        known = {"name", "vendor_id", "product_id", "device_type", "numa_policy", "capability_type"}
+        known = {"name", "vendor_id", "product_id", "device_type", "numa_policy", "capability_type", LIVE_MIGRATABLE}
         if unknown := given.keys() - known:
             raise _wrong_alias(given, f"it may have {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}")
         name = str(given.get("name", "")).strip()
@@ -52,7 +52,12 @@ def parse_aliases(settings: Iterable[Mapping[str, Any]]) -> dict[str, Alias]:
             raise _wrong_alias(given, f"device_type is one of {', '.join(get_args(DeviceType))}")
         if policy not in _POLICIES:
             raise _wrong_alias(given, f"numa_policy is one of {', '.join(_POLICIES)}")
+        try:
+            migratable = _flag(given.get(LIVE_MIGRATABLE))
+        except ValueError as error:
+            raise _wrong_alias(given, str(error)) from None
         spec = ids | ({} if device_type is None else {"dev_type": device_type})
+        spec |= {} if migratable is None else {LIVE_MIGRATABLE: "true" if migratable else "false"}
         before = found.get(name)
         if before is not None and (before.policy != policy or before.specs[0].get("dev_type") != spec.get("dev_type")):
             raise _wrong_alias(given, "all definitions of one name need the same numa_policy and device_type")
@@ -91,6 +96,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     vendor_id: str = "*"
     product_id: str = "*"
     address: tuple[str, str, str, str] = ("*", "*", "*", "*")  # shell patterns, or regular expressions after "re:"
+    live_migratable: bool | None = None  # what it says of the devices
 
     def matches(self, device: PciDevice) -> bool:
         """Return whether it names a device, or the physical function of a device."""
@@ -109,14 +115,25 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def offered_devices(devices: Iterable[PciDevice], specs: Sequence[DeviceSpec]) -> list[PciDevice]:
+    """Return the devices that the settings offer to guests; the first spec that names a device describes it."""
+    found = ((device, next((spec for spec in specs if spec.matches(device)), None)) for device in devices)
+    return [
+        msgspec.structs.replace(device, live_migratable=spec.live_migratable)
+        for device, spec in found
+        if spec is not None
+    ]
+
+
 def parse_device_specs(settings: Sequence[Mapping[str, Any]]) -> tuple[DeviceSpec, ...]:
     """Return the specs of devices; raise Invalid if one is wrong."""
     return tuple(_device_spec(given) for given in settings)
 
 
 def _device_spec(given: Mapping[str, Any]) -> DeviceSpec:
-    if unknown := given.keys() - {"vendor_id", "product_id", "address"}:
-        raise _wrong_spec(given, f"it may have vendor_id, product_id and address, not {', '.join(sorted(unknown))}")
+    known = ("vendor_id", "product_id", "address", LIVE_MIGRATABLE)
+    if unknown := given.keys() - set(known):
+        raise _wrong_spec(given, f"it may have {', '.join(known)}, not {', '.join(sorted(unknown))}")
     ids = {key: str(given.get(key, "*")).lower() for key in ("vendor_id", "product_id")}
     if not all(value == "*" or _HEX.fullmatch(value) for value in ids.values()):
         raise _wrong_spec(given, "vendor_id and product_id have four hexadecimal digits, or are *")
@@ -135,7 +152,16 @@ def _device_spec(given: Mapping[str, Any]) -> DeviceSpec:
         if split is None:
             raise _wrong_spec(given, "an address is like 0000:0a:00.1, in which * stands for any part")
         patterns = split
-    return DeviceSpec(vendor_id=ids["vendor_id"], product_id=ids["product_id"], address=patterns)  # type: ignore[arg-type]
+    try:
+        migratable = _flag(given.get(LIVE_MIGRATABLE))
+    except ValueError as error:
+        raise _wrong_spec(given, str(error)) from None
+    return DeviceSpec(
+        vendor_id=ids["vendor_id"],
+        product_id=ids["product_id"],
+        address=patterns,  # type: ignore[arg-type]  # they are four
+        live_migratable=migratable,
+    )
 
 
 def _split_address(text: str) -> tuple[str, ...] | None:
@@ -147,6 +173,16 @@ def _split_address(text: str) -> tuple[str, ...] | None:
         parts = ["*", *parts]
     whole = (*parts, function if dot else "*")
     return whole if len(whole) == 4 and all(re.fullmatch(r"[0-9a-f*]+", part) for part in whole) else None
+
+
+def _flag(value: object) -> bool | None:
+    """Return what live_migratable says, None if it is not there; raise ValueError if it says neither yes nor no."""
+    if value is None or isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in TRUE_WORDS | FALSE_WORDS:
+        raise ValueError("live_migratable is yes or no")
+    return text in TRUE_WORDS
 
 
 def _wrong_alias(given: Mapping[str, Any], reason: str) -> Invalid:

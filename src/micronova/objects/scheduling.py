@@ -12,6 +12,9 @@ from micronova.objects.image import ImageMeta
 SERVER_HINTS: Final = ("same_host", "different_host")
 """Scheduler hints whose values are uuids of servers."""
 
+GROUP_HINT: Final = "group"
+"""The scheduler hint whose value is the uuid of a server group."""
+
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The server group of a request, with the hosts of its members."""
@@ -43,6 +46,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
         False  # whether an aggregate, also one without hosts, names the project; the scheduler reads it
     )
     ignore_hosts: tuple[str, ...] = ()
+    ignore_status: bool = False  # the host may be disabled: an admin forces a move to it
 
     @property
     def forced(self) -> bool:
@@ -51,6 +55,11 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
         Only capacity, prefilters, request groups and the filters that are `always` in effect are asked.
         """
         return self.force_host is not None or self.force_node is not None
+
+    @property
+    def names_host(self) -> bool:
+        """Whether the request is about one host or node, forced or not."""
+        return self.forced or self.requested_host is not None or self.requested_node is not None
 
 
 class SelectDestinations(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +121,7 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     fit: int  # for how many of them there is room
     message: str = ""  # the fault that users would read
     fleet: Fleet | None = None
+    remarks: tuple[str, ...] = ()  # what of the request has no effect
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +138,8 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     reserved: dict[str, int] = {}  # of the total, for the host itself
     used: dict[str, int] = {}
     capacity: dict[str, int] = {}  # (total - reserved) * allocation ratio
+    max_unit: dict[str, int] = {}  # the most that one instance may have; absent: any amount
+    allocation_ratio: dict[str, float] = {}  # absent: 1.0
     hypervisor_type: str = ""
     hypervisor_version: int = 0
     cpu_info: dict[str, object] = {}

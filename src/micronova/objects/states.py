@@ -56,6 +56,9 @@ UPDATING_PASSWORD = "updating_password"
 TRIGGERING_CRASH_DUMP = "triggering_crash_dump"  # Nova has none for it
 ATTACHING_INTERFACE = "attaching_interface"
 DETACHING_INTERFACE = "detaching_interface"
+ATTACHING_VOLUME = "attaching_volume"
+DETACHING_VOLUME = "detaching_volume"
+EXTENDING_VOLUME = "extending_volume"
 IMAGE_SNAPSHOT_PENDING = "image_snapshot_pending"
 IMAGE_SNAPSHOT = "image_snapshot"
 IMAGE_BACKUP = "image_backup"
@@ -83,8 +86,11 @@ DELETING = "deleting"
 CHANGES_INTERFACES = frozenset({ATTACHING_INTERFACE, DETACHING_INTERFACE})
 """Task states of operations on the interfaces of a server."""
 
+CHANGES_VOLUMES = frozenset({ATTACHING_VOLUME, DETACHING_VOLUME, EXTENDING_VOLUME})
+"""Task states of operations on the volumes of a server."""
+
 _MAKES_IMAGE = (IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT, IMAGE_BACKUP, IMAGE_PENDING_UPLOAD, IMAGE_UPLOADING)
-KEEPS_POWER_STATE = CHANGES_INTERFACES.union(_MAKES_IMAGE) | {UPDATING_PASSWORD, TRIGGERING_CRASH_DUMP}
+KEEPS_POWER_STATE = CHANGES_INTERFACES.union(CHANGES_VOLUMES, _MAKES_IMAGE) | {UPDATING_PASSWORD, TRIGGERING_CRASH_DUMP}
 """Task states of operations that do not change the power state: power changes of the guest still count meanwhile."""
 
 CHANGEABLE = frozenset({ACTIVE, PAUSED, SUSPENDED, STOPPED})
@@ -105,6 +111,7 @@ _AFTER_POWER_CHANGE = {
 }
 
 _PLUGGABLE = frozenset({ACTIVE, PAUSED, STOPPED})
+_ATTACHABLE = frozenset({ACTIVE, PAUSED, STOPPED, RESIZED, SOFT_DELETED, SHELVED, SHELVED_OFFLOADED})
 _COPYABLE = frozenset({ACTIVE, STOPPED, PAUSED, SUSPENDED})
 _UPLOAD = (IMAGE_PENDING_UPLOAD, IMAGE_UPLOADING)
 _MOVABLE = frozenset({ACTIVE, STOPPED})
@@ -185,6 +192,11 @@ ACTIONS = {
         Action("restore", frozenset({SOFT_DELETED}), RESTORING, ACTIVE, None),
         Action("attach_interface", _PLUGGABLE, ATTACHING_INTERFACE, None, None, capability="hot_plug"),
         Action("detach_interface", _PLUGGABLE, DETACHING_INTERFACE, None, None, capability="hot_plug"),
+        Action("attach_volume", _ATTACHABLE, ATTACHING_VOLUME, None, None, capability="volumes"),
+        Action("detach_volume", _ATTACHABLE, DETACHING_VOLUME, None, None, capability="volumes"),
+        Action(
+            "extend_volume", frozenset({ACTIVE, PAUSED, STOPPED}), EXTENDING_VOLUME, None, None, capability="volumes"
+        ),
         Action(
             "create_image",
             _COPYABLE,

@@ -10,30 +10,46 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from micronova.objects.host_limits import MOST_PROPERTIES, Name
+from micronova.objects.host_limits import Count, Name, Ratio, Whole
 from micronova.objects.sized_cache import SizedCache
 
 AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
 DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
 
+LIVE_MIGRATABLE: Final = "live_migratable"
+"""The key of aliases, of device specs and of the specs of a DeviceRequest; its value there is true or false."""
+
 MOST_CELLS: Final = 64
 MOST_CPUS: Final = 4096
 MOST_DEVICES: Final = 2048
-MOST_MDEVS: Final = 65_536
+MOST_MDEVS: Final = 65_536  # of one device
+MOST_MDEV_PARENTS: Final = 512  # devices of a node; each is a resource provider
+LONGEST_MDEV_PARENT: Final = 64  # characters of the name of a device
 LONGEST_TOPOLOGY: Final = 1 << 19
 """Bytes of what a host reports: a thousand CPUs and two thousand devices take less."""
 
+MOST_PAGE_SIZES: Final = 8  # of a node
+PAGE_SIZES: Final = frozenset(4 << exponent for exponent in range(23))
+"""In KiB, from 4 KiB to 16 GiB: processors have no others. The scheduler has a column for each that a host reports."""
+LARGEST_MEMORY: Final = 1 << 41
+"""KiB of pages of one size: as much as the memory of a cell, in MiB, can be."""
+
 _CPUS = msgspec.Meta(max_length=MOST_CPUS)
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Cpus = Annotated[tuple[Count, ...], _CPUS]
 
 
 class MemoryPages(msgspec.Struct, frozen=True, kw_only=True):
     """Memory pages of one size in a host's cell."""
 
-    size_kib: Annotated[int, msgspec.Meta(ge=1)]
-    total: Count
-    reserved: Count = 0  # that the host keeps for itself
+    size_kib: Annotated[int, msgspec.Meta(ge=min(PAGE_SIZES), le=max(PAGE_SIZES))]
+    total: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_MEMORY)]
+    reserved: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_MEMORY)] = 0  # that the host keeps for itself
+
+    def __post_init__(self) -> None:
+        if self.size_kib not in PAGE_SIZES:
+            raise ValueError(f"A memory page has a power of two of KiB, and not {self.size_kib}")
+        if self.total * self.size_kib > LARGEST_MEMORY:
+            raise ValueError(f"Memory pages of one size have more than {LARGEST_MEMORY} KiB together")
 
 
 class HostCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,25 +60,28 @@ class HostCell(msgspec.Struct, frozen=True, kw_only=True):
     shared: Cpus = ()  # CPUs that vCPUs without a CPU of their own share
     dedicated: Cpus = ()  # CPUs of which each belongs to one vCPU
     siblings: Annotated[tuple[Cpus, ...], _CPUS] = ()  # CPUs by core, sorted; empty: each CPU is a core
-    pages: Annotated[tuple[MemoryPages, ...], msgspec.Meta(max_length=MOST_PROPERTIES)] = ()
-    socket: int | None = None
+    pages: Annotated[tuple[MemoryPages, ...], msgspec.Meta(max_length=MOST_PAGE_SIZES)] = ()
+    socket: Whole | None = None
 
 
-class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
+class PciDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A PCI device of a host that instances may have."""
 
     address: Name  # domain:bus:slot.function
     vendor_id: Name
     product_id: Name
     dev_type: DeviceType = "type-PCI"
-    numa_node: int | None = None
+    numa_node: Whole | None = None
     parent: Name | None = None  # address of the physical function, of a virtual one
+    live_migratable: bool | None = None  # its state can be sent to a similar device; None: nobody has said so
 
 
 class MdevParent(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a host that offers mediated devices of one type. It is a resource provider below its node."""
 
-    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_.-]+\Z")]  # as libvirt names it
+    name: Annotated[
+        str, msgspec.Meta(max_length=LONGEST_MDEV_PARENT, pattern=r"^[A-Za-z0-9_.-]+\Z")
+    ]  # as libvirt names it
     mdev_type: Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[A-Za-z0-9_.+-]+\Z")]
     total: Annotated[int, msgspec.Meta(ge=0, le=MOST_MDEVS)]  # those that exist, and those that can be made
     resource_class: Annotated[str, msgspec.Meta(max_length=247, pattern=r"^(VGPU|CUSTOM_[A-Z0-9_]+)\Z")] = "VGPU"
@@ -73,10 +92,14 @@ class NodeTopology(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: Annotated[tuple[HostCell, ...], msgspec.Meta(max_length=MOST_CELLS)] = ()
     devices: Annotated[tuple[PciDevice, ...], msgspec.Meta(max_length=MOST_DEVICES)] = ()
-    mdevs: Annotated[tuple[MdevParent, ...], msgspec.Meta(max_length=MOST_DEVICES)] = ()
+    mdevs: Annotated[tuple[MdevParent, ...], msgspec.Meta(max_length=MOST_MDEV_PARENTS)] = ()
     # How often shared CPUs and memory of a cell may be given out. The conductor sets them as in the inventories.
-    cpu_allocation_ratio: float = 1.0
-    ram_allocation_ratio: float = 1.0
+    cpu_allocation_ratio: Ratio = 1.0
+    ram_allocation_ratio: Ratio = 1.0
+
+    def __post_init__(self) -> None:
+        if len({each.size_kib for cell in self.cells for each in cell.pages}) > MOST_PAGE_SIZES:
+            raise ValueError(f"The memory pages of a node have more than {MOST_PAGE_SIZES} sizes")
 
 
 class CellUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,6 +145,11 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[dict[str, str], ...]
     policy: AffinityPolicy = "legacy"
 
+    @property
+    def live_migratable(self) -> bool:
+        """Whether it gets only devices with which a guest can be moved while it runs."""
+        return all(spec.get(LIVE_MIGRATABLE) == "true" for spec in self.specs)
+
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance asks for. Without `cells` it may be anywhere on its host."""
@@ -152,6 +180,7 @@ class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     alias: str
     address: str
     parent: str | None = None  # its physical function, also when the host lists the device no more
+    live_migratable: bool = False  # it was chosen as such
 
 
 class AssignedMdev(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +223,18 @@ def _decode_use(text: str) -> TopologyUse:
 
 
 decode_topology: Final = SizedCache(_decode_topology, most=_MOST_KEPT, longest=_LONGEST_KEPT)
-"""Returns a stored topology; many hosts have the same."""
+"""Returns a stored topology; many hosts have the same. Raises msgspec.ValidationError if it breaks a limit."""
 
 decode_use: Final = SizedCache(_decode_use, most=_MOST_KEPT, longest=_LONGEST_KEPT)
 """Returns a stored use; an empty text is that of a host without a topology."""
+
+
+def usable_topology(text: str) -> NodeTopology:
+    """Return a stored topology, or that of a node without any parts if it breaks a limit, which earlier versions lack.
+
+    So what instances hold of it can be given back.
+    """
+    try:
+        return decode_topology(text)
+    except msgspec.ValidationError:
+        return NodeTopology()

@@ -16,10 +16,10 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps
-from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root
+from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root, fits_units
 
 _Choice = Mapping[
     str, Provider
@@ -35,24 +35,33 @@ _MOST_CHOICES: Final = 5_000  # of one group
 MOST_STEPS_OF_A_REQUEST: Final = 400_000
 """In all trees, besides a few for each search: about 2 s."""
 _FREE_STEPS: Final = 100  # for a tree, however many trees there were before
+ROUNDS: Final = (_FREE_STEPS, 2_000, _MOST_STEPS)
+"""The steps for a tree, if many are searched: in each round only those are searched again that took more before. So a
+few hard trees do not use up what all others need."""
 
 
 class RequestSteps:
     """The steps that the searches of one request may still take, however many trees and consumers it has."""
 
     def __init__(self) -> None:
+        self.most = _MOST_STEPS  # for one search
+        self.ended_early = 0  # searches
         self._left = MOST_STEPS_OF_A_REQUEST
         self._warned = False
 
     @contextlib.contextmanager
     def search(self, root: str, limit: int) -> Iterator[StepBudget]:
-        """Give the steps for one search in a tree; one that takes more ends, and the first such is logged."""
-        most = min(_MOST_STEPS + _STEPS_PER_CANDIDATE * limit, _FREE_STEPS + self._left)
+        """Give the steps for one search in a tree; one that takes more ends early.
+
+        The first that took all that it may ever take is logged.
+        """
+        most = min(self.most + _STEPS_PER_CANDIDATE * limit, _FREE_STEPS + self._left)
         budget = StepBudget(most)
         try:
             yield budget
         except TooManySteps:
-            if not self._warned:
+            self.ended_early += 1
+            if not self._warned and self.most == _MOST_STEPS:
                 self._warned = True
                 log.warning(
                     "the candidates of the tree of provider %s took too many steps; some were not found, and perhaps "
@@ -142,6 +151,64 @@ def _units(request: ResourceRequest, providers: Sequence[Provider], root: str, s
     return sum((known[uuid][name].capacity - known[uuid][name].used) // amount for uuid in able)
 
 
+class SharedNeed(NamedTuple):
+    """Resources of one sharing provider that each consumer on a node takes if the node's own tree has no more."""
+
+    resources: tuple[tuple[str, int], ...]
+    providers: tuple[str, ...]  # that may serve it, the preferred one first
+
+
+def shared_needs(
+    request: ResourceRequest, tree: Sequence[Provider], sharing: Sequence[Provider], most: int
+) -> list[tuple[SharedNeed, int]]:
+    """Return what up to `most` consumers on a node need of sharing providers, and how many need none of each.
+
+    What relates the groups of a request is left out: these are the least needs.
+    """
+    others = _sharing_with(tree, sharing)
+    if not others:
+        return []
+    known = {each.uuid: each for each in (*tree, *sharing)}
+    found = []
+    for group in request.groups:
+        whole = dict(group.resources)
+        for resources in [whole] if group.suffix else [{name: amount} for name, amount in whole.items()]:
+            own = sum(_times(each, resources) for each in tree if _serves_part(group, resources, each, known))
+            able = tuple(each.uuid for each in others if _serves_part(group, resources, each, known))
+            if resources and able and own < most:
+                found.append((SharedNeed(tuple(resources.items()), able), own))
+    return found
+
+
+def _sharing_with(tree: Sequence[Provider], sharing: Iterable[Provider]) -> list[Provider]:
+    """Return the sharing providers of other trees that serve a tree, too."""
+    offered = [each for each in sharing if each.shares]
+    if not offered:
+        return []
+    aggregates = frozenset[str]().union(*(each.aggregates for each in tree))
+    roots = {each.root for each in tree}
+    return [each for each in offered if each.root not in roots and each.aggregates & aggregates]
+
+
+def _serves_part(
+    group: RequestGroup, resources: Mapping[str, int], provider: Provider, known: Mapping[str, Provider]
+) -> bool:
+    """Return whether a provider may serve resources of a group, however much is left."""
+    stock = provider.inventories
+    return (
+        all(name in stock and fits_units(stock[name], amount) for name, amount in resources.items())
+        and _may_serve(group, provider, known)
+        and (not group.suffix or group.admits_traits(provider.traits))
+    )
+
+
+def _times(provider: Provider, resources: Mapping[str, int]) -> int:
+    """Return how often resources can be taken of what is left of a provider."""
+    stock = provider.inventories
+    free = [(stock[name].capacity - stock[name].used) // amount for name, amount in resources.items() if amount > 0]
+    return max(0, min(free, default=0))
+
+
 def amounts_of(candidate: Candidate) -> dict[tuple[str, str], int]:
     """Return what a candidate takes, by provider and resource class."""
     return {(uuid, name): amount for uuid, own in candidate.allocations.items() for name, amount in own.items()}
@@ -158,8 +225,7 @@ def _of_tree(
     traits = known[root].traits if root in known else frozenset()
     if not request.root_required <= traits or request.root_forbidden & traits:
         return
-    aggregates = frozenset[str]().union(*(each.aggregates for each in tree))
-    usable = [*tree, *(each for each in sharing if each.root != root and each.aggregates & aggregates)]
+    usable = [*tree, *_sharing_with(tree, sharing)]
     if not _has_enough(request, usable):
         return
     choices: list[list[tuple[RequestGroup, _Choice]]] = []

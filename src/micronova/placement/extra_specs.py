@@ -10,7 +10,7 @@ them is refused.
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
@@ -43,17 +43,43 @@ _node_resources = RememberLast(_find_node_resources)
 
 def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
     """Return the traits that are required, and those that are forbidden, without a suffix."""
+    of_flavor, of_image = _traits(flavor.extra_specs), traits_of_image(image)
+    return of_flavor[0] | of_image[0], of_flavor[1] | of_image[1]
+
+
+def traits_of_image(image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Return those of `traits` that the image asks for, whatever the flavor does."""
+    return _traits(image.properties if image is not None else {})
+
+
+def _traits(specs: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
     found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
-    for specs in (flavor.extra_specs, image.properties if image is not None else {}):
-        for kind, suffix, name, value in _parts(specs):
-            if kind == "trait" and not suffix:
-                found[_trait_requirement(name, value)].add(name)
+    for kind, suffix, name, value in _parts(specs):
+        if kind == "trait" and not suffix:
+            found[_trait_requirement(name, value)].add(name)
     return frozenset(found["required"]), frozenset(found["forbidden"])
+
+
+def all_required_traits(flavor: Flavor, image: ImageMeta | None) -> frozenset[str]:
+    """Return the traits that flavor or image require of any provider, with and without a suffix."""
+    given = (flavor.extra_specs, image.properties if image is not None else {})
+    return frozenset(
+        name
+        for specs in given
+        for kind, _, name, value in _parts(specs)
+        if kind == "trait" and _trait_requirement(name, value) == "required"
+    )
 
 
 def node_traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
     """Return the traits that the compute node itself must have, and those that it must not have."""
     required, forbidden = traits(flavor, image)
+    return frozenset() if _of_the_tree(flavor) else required, forbidden
+
+
+def node_traits_of_image(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Return those of `node_traits` that the image asks for, whatever the flavor does."""
+    required, forbidden = traits_of_image(image)
     return frozenset() if _of_the_tree(flavor) else required, forbidden
 
 

@@ -38,6 +38,11 @@ def fits_units(inventory: Units, amount: int) -> bool:
     return inventory.min_unit <= amount <= inventory.max_unit and amount % inventory.step_size == 0
 
 
+def whole(total: int) -> int:
+    """Return the `max_unit` of what a host reports: one server never gets more than all of it, whatever the ratio."""
+    return max(total, 1)
+
+
 def capacity(total: int, reserved: int, ratio: float) -> int:
     """Return how much of an inventory may be used in all; `MOST_UNITS` if it is more."""
     return int(max(-MOST_UNITS, min((total - reserved) * ratio, MOST_UNITS)))

@@ -25,6 +25,12 @@ NODE_CLASSES: Final = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 HOST_TRAIT: Final = "CUSTOM_HOST_"
 """How the names of custom traits begin that a host may report; operators set all others by the Placement API."""
 
+COMPUTE_NODE: Final = "COMPUTE_NODE"
+"""The trait that tells compute nodes from other providers."""
+
+STATUS_DISABLED: Final = "COMPUTE_STATUS_DISABLED"
+"""The trait of compute nodes whose service is disabled. It follows the service, and no host reports it."""
+
 _REPORTED: Final = ("COMPUTE_", "HW_", "STORAGE_")
 _MOST_HOST_TRAITS: Final = 64
 _LONGEST_TRAIT: Final = 255
@@ -51,7 +57,7 @@ def reported_traits(traits: Collection[str]) -> list[str]:
     These are standard ones that describe hardware and hypervisor, and some custom ones of hosts. Flavors require or
     forbid the others to tell hosts that operators trust from those that they do not.
     """
-    standard = {each for each in traits if each in standard_traits() and each.startswith(_REPORTED)}
+    standard = {each for each in traits if each in standard_traits() and each.startswith(_REPORTED)} - {STATUS_DISABLED}
     own = sorted(
         each
         for each in set(traits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -105,21 +105,12 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
             self.details = {}
 
 
-E = TypeVar("E", bound=type[Exception])
-_families: list[type[Exception]] = [MicronovaError]
-_by_code: dict[str, type[Exception]] = {}
-
-
-def register(family: E) -> E:
-    """Let callers get this class and its subclasses as they were raised; that holds for MicronovaError already."""
-    if family not in _families:
-        _families.append(family)
-    return family
+_by_code: dict[str, type[MicronovaError]] = {}
 
 
 def is_coded(error: BaseException) -> bool:
     """Return whether an error has a code for callers; others are bugs in the handler."""
-    return isinstance(error, (RemoteError, *_families)) and hasattr(error, "code")
+    return isinstance(error, (RemoteError, MicronovaError))
 
 
 def to_body(error: BaseException) -> ErrorBody:
@@ -147,17 +138,16 @@ def from_body(body: ErrorBody) -> Exception:
     return RemoteError(body.code, body.message, body.details)
 
 
-def _find(code: str) -> type[Exception] | None:
+def _find(code: str) -> type[MicronovaError] | None:
     known = _by_code.get(code)
     if known is None:
-        for family in _families:
-            for cls in _descendants(family):
-                _by_code.setdefault(str(getattr(cls, "code", "")), cls)
+        for cls in _descendants(MicronovaError):
+            _by_code.setdefault(cls.code, cls)
         known = _by_code.get(code)
     return known
 
 
-def _descendants(cls: type[Exception]) -> list[type[Exception]]:
+def _descendants(cls: type[MicronovaError]) -> list[type[MicronovaError]]:
     """Return the class, then its subclasses: one that inherits its parent's code must not replace the parent."""
     found = [cls]
     for child in cls.__subclasses__():

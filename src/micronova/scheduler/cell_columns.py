@@ -2,6 +2,9 @@
 
 The rules are those of `objects/fitting.py`. Whether the nodes of a guest have cells of a host for themselves follows
 from Hall's theorem: of each set of its nodes, at least as many cells must suit one of them as the set has nodes.
+
+What hosts report decides how large the columns are. So the few hosts with very many cells have columns of their own,
+and a size of memory pages has a column only while a host has such pages.
 """
 
 from collections import Counter
@@ -18,7 +21,10 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 _Node: TypeAlias = tuple[int, int, int, int]  # shared and pinned vCPUs, CPUs of the emulator, MB of memory
 
 _MOST_KINDS_OF_NODES = 4  # of one guest; there are 2**n sets of n
+_MOST_CELLS = 8  # of a host whose cells are in the columns of most hosts
+_FIRST_WIDE = 4
 _UNUSED = CellUse()
+_NO_CELLS = NodeTopology()
 _WHOLE = ("free_cpus", "shared_cpus", "cpus_held", "memory_mb", "memory_held", "page_kib", "pages", "free_pages")
 _LIMITS = ("most_cpus", "most_memory")
 
@@ -27,35 +33,121 @@ class CellColumns:
     """What is free in the cells of hosts, by code. Cells that a host does not have suit nobody."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._width = size, 1
-        self._cells = np.zeros((size, 1), np.bool_)  # which exist
-        self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros((size, 1), np.int64) for name in _WHOLE}
-        self._columns |= {name: np.zeros((size, 1)) for name in _LIMITS}
-        self._pages: dict[int, npt.NDArray[np.int64]] = {}  # by size in KiB: free ones, -1 where there are none
+        self._most = _Columns(size)
+        self._wide = _Columns(_FIRST_WIDE)
+        self._wide_rows = np.full(size, -1, np.intp)  # by code: row in the columns of hosts with many cells
+        self._wide_free: list[int] = []  # rows that were given back
+        self._wide_used = 0  # rows that codes have
 
     def set(self, code: int, topology: NodeTopology, use: TopologyUse) -> None:
         """Set the cells that a code stands for."""
-        if code >= self._size or len(topology.cells) > self._width:
-            self._grow(max(self._size, code + 1), max(self._width, len(topology.cells)))
-        self._cells[code] = False
-        for pages in self._pages.values():
-            pages[code] = -1
-        for number, cell in enumerate(topology.cells):
-            held = use.cells.get(cell.id, _UNUSED)
-            self._cells[code, number] = True
-            for name, value in _figures(cell, held, topology).items():
-                self._columns[name][code, number] = value
-            for each in cell.pages:
-                if each.size_kib not in self._pages:
-                    self._pages[each.size_kib] = np.full((self._size, self._width), -1, np.int64)
-                free = each.total - each.reserved - held.pages.get(each.size_kib, 0)
-                self._pages[each.size_kib][code, number] = free
+        if (size := len(self._wide_rows)) <= code:
+            self._wide_rows = np.concatenate((self._wide_rows, np.full(max(size, code + 1 - size), -1, np.intp)))
+        if len(topology.cells) <= _MOST_CELLS:
+            self._clear_wide(code)
+            self._most.set(code, topology, use)
+            return
+        self._most.set(code, _NO_CELLS, use)  # the code has a row there, too
+        self._wide.set(self._wide_row(code), topology, use)
+
+    def clear(self, code: int) -> None:
+        """Forget the cells of a code that stands for nothing any more."""
+        self._most.clear(code)
+        self._clear_wide(code)
 
     def suit(self, request: TopologyRequest, codes: Codes) -> Bools:
         """Return for each of these codes whether its cells have the CPUs and the memory that a guest asks for.
 
         Others never fit. Those that suit fit, if `decides` says so.
         """
+        found = self._most.suit(request, codes)
+        if self._wide_used:
+            rows = self._wide_rows.take(codes)
+            wide = rows >= 0
+            found[wide] = self._wide.suit(request, rows[wide])
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns."""
+        return self._most.nbytes + self._wide.nbytes + self._wide_rows.nbytes
+
+    def _wide_row(self, code: int) -> int:
+        """Return the row of a code in the columns of hosts with many cells; it gets one if it has none."""
+        row = int(self._wide_rows[code])
+        if row < 0:
+            row = self._wide_rows[code] = self._wide_free.pop() if self._wide_free else self._wide_used
+            self._wide_used += 1
+        return row
+
+    def _clear_wide(self, code: int) -> None:
+        row = int(self._wide_rows[code]) if code < len(self._wide_rows) else -1
+        if row < 0:
+            return
+        self._wide.clear(row)
+        self._wide_rows[code] = -1
+        self._wide_free.append(row)
+        self._wide_used -= 1
+        if not self._wide_used:
+            self._wide, self._wide_free = _Columns(_FIRST_WIDE), []
+
+
+class _Columns:
+    """Columns of some hosts, by row, which are as wide as the host with most cells."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._width = size, 1
+        self._cells = np.zeros((size, 1), np.bool_)  # which exist
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros((size, 1), np.int64) for name in _WHOLE}
+        self._columns |= {name: np.zeros((size, 1)) for name in _LIMITS}
+        self._pages: dict[int, npt.NDArray[np.int64]] = {}  # by size in KiB: free ones, -1 where there are none
+        self._sizes: dict[int, frozenset[int]] = {}  # by row: sizes of pages
+        self._users: Counter[int] = Counter()  # by size of pages: rows
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns."""
+        return sum(each.nbytes for each in (self._cells, *self._columns.values(), *self._pages.values()))
+
+    def set(self, row: int, topology: NodeTopology, use: TopologyUse) -> None:
+        """Set the cells of a row."""
+        if row >= self._size or len(topology.cells) > self._width:
+            self._grow(max(self._size, row + 1), max(self._width, len(topology.cells)))
+        self._use_pages(row, frozenset(each.size_kib for cell in topology.cells for each in cell.pages))
+        self._cells[row] = False
+        for pages in self._pages.values():
+            pages[row] = -1
+        for number, cell in enumerate(topology.cells):
+            held = use.cells.get(cell.id, _UNUSED)
+            self._cells[row, number] = True
+            for name, value in _figures(cell, held, topology).items():
+                self._columns[name][row, number] = value
+            for each in cell.pages:
+                free = each.total - each.reserved - held.pages.get(each.size_kib, 0)
+                self._pages[each.size_kib][row, number] = free
+
+    def clear(self, row: int) -> None:
+        """Let a row have no cells."""
+        self._use_pages(row, frozenset())
+        if row < self._size:  # it may not have been set, because its code was not
+            self._cells[row] = False
+
+    def _use_pages(self, row: int, sizes: frozenset[int]) -> None:
+        """Make the columns of the sizes of pages that a row has, and drop those that no row has any more."""
+        before = self._sizes.pop(row, frozenset())
+        if sizes:
+            self._sizes[row] = sizes
+        for size in sizes - before:
+            self._users[size] += 1
+            if size not in self._pages:
+                self._pages[size] = np.full((self._size, self._width), -1, np.int64)
+        for size in before - sizes:
+            self._users[size] -= 1
+            if not self._users[size]:
+                del self._users[size], self._pages[size]
+
+    def suit(self, request: TopologyRequest, codes: Codes) -> Bools:
+        """Return for each of these rows whether its cells suit; see `CellColumns.suit`."""
         nodes = Counter(
             (len(cell.shared), len(cell.pinned), int(request.isolates_emulator and number == 0), cell.memory_mb)
             for number, cell in enumerate(request.cells)

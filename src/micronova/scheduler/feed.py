@@ -6,13 +6,15 @@ because PostgreSQL's rows are decoded in the event loop.
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 
 from micronova.db import host_states
 from micronova.db.engine import Database
 from micronova.db.host_states import SLOT, Digest
 from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.scheduler.host_table import HostTable
 
 log = logging.getLogger(__name__)
@@ -74,16 +76,30 @@ def _runs(slots: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
+@contextmanager
+def _or_later() -> Iterator[None]:
+    """Turn an error that nobody expected into Unavailable: no request is refused because hosts cannot be read."""
+    try:
+        yield
+    except MicronovaError:
+        raise
+    except Exception as error:
+        log.exception("hosts cannot be read; requests that need them are tried again later")
+        raise Unavailable("The scheduler cannot read what hosts have at the moment. Try again later.") from error
+
+
 class HostFeed:
     """Reads hosts into a table; requests that wait at the same time share one read."""
 
-    def __init__(self, database: Database, clock: Clock, *, default_zone: str, heartbeat_interval: float = 5.0) -> None:
-        self.table = HostTable()
+    def __init__(
+        self, database: Database, clock: Clock, *, default_zone: str, heartbeat_read_interval: float = 5.0
+    ) -> None:
+        self.table = HostTable(clock.monotonic)
         self._database = database
         self._clock = clock
         self._default_zone = default_zone
         # Not every read includes heartbeats: a host is not down as soon as one is late.
-        self._heartbeat_interval = heartbeat_interval
+        self._heartbeat_read_interval = heartbeat_read_interval
         self._nodes_seen, self._amounts_seen, self._topologies_seen = _Seen(), _Seen(), _Seen()
         # Wall clock when the last read began: of changes, of heartbeats, of changes long ago, of everything.
         self._as_of = self._heartbeats_as_of = self._long_ago_as_of = self._all_as_of = NEVER
@@ -91,6 +107,7 @@ class HostFeed:
         self._heartbeats_due = self._long_ago_due = False
         self._outdated = False
         self._outdated_nodes: set[str] = set()
+        self._unconfirmed: Counter[str] = Counter()  # nodes: decisions whose use of them is not known to be claimed
         self._reading = asyncio.Lock()
 
     async def refresh(self, max_age: float) -> None:
@@ -105,6 +122,8 @@ class HostFeed:
         moment = self._now()
         if self._long_ago_as_of < moment - LONG_OVERLAP_INTERVAL:
             self._heartbeats_due = self._long_ago_due = True
+        if self._unconfirmed:
+            self.mark_outdated(self._unconfirmed)  # claims under way may be refused
         await self._as_of_at_least(moment)
 
     async def reload_all(self) -> None:
@@ -116,8 +135,13 @@ class HostFeed:
             await self._read_all(self._reading)
 
     async def reload_nodes(self, node_uuids: Collection[str]) -> None:
-        """Read some nodes whose rows in the table are wrong."""
-        await self._reload_nodes(node_uuids)
+        """Read some nodes whose rows in the table are wrong; if that fails, the next refresh reads them."""
+        try:
+            with _or_later():
+                await self._reload_nodes(node_uuids)
+        except BaseException:
+            self.mark_outdated(node_uuids)
+            raise
         # Another task may have applied newer changes of these nodes meanwhile, which are not read again.
         self._outdated_nodes |= set(node_uuids)
 
@@ -129,6 +153,21 @@ class HostFeed:
         """Make the next refresh read changes in any case, and these nodes even if they did not change."""
         self._outdated_nodes |= set(node_uuids)
         self._outdated = True
+
+    @contextmanager
+    def unconfirmed(self, node_uuids: Collection[str]) -> Iterator[None]:
+        """Enter while the table counts use of nodes that the database may not have.
+
+        Requests that find no host meanwhile read these nodes. Whatever ends this with an error marks them as outdated.
+        """
+        self._unconfirmed.update(node_uuids)
+        try:
+            yield
+        except BaseException:
+            self.mark_outdated(node_uuids)
+            raise
+        finally:
+            self._unconfirmed -= Counter(node_uuids)
 
     async def run(self) -> None:
         """Read all hosts periodically, until cancelled."""
@@ -154,14 +193,15 @@ class HostFeed:
             return
         async with self._reading:
             if self._as_of <= moment or self._outdated:  # another task may have read while this one waited
-                await self._read_changes()
+                with _or_later():
+                    await self._read_changes()
 
     async def _read_changes(self) -> None:
         begin = self._now()
         if self._all_as_of == NEVER:
             await self._read_all()
             return
-        with_heartbeats = self._heartbeats_due or begin - self._heartbeats_as_of >= self._heartbeat_interval
+        with_heartbeats = self._heartbeats_due or begin - self._heartbeats_as_of >= self._heartbeat_read_interval
         long_ago, self._long_ago_due = self._long_ago_due, False
         outdated, self._outdated_nodes, self._outdated = self._outdated_nodes, set(), False
         try:
@@ -176,7 +216,7 @@ class HostFeed:
         first = oldest if long_ago else micros(self._as_of - OVERLAP) // SLOT
         # A host that is not among the silent ones has been heard of since. The next read comes before this is so long
         # ago that the host would count as down.
-        heard_since = begin - 2 * self._heartbeat_interval
+        heard_since = begin - 2 * self._heartbeat_read_interval
         changes = await self._database.read(
             host_states.load_changes, first * SLOT, micros(heard_since) if with_heartbeats else None
         )
@@ -223,7 +263,7 @@ class HostFeed:
         mark, more, unknown = (since, "", ""), True, set[str]()
         while more:
             page = await self._database.read(host_states.load_changed_amounts, mark, until, CHUNK)
-            unknown |= self.table.set_amounts(row[:6] for row in page)
+            unknown |= self.table.set_amounts(row[:8] for row in page)
             for node, name, *_, changed_at in page:
                 self._amounts_seen.note((node, name), changed_at)
                 mark = (changed_at, node, name)
@@ -270,7 +310,7 @@ class HostFeed:
             await asyncio.sleep(0)  # on SQLite rows are decoded in another thread, and the table is updated here
         async with turn:
             # They are gone, or came after the page where they would have been.
-            await self._reload_nodes(set(self.table.uuids) - found)
+            await self._reload_nodes({*self.table.uuids, *self.table.left_out} - found)
         self._as_of, self._heartbeats_as_of = max(self._as_of, begin), max(self._heartbeats_as_of, begin)
         self._long_ago_as_of, self._all_as_of = max(self._long_ago_as_of, begin), begin
         self._reload_took = self._clock.monotonic() - started

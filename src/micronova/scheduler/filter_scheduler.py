@@ -1,14 +1,15 @@
 """The decision which hosts the instances of a request go to: a host table and a spec in, destinations out, no I/O.
 
-Free resources are checked first, then the filters in their order, then the weighers. The best host gets the instance.
-The table counts it at once, so that the next instance of the request sees it. Either all instances are placed or none.
+Zones and excluded hosts narrow the hosts. Then free resources are checked, then the filters in their order, then the
+weighers. The best host gets the instance. The table counts the instance at once, so that the decision about the next
+one of the request sees it. Either all instances are placed or none.
 """
 
 import functools
 import logging
 import random as random_module
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,15 +22,31 @@ from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDeci
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.resources import free_amount, has_free
+from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView, Ints
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
+from micronova.scheduler.refusals import (
+    CLAIM_LACK,
+    Removal,
+    Room,
+    accepts_claim,
+    claim_step,
+    compared,
+    search_ended,
+    sentence,
+)
+from micronova.scheduler.servable import Servable
 from micronova.scheduler.weights.base import HostWeigher
 
 log = logging.getLogger(__name__)
 
-NOT_ENOUGH = "No valid host was found. There are not enough hosts available"
+REQUEST_GROUPS: Final = "RequestGroups"
+SEARCH_ENDED: Final = "RequestGroupsSearch"
+"""The step that removes hosts whose providers were not searched to the end, so that it is not known what they have."""
+
+COMPARISON_ENDED: Final = "{}Search"
+"""The step that removes hosts that a filter has not compared, because it takes long."""
 
 
 class RemovedBy:
@@ -59,7 +76,7 @@ class FilterScheduler:
         prefilters: Prefilters = ONLY_TRAITS,
         aliases: Mapping[str, Alias] | None = None,
     ) -> None:
-        self.filters = list(filters)
+        self.filters = sorted(filters, key=lambda each: not each.narrows)
         self.weighers = list(weighers)
         self._random = random
         self._alternates = max(0, max_attempts - 1)
@@ -77,30 +94,27 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         spread: int = 1,
-        servable: Mapping[str, int] | None = None,
+        servable: Servable | None = None,
         removed_by: RemovedBy | None = None,
     ) -> SchedulerDecision:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
-        `servable` is, by node, how many more instances its providers can serve, if the request has request groups; a
-        node that it does not name serves none.
+        `servable` is how many instances nodes can take, if the request has request groups or claims were refused.
         `removed_by` gets the filter that removed each host.
         """
         table.now = now
         table.begin_consuming()
-        filters = [each for each in self.filters if each.always or not spec.forced]
         resources = extra_specs.node_resources(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
-        filtered = self._filter(hosts, spec, resources, filters, servable, removed_by)
-        passing_hosts = hosts if filtered.mask is None else hosts.only(filtered.mask)
+        filtered = self._filter(hosts, spec, resources, servable, removed_by)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
-        ranking = Ranking(table, passing_hosts, self.weighers, spec, lasting=bulk)
+        ranking = Ranking(table, filtered.passing(), self.weighers, spec, lasting=bulk)
         rows: list[int] = []
-        still_servable = dict(servable) if servable is not None else None
+        left = servable.copy() if servable is not None else None
         winners: list[Winner] = []
         alternates: list[int] = []
         for uuid in instance_uuids:
@@ -114,21 +128,18 @@ class FilterScheduler:
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
                 if counted:
-                    filtered = self._filter(hosts, spec, resources, filters, still_servable, removed_by)
+                    filtered = self._filter(hosts, spec, resources, left, removed_by)
                     _undo(table, counted, resources)
-                message = _refusal(filtered, _Progress(len(rows), len(instance_uuids)))
-                reasons = Explanation(hosts=len(hosts), filters=tuple(filtered.steps)).reasons()
-                raise NoValidHost(message, hosts=len(hosts), placed=len(counted), reasons=reasons)
+                raise _no_valid_host(spec, filtered, Room(len(rows), len(instance_uuids)), placed=len(counted))
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
                 table.consume(row, resources, topology)
-                if still_servable is not None:
-                    still_servable[table.selections[row].node_uuid] -= 1
+                drained = left is not None and left.take(table.selections[row].node_uuid)
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
-                    self._ask_again(table, ranking, filtered.again, row, spec, resources, still_servable)
+                    self._ask_again(table, ranking, filtered.again, row, spec, resources, left, drained=drained)
         destinations = self._destinations(
             table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced
         )
@@ -139,6 +150,29 @@ class FilterScheduler:
             ),
         )
 
+    async def prepare(self, table: HostTable, spec: RequestSpec) -> None:
+        """Let filters do beforehand what takes long, with pauses; a decision has none.
+
+        A filter that fails here is asked in the decision nevertheless.
+        """
+        for each in self.filters:
+            if not (each.always or not spec.forced):
+                continue
+            try:
+                await self._prepare(each, table, spec)
+            except Exception:  # a plugin's code may raise anything
+                log.exception("the filter %s failed to prepare a decision", _name(each))
+
+    async def _prepare(self, each: HostFilter, table: HostTable, spec: RequestSpec) -> None:
+        if each.asks_remaining and not each.concerns(spec):
+            return
+        hosts = _considered(table, spec)
+        if each.asks_remaining:
+            narrowing = [one for one in self.filters if one.narrows and (one.always or not spec.forced)]
+            resources = extra_specs.node_resources(spec.flavor, spec.image)
+            hosts = self._filter(hosts, spec, resources, filters=narrowing).passing()
+        await each.prepare(hosts, spec)
+
     def preview(
         self,
         table: HostTable,
@@ -147,7 +181,7 @@ class FilterScheduler:
         *,
         now: float,
         held: Mapping[str, str] | None = None,
-        servable: Mapping[str, int] | None = None,
+        servable: Servable | None = None,
         removed_by: RemovedBy | None = None,
     ) -> SchedulerDecision:
         """Return what `select` would return at this time, or raise NoValidHost; the table stays as it was."""
@@ -162,11 +196,10 @@ class FilterScheduler:
     def passing(self, table: HostTable, spec: RequestSpec, *, now: float) -> list[str]:
         """Return the nodes that pass all but request groups at this time; their providers are asked then."""
         table.now = now
-        filters = [each for each in self.filters if each.always or not spec.forced]
-        hosts = _considered(table, spec)
-        filtered = self._filter(hosts, spec, extra_specs.node_resources(spec.flavor, spec.image), filters)
-        passing_hosts = hosts if filtered.mask is None else hosts.only(filtered.mask)
-        return [each.node_uuid for each in passing_hosts.selections()]
+        table.begin_consuming()
+        resources = extra_specs.node_resources(spec.flavor, spec.image)
+        filtered = self._filter(_considered(table, spec), spec, resources)
+        return [each.node_uuid for each in filtered.passing().selections()]
 
     def check_image(self, table: HostTable, spec: RequestSpec, node_uuid: str, *, now: float) -> Explanation:
         """Return what the filters that compare images decide about one node; raise NoValidHost if one refuses it.
@@ -176,40 +209,45 @@ class FilterScheduler:
         table.now = now
         row = table.index(node_uuid)
         hosts = table.view(np.array([] if row is None else [row], np.intp))
-        filtered = self._filter(hosts, spec, {}, [each for each in self.filters if each.compares_images])
-        explanation = Explanation(hosts=len(hosts), filters=tuple(filtered.steps))
+        filtered = _Filtered(hosts, None)
+        for each in self._prefilters.masks_of_rebuild(hosts, spec):
+            filtered.apply(each.name, each.describe, each.lack, each.mask)
+        filtered.ask([each for each in self.filters if each.compares_images], spec)
         if row is None or not filtered.remaining:
-            message = _refusal(filtered, _Progress(0, 1))
-            raise NoValidHost(message, hosts=len(hosts), placed=0, reasons=explanation.reasons())
-        return explanation
+            raise _no_valid_host(spec, filtered, Room(0, 1), only=True)
+        return Explanation(hosts=len(hosts), filters=tuple(filtered.steps))
 
     def _filter(
         self,
         hosts: HostView,
         spec: RequestSpec,
         resources: Mapping[str, int],
-        filters: Sequence[HostFilter],
-        servable: Mapping[str, int] | None = None,
+        servable: Servable | None = None,
         removed_by: RemovedBy | None = None,
+        *,
+        filters: Sequence[HostFilter] | None = None,
     ) -> "_Filtered":
+        """Ask the filters that concern a request, or those that are given, about hosts."""
+        if filters is None:
+            filters = [each for each in self.filters if each.always or not spec.forced]
         filtered = _Filtered(hosts, removed_by)
+        first = sum(each.narrows for each in filters)  # they come first
+        filtered.ask(filters[:first], spec)
         for name, amount in resources.items():
             if not any(name in each.covers for each in filters):
                 predicate = functools.partial(free_amount, name, amount)
-                filtered.apply(CAPACITY.format(name), predicate, has_free(hosts, name, amount))
+                filtered.apply(CAPACITY.format(name), predicate, LITTLE_ROOM, has_free(hosts, name, amount))
         for prefilter in self._prefilters.masks(hosts, spec):
-            filtered.apply(prefilter.name, prefilter.describe, prefilter.mask)
-        for each in filters:
-            if not filtered.remaining:
-                break
-            mask, error = _ask(each, hosts, spec)
-            predicate = functools.partial(_not_asked, each) if error else functools.partial(each.describe, spec)
-            filtered.apply(_name(each), predicate, mask, error)
-            # Free resources, which the Ram and Disk filters cover, are checked again in any case.
-            if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
-                filtered.again.append(each)
-        if servable is not None and filtered.remaining:
-            filtered.apply("RequestGroups", _serves_request_groups, hosts.with_servable(servable))
+            filtered.apply(prefilter.name, prefilter.describe, prefilter.lack, prefilter.mask)
+        filtered.ask(filters[first:], spec)
+        if servable is not None and servable.grouped and filtered.remaining:
+            able, unknown = hosts.on_nodes(servable.able()), hosts.on_nodes(servable.unknown())
+            filtered.apply(REQUEST_GROUPS, _serves_request_groups, "lack further resources", able | unknown)
+            if filtered.remaining and unknown.any():
+                filtered.apply(SEARCH_ENDED, search_ended, "were not searched to the end", ~unknown, certain=False)
+        if servable is not None and servable.reasons and filtered.remaining:
+            predicate = functools.partial(accepts_claim, servable.reasons)
+            filtered.apply(claim_step(servable.reasons), predicate, CLAIM_LACK, ~hosts.on_nodes(servable.refusing()))
         return filtered
 
     def _ask_again(
@@ -220,18 +258,25 @@ class FilterScheduler:
         row: int,
         spec: RequestSpec,
         resources: Mapping[str, int],
-        servable: Mapping[str, int] | None,
+        servable: Servable | None,
+        *,
+        drained: bool,
     ) -> None:
-        """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
+        """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again.
+
+        `drained`: it took of sharing providers what other hosts need, too.
+        """
         host = table.selections[row].host
         touched = ranking.positions_of(host)
         rows = [ranking.row(position) for position in touched]
         passes = [
-            table.fits(each, resources) and (servable is None or servable.get(table.selections[each].node_uuid, 0) > 0)
+            table.fits(each, resources) and (servable is None or servable.takes(table.selections[each].node_uuid))
             for each in rows
         ]
         few = table.view(np.array(rows, np.intp))
         mask: Bools | None = None
+        if servable is not None and drained:
+            mask = ranking.hosts.on_nodes(servable.able())
         for each in filters:
             if each.scope is Scope.HOST:
                 own, _ = _ask(each, few, spec)
@@ -293,26 +338,64 @@ class _Filtered:
     """The hosts that pass all steps so far, and what each step removed."""
 
     def __init__(self, hosts: HostView, removed_by: RemovedBy | None) -> None:
-        self._hosts = hosts
+        self.hosts = hosts  # all of them
         self._removed_by = removed_by
         if removed_by is not None:
             removed_by.begin(hosts)
-        self.mask: Bools | None = None  # None: all pass
+        self._mask: Bools | None = None  # None: all pass
         self.remaining = len(hosts)
         self.steps: list[FilterStep] = []
-        self.predicates: list[Callable[[], str]] = []
-        """Of each step that removed hosts: returns what a host that passes is or has, for users."""
+        self.uncompared = 0  # hosts that were removed because it takes long to compare them
+        self.removals: list[Removal] = []  # of each step that removed hosts
         self.again: list[HostFilter] = []  # filters whose mask may differ for the next instance of the request
 
-    def apply(self, name: str, predicate: Callable[[], str], mask: Bools | None, error: str = "") -> None:
-        """Remove the hosts that a mask excludes; `predicate` goes to `predicates`."""
-        before, entered = self.mask, self.remaining
+    def passing(self) -> HostView:
+        """Return the hosts that pass."""
+        return self.hosts if self._mask is None else self.hosts.only(self._mask)
+
+    def ask(self, filters: Sequence[HostFilter], spec: RequestSpec) -> None:
+        """Remove the hosts that filters exclude; those after the one that leaves none are not asked."""
+        for each in filters:
+            if not self.remaining:
+                break
+            few = self._mask if each.asks_remaining else None
+            mask, error = _ask(each, self.hosts if few is None else self.passing(), spec)
+            uncompared = None if error else each.uncompared
+            if few is not None:
+                mask, uncompared = _spread(mask, few), _spread(uncompared, few)
+            if mask is not None and uncompared is not None:
+                mask = mask | uncompared
+            predicate = (
+                functools.partial(_failed_predicate, each) if error else functools.partial(_describe, each, spec)
+            )
+            self.apply(_name(each), predicate, each.lack, mask, error, narrows=each.narrows and not error)
+            if uncompared is not None and self.remaining:
+                name = COMPARISON_ENDED.format(_name(each))
+                self.apply(name, compared, "were not compared", ~uncompared, certain=False)
+                self.uncompared += self.steps[-1].removed
+            # Free resources, which the Ram and Disk filters cover, are checked again in any case.
+            if each.scope is Scope.ALL or (each.scope is Scope.HOST and mask is not None and not each.covers):
+                self.again.append(each)
+
+    def apply(
+        self,
+        name: str,
+        predicate: Callable[[], str],
+        lack: str,
+        mask: Bools | None,
+        error: str = "",
+        *,
+        narrows: bool = False,
+        certain: bool = True,
+    ) -> None:
+        """Remove the hosts that a mask excludes; the words and what they are about are for users, see `Removal`."""
+        before, entered = self._mask, self.remaining
         names: tuple[str, ...] = ()
         if mask is not None:
-            self.mask = mask if before is None else before & mask
-            self.remaining = int(np.count_nonzero(self.mask))
+            self._mask = mask if before is None else before & mask
+            self.remaining = int(np.count_nonzero(self._mask))
             if self.remaining < entered:
-                self.predicates.append(predicate)
+                self.removals.append(Removal(entered - self.remaining, predicate, lack, narrows, certain))
                 names = self._note(np.flatnonzero(~mask if before is None else before > mask))  # before and not mask
         step = FilterStep(
             name=name,
@@ -327,28 +410,32 @@ class _Filtered:
         """Note which hosts the present step removed; return the names of the first."""
         if self._removed_by is not None:
             self._removed_by.steps[removed] = len(self.steps)
-        return tuple(each.host for each in self._hosts.at(removed[:MOST_NAMED]).selections())
+        return tuple(each.host for each in self.hosts.at(removed[:MOST_NAMED]).selections())
 
 
-class _Progress(NamedTuple):
-    """How many servers of a request have a host, and how many need one."""
+def _no_valid_host(
+    spec: RequestSpec, filtered: _Filtered, room: Room, *, placed: int = 0, only: bool = False
+) -> NoValidHost:
+    """Return the error of a request that the filters leave no host for; `placed` servers found one before.
 
-    placed: int
-    servers: int
-
-
-def _refusal(filtered: _Filtered, progress: _Progress) -> str:
-    """Return why there is no host, for users: what no host is or has, and how many servers have a host.
-
-    No host and no other server is named. Users learn the names of filters neither, but for those that failed.
+    `only`: the request is about one host, whether it names it or not.
     """
-    lacking = [predicate() for predicate in filtered.predicates]
-    if not lacking:
-        return f"{NOT_ENOUGH}."
-    *others, last = lacking
-    all_of_them = f"{', '.join(others)} and {last}" if others else last
-    remark = f" There is room for {progress.placed} of {progress.servers} servers." if progress.servers > 1 else ""
-    return f"{NOT_ENOUGH}: no host {all_of_them}.{remark}"
+    hosts = len(filtered.hosts)
+    message = sentence(spec, filtered.removals, room, only=hosts == 1 and (only or spec.names_host))
+    reasons = Explanation(hosts=hosts, filters=tuple(filtered.steps)).reasons()
+    error = NoValidHost(message, hosts=hosts, placed=placed, reasons=reasons)
+    if filtered.uncompared:
+        error.details["uncompared"] = filtered.uncompared
+    return error
+
+
+def _spread(mask: Bools | None, among: Bools) -> Bools | None:
+    """Return a mask over hosts from one over those of them that are among these; the others fail."""
+    if mask is None:
+        return None
+    spread = among.copy()
+    spread[among] = mask
+    return spread
 
 
 def _serves_request_groups() -> str:
@@ -378,14 +465,23 @@ def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | 
     try:
         mask = each.mask(hosts, spec)
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (len(hosts),)):
-            raise TypeError("a filter gives one bool per host")
+            raise TypeError("a filter has to return one bool per host")
         return mask, ""
     except Exception as error:  # a plugin's code may raise anything
         log.exception("the filter %s failed; no host passes it", _name(each))
         return np.zeros(len(hosts), np.bool_), f"{type(error).__name__}: {error}"
 
 
-def _not_asked(each: HostFilter) -> str:
+def _describe(each: HostFilter, spec: RequestSpec) -> str:
+    """Return what a filter says of hosts that pass; one that fails to say it says what any filter would."""
+    try:
+        return each.describe(spec)
+    except Exception:  # a plugin's code may raise anything
+        log.exception("the filter %s failed to describe what it asks for", _name(each))
+        return HostFilter.predicate
+
+
+def _failed_predicate(each: HostFilter) -> str:
     return f"is known to meet the request, because the filter {_name(each)} failed"
 
 

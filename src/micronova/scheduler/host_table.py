@@ -5,19 +5,25 @@ Facts that hosts have in common (hypervisor, CPU, capabilities) are stored once,
 aggregates: a question about them is answered once per kind of host, not once per host.
 """
 
+import contextlib
 import ipaddress
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from micronova.objects.bounded_search import StepMeter
 from micronova.objects.fitting import fit, taken
 from micronova.objects.scheduling import HostState, Selection
-from micronova.objects.topology import TopologyRequest, encode
+from micronova.objects.topology import DeviceRequest, TopologyRequest, encode
+from micronova.placement.model import MOST_UNITS
 from micronova.scheduler.interning import Interner, Shared
 from micronova.scheduler.topologies import Passes, Topologies
+
+log = logging.getLogger(__name__)
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -25,11 +31,13 @@ Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: they are exact up to
 Column: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
-Amount: TypeAlias = tuple[str, str, int, int, int, int]  # node uuid, resource class, total, reserved, capacity, used
+# node uuid, resource class, total, reserved, capacity, used, max unit, allocation ratio
+Amount: TypeAlias = tuple[str, str, int, int, int, int, int, float]
 ServiceState: TypeAlias = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 
 Aggregates: TypeAlias = tuple[tuple[str, dict[str, str]], ...]  # name and metadata of each
 
+_CODES = ("zone", "facts", "aggregates", "topology")  # columns
 _FIRST_SIZE = 64
 _FEW = 8  # up to this many rows a Python loop is faster than a vector over the whole table
 
@@ -48,7 +56,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 class HostTable:
     """The hosts that the scheduler knows. Changes update it; nothing is rebuilt for a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
+        """Measure by `monotonic`, if given, how long it takes to compare requests with topologies of hosts."""
         # After one large block was freed, glibc keeps freed memory of that size. Otherwise the heap would shrink and
         # grow for nearly every vector, which doubles the time of a decision among 10,000 hosts.
         np.empty(1 << 18)
@@ -61,6 +70,9 @@ class HostTable:
         self._capacity: dict[str, Column] = {}
         self._total: dict[str, Column] = {}
         self._reserved: dict[str, Column] = {}
+        self._max_unit: dict[str, Column] = {}
+        self._ratio: dict[str, Column] = {}
+        self._least_unit: dict[str, float] = {}  # no host has a smaller max unit
         self._columns: dict[str, Column] = {
             "enabled": np.zeros(self._size, np.bool_),
             "forced_down": np.zeros(self._size, np.bool_),
@@ -81,7 +93,8 @@ class HostTable:
         self._facts = Shared()
         self._aggregates = Shared()
         self._metrics: dict[str, Column] = {}
-        self._topologies = Topologies()
+        self._topologies = Topologies(monotonic)
+        self._left_out: set[str] = set()
         self._taken: list[tuple[int, str, str]] = []  # rows whose topology was consumed, with what it was before
 
     def __len__(self) -> int:
@@ -94,6 +107,11 @@ class HostTable:
     def uuids(self) -> Iterable[str]:
         """The uuids of all nodes."""
         return self._index.keys()
+
+    @property
+    def left_out(self) -> Set[str]:
+        """The uuids of nodes that have no row, because what was read of them cannot be taken into the table."""
+        return self._left_out
 
     def index(self, node_uuid: str) -> int | None:
         """Return the row of a node."""
@@ -117,21 +135,28 @@ class HostTable:
     def update(self, states: Iterable[HostState]) -> None:
         """Add or replace hosts."""
         for state in states:
-            row = self._index.get(state.node_uuid)
-            if row is None:
-                self._fill(self._append(state), state)
+            try:
+                numbers, codes = self._numbers(state), self._take_codes(state)
+            except Exception as error:  # a host chose what cannot be taken: it alone gets no servers
+                self._leave_out(state.node_uuid, error)
                 continue
-            if self.selections[row].host != state.host:
+            self._left_out.discard(state.node_uuid)
+            row = self._index.get(state.node_uuid)
+            before = None if row is None else self._codes(row)
+            if row is None:
+                row = self._append(state)
+            elif self.selections[row].host != state.host:
                 self._unlist_host(row)
                 self._rows_of_host.setdefault(state.host, []).append(row)
-            before = self._codes(row)
-            self._fill(row, state)
-            # After the new codes are taken: what a host keeps is not forgotten, though no other host has it.
-            self._release_codes(before)
+            self._fill(row, state, numbers, codes)
+            if before is not None:
+                # After the new codes are taken: what a host keeps is not forgotten, though no other host has it.
+                self._release_codes(before)
 
     def remove(self, node_uuids: Iterable[str]) -> None:
         """Remove hosts; unknown ones are ignored."""
         for uuid in node_uuids:
+            self._left_out.discard(uuid)
             row = self._index.pop(uuid, None)
             if row is None:
                 continue
@@ -151,7 +176,7 @@ class HostTable:
     def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
         """Set amounts of resources; return the nodes that are not in the table."""
         unknown: set[str] = set()
-        for uuid, name, total, reserved, capacity, used in amounts:
+        for uuid, name, total, reserved, capacity, used, max_unit, ratio in amounts:
             row = self._index.get(uuid)
             if row is None:
                 unknown.add(uuid)
@@ -162,6 +187,8 @@ class HostTable:
             self._reserved[name][row] = reserved
             self._capacity[name][row] = capacity
             self._free[name][row] = capacity - used
+            self._ratio[name][row] = ratio
+            self._set_max_unit(row, name, max_unit)
         return unknown
 
     def set_topologies(self, topologies: Iterable[tuple[str, str, str]]) -> set[str]:
@@ -171,8 +198,11 @@ class HostTable:
             row = self._index.get(uuid)
             if row is None:
                 unknown.add(uuid)
-            else:
+                continue
+            try:
                 self._set_topology(row, topology, held)
+            except Exception as error:
+                self._leave_out(uuid, error)
         return unknown
 
     def set_services(self, services: Iterable[ServiceState]) -> None:
@@ -214,8 +244,9 @@ class HostTable:
         self._columns["num_io_ops"][row] -= 1
 
     def begin_consuming(self) -> None:
-        """Begin a decision: what is consumed from now on can be undone."""
+        """Begin a decision: what is consumed from now on can be undone, and steps are counted anew."""
         self._taken.clear()
+        self._topologies.begin_decision()
 
     def undo_topologies(self) -> None:
         """Undo what `consume` has done to topologies since the decision began."""
@@ -238,6 +269,8 @@ class HostTable:
             total={name: int(column[row]) for name, column in self._total.items()},
             reserved={name: int(column[row]) for name, column in self._reserved.items()},
             capacity=capacity,
+            max_unit={name: int(column[row]) for name, column in self._max_unit.items()},
+            allocation_ratio={name: float(column[row]) for name, column in self._ratio.items()},
             used={name: capacity[name] - int(column[row]) for name, column in self._free.items()},
             num_instances=int(columns["num_instances"][row]),
             num_io_ops=int(columns["num_io_ops"][row]),
@@ -258,7 +291,8 @@ class HostTable:
     # --- internal ---
 
     def _groups(self) -> tuple[dict[str, Column], ...]:
-        return self._columns, self._free, self._capacity, self._total, self._reserved, self._metrics
+        amounts = (self._free, self._capacity, self._total, self._reserved, self._max_unit, self._ratio)
+        return self._columns, *amounts, self._metrics
 
     def _set_topology(self, row: int, topology: str, held: str) -> None:
         column = self._columns["topology"]
@@ -269,7 +303,9 @@ class HostTable:
     def _consume_topology(self, row: int, request: TopologyRequest) -> None:
         code = int(self._columns["topology"][row])
         topology, use = self._topologies.value(code)
-        assignment = fit(topology, use, request)
+        meter = StepMeter()
+        assignment = fit(topology, use, request, meter)
+        self._topologies.count_steps(meter)
         if assignment is not None:
             before = self._topologies.texts(code)
             self._taken.append((row, *before))
@@ -280,8 +316,12 @@ class HostTable:
             yield from group.values()
 
     def _add_class(self, name: str) -> None:
-        for group in (self._free, self._capacity, self._total, self._reserved):
+        for group in (self._free, self._capacity, self._total, self._reserved, self._max_unit, self._ratio):
             group[name] = np.zeros(self._size, np.float64)
+
+    def _set_max_unit(self, row: int, name: str, max_unit: float) -> None:
+        self._max_unit[name][row] = max_unit
+        self._least_unit[name] = min(max_unit, self._least_unit.get(name, max_unit))
 
     def _append(self, state: HostState) -> int:
         row = len(self.selections)
@@ -297,20 +337,43 @@ class HostTable:
         self.selections.append(Selection(host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone))
         return row
 
-    def _fill(self, row: int, state: HostState) -> None:
-        known = self.selections[row]
-        if (known.host, known.node, known.zone) != (state.host, state.node, state.zone):
-            self.selections[row] = Selection(
-                host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone
+    def _leave_out(self, uuid: str, error: Exception) -> None:
+        """Remove a node, of which something was read that the table cannot hold; the first time is logged."""
+        if uuid not in self._left_out:
+            log.error(
+                "node %s gets no servers: what it has reported cannot be used (%s: %s)",
+                uuid,
+                type(error).__name__,
+                error,
             )
-        columns = self._columns
-        columns["enabled"][row] = state.enabled
-        columns["forced_down"][row] = state.forced_down
-        columns["last_seen"][row] = state.last_seen
-        columns["num_instances"][row] = state.num_instances
-        columns["num_io_ops"][row] = state.num_io_ops
-        columns["failed_builds"][row] = state.failed_builds
-        columns["hypervisor_version"][row] = state.hypervisor_version
+        self.remove([uuid])
+        self._left_out.add(uuid)
+
+    def _numbers(self, state: HostState) -> dict[str, Any]:
+        """Return the numbers of a row as their columns hold them; raise an error if one does not fit."""
+        high, low, version = 0, 0, 0
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(state.host_ip)
+            version, (high, low) = address.version, halves(int(address))
+        numbers = {
+            "enabled": state.enabled,
+            "forced_down": state.forced_down,
+            "last_seen": state.last_seen,
+            "num_instances": state.num_instances,
+            "num_io_ops": state.num_io_ops,
+            "failed_builds": state.failed_builds,
+            "hypervisor_version": state.hypervisor_version,
+            "ip_version": version,
+            "ip_high": high,
+            "ip_low": low,
+        }
+        for amounts in (state.total, state.reserved, state.capacity, state.used, state.metrics):
+            for amount in amounts.values():
+                float(amount)
+        return {name: self._columns[name].dtype.type(number) for name, number in numbers.items()}
+
+    def _take_codes(self, state: HostState) -> tuple[int, int, int, int]:
+        """Take the codes of a row's zone, facts, aggregates and topology; if one cannot be taken, none is."""
         facts = Facts(
             hypervisor_type=state.hypervisor_type,
             hypervisor_version=state.hypervisor_version,
@@ -319,17 +382,31 @@ class HostTable:
             capabilities=state.capabilities,
             traits=frozenset(state.traits),
         )
-        self._fill_address(row, state.host_ip)
+        key = msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic")
+        groups = b""
+        if state.aggregates:
+            groups = msgspec.msgpack.encode(state.aggregates, enc_hook=str, order="deterministic")
+        topology = self._topologies.take(state.topology, state.held)
+        # What follows cannot fail.
+        return (
+            self._zones.take(state.zone, state.zone),
+            self._facts.take(key, facts),
+            self._aggregates.take(groups, state.aggregates),
+            topology,
+        )
+
+    def _fill(self, row: int, state: HostState, numbers: Mapping[str, Any], codes: tuple[int, int, int, int]) -> None:
+        """Write a row. All that can be wrong with a state was found when its numbers and codes were taken."""
+        known = self.selections[row]
+        if (known.host, known.node, known.zone) != (state.host, state.node, state.zone):
+            self.selections[row] = Selection(
+                host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone
+            )
+        for name, number in numbers.items():
+            self._columns[name][row] = number
+        for name, code in zip(_CODES, codes, strict=True):
+            self._columns[name][row] = code
         self._fill_metrics(row, state.metrics)
-        columns["topology"][row] = self._topologies.take(state.topology, state.held)
-        columns["zone"][row] = self._zones.take(state.zone, state.zone)
-        columns["facts"][row] = self._facts.take(
-            msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic"), facts
-        )
-        columns["aggregates"][row] = self._aggregates.take(
-            msgspec.msgpack.encode(state.aggregates, enc_hook=str, order="deterministic") if state.aggregates else b"",
-            state.aggregates,
-        )
         for name in state.capacity.keys() - self._free.keys():
             self._add_class(name)
         for name, free in self._free.items():
@@ -338,16 +415,10 @@ class HostTable:
             self._reserved[name][row] = state.reserved.get(name, 0)
             self._capacity[name][row] = capacity
             free[row] = capacity - state.used.get(name, 0)
-
-    def _fill_address(self, row: int, host_ip: str) -> None:
-        columns = self._columns
-        try:
-            address = ipaddress.ip_address(host_ip)
-        except ValueError:
-            columns["ip_version"][row] = 0
-            return
-        columns["ip_version"][row] = address.version
-        columns["ip_high"][row], columns["ip_low"][row] = halves(int(address))
+            self._ratio[name][row] = self._max_unit[name][row] = 0
+            if name in state.capacity:
+                self._ratio[name][row] = state.allocation_ratio.get(name, 1.0)
+                self._set_max_unit(row, name, state.max_unit.get(name, MOST_UNITS))
 
     def _host_ip(self, row: int) -> str:
         columns = self._columns
@@ -367,13 +438,8 @@ class HostTable:
             column[row] = metrics.get(name, np.nan)
 
     def _codes(self, row: int) -> tuple[int, int, int, int]:
-        columns = self._columns
-        return (
-            int(columns["zone"][row]),
-            int(columns["facts"][row]),
-            int(columns["aggregates"][row]),
-            int(columns["topology"][row]),
-        )
+        zone, facts, of_aggregates, topology = (int(self._columns[name][row]) for name in _CODES)
+        return zone, facts, of_aggregates, topology
 
     def _release_codes(self, codes: tuple[int, int, int, int]) -> None:
         zone, facts, of_aggregates, topology = codes
@@ -450,6 +516,17 @@ class HostView:
         """Return what the hosts keep for themselves."""
         return self._amounts(self._table._reserved, resource_class)
 
+    def allocation_ratio(self, resource_class: str) -> Floats:
+        """Return how often the hosts give out what they have, 0 for hosts without the class."""
+        return self._amounts(self._table._ratio, resource_class)
+
+    def may_give(self, resource_class: str, amount: int) -> Bools | None:
+        """Return which hosts may give one instance this amount, however much is free; None if all may."""
+        if amount <= self._table._least_unit.get(resource_class, amount):
+            return None
+        mask: Bools = self._amounts(self._table._max_unit, resource_class) >= amount
+        return mask
+
     def used(self, resource_class: str) -> Floats:
         """Return what is used."""
         return self.capacity(resource_class) - self.free(resource_class)
@@ -480,14 +557,14 @@ class HostView:
                 spread[row] = value
         return spread[rows]
 
-    def with_servable(self, servable: Mapping[str, int]) -> Bools:
-        """Return True for each node that can serve another instance; `servable` has how many each can, by node uuid."""
-        able = np.zeros(len(self._table), np.bool_)
-        for uuid, count in servable.items():
+    def on_nodes(self, uuids: Iterable[str]) -> Bools:
+        """Return True for each of these nodes; unknown ones are ignored."""
+        found = np.zeros(len(self._table), np.bool_)
+        for uuid in uuids:
             row = self._table.index(uuid)
-            if row is not None and count > 0:
-                able[row] = True
-        return able[self._rows]
+            if row is not None:
+                found[row] = True
+        return found[self._rows]
 
     def on_hosts(self, names: Iterable[str]) -> Bools:
         """Return which rows belong to one of these hosts."""
@@ -530,17 +607,32 @@ class HostView:
         """Return which hosts have NUMA cells that suit a request; `cell_columns.decides` says whether this decides."""
         return self._table._topologies.suit(request, self._take(self._table._columns["topology"]))
 
-    def by_topology(self, key: bytes, passes: Passes, among: Bools | None) -> Bools:
+    def by_topology(
+        self, key: bytes, passes: Passes, among: Bools | None, devices: Sequence[DeviceRequest] = ()
+    ) -> tuple[Bools, Bools | None]:
         """Return which hosts' NUMA cells and devices pass, with what is held of them; results are kept by key.
 
-        `passes` is called once per kind of host. Hosts that are not `among` these fail without being asked.
+        The second are the hosts that were left out, because it would take long to compare them; None if there are none.
+        `passes` is called once per kind of host. Hosts that are not `among` these fail without being asked, and so do
+        those with too few of these devices.
         """
         codes = self._take(self._table._columns["topology"])
         if among is None:
-            return self._table._topologies.passing(key, passes, codes)
-        mask = among.copy()
-        mask[among] = self._table._topologies.passing(key, passes, codes[among])
-        return mask
+            return self._table._topologies.passing(key, passes, codes, devices)
+        passing, unasked = self._table._topologies.passing(key, passes, codes[among], devices)
+        mask, left_out = among.copy(), None
+        mask[among] = passing
+        if unasked is not None:
+            left_out = among.copy()
+            left_out[among] = unasked
+        return mask, left_out
+
+    async def ask_topologies(
+        self, key: bytes, passes: Passes, among: Bools | None, devices: Sequence[DeviceRequest] = ()
+    ) -> None:
+        """Find the results of `by_topology` beforehand, with pauses in which other tasks may change the table."""
+        codes = self._take(self._table._columns["topology"])
+        await self._table._topologies.ask(key, passes, codes.copy() if among is None else codes[among], devices)
 
     def has_devices(self) -> bool:
         """Return False if no host of the table has a free PCI device; faster than to count them."""

@@ -39,13 +39,15 @@ class Interner:
         self._users[code] += 1
         return code
 
-    def release(self, code: int) -> None:
-        """Let one row no longer use a code."""
+    def release(self, code: int) -> bool:
+        """Let one row no longer use a code; return whether no row uses it any more."""
         self._users[code] -= 1
-        if not self._users[code]:
-            del self._code_of[self.values[code][0]]
-            self.values[code] = None
-            self._free.append(code)
+        if self._users[code]:
+            return False
+        del self._code_of[self.values[code][0]]
+        self.values[code] = None
+        self._free.append(code)
+        return True
 
 
 class Shared(Interner):

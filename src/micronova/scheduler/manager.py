@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
 from micronova.db import aggregates, allocations, host_states, services
+from micronova.db.aggregates import AggregateRow
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
@@ -47,8 +48,11 @@ from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
+from micronova.scheduler.refusals import claims_refused
+from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
+from micronova.scheduler.servable import Servable
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
 
@@ -115,7 +119,7 @@ class SchedulerManager:
             database,
             clock,
             default_zone=default_zone,
-            heartbeat_interval=service_down_time / 4,
+            heartbeat_read_interval=service_down_time / 4,
         )
         self._scheduler = FilterScheduler(
             load_filters(
@@ -202,8 +206,8 @@ class SchedulerManager:
     async def _preview(self, request: SelectDestinations, with_hosts: bool) -> DryRunResult:
         spec = await self._completed_spec(request)
         groups = self._request_groups(spec, request)
-        # Also those of hosts that may return.
-        servable = await self._servable(spec, groups, now=self._clock.now() - self._service_down_time)
+        await self._scheduler.prepare(self._feed.table, spec)
+        servable = await self._servable(spec, groups, RefusedClaims(), now=self._before_silence())
         # There is no pause from here on: no other request sees what the decision counts and undoes.
         table, now, uuids = self._feed.table, self._clock.now(), request.instance_uuids
         removed_by, begun = RemovedBy(), self._clock.monotonic()
@@ -218,7 +222,7 @@ class SchedulerManager:
             message, fit = error.message, error.details["placed"]
             reasons = refusal(error)
             assert reasons is not None  # the error comes from a decision
-            waits = self._would_fit(spec, uuids, now=now - self._service_down_time, servable=servable)
+            waits = self._would_fit(spec, uuids, now=self._before_silence(), servable=servable)
             explanation = msgspec.structs.replace(reasons, waits=waits)
         took = max(1, micros(self._clock.monotonic() - begun))
         use = None
@@ -243,24 +247,29 @@ class SchedulerManager:
         spec = await self._completed_spec(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
+        refused = RefusedClaims()
+        await self._scheduler.prepare(self._feed.table, spec)
         groups = self._request_groups(spec, request)
         for race in range(RACES):
             try:
-                servable = await self._servable(spec, groups, now=self._clock.now())
+                servable = await self._servable(spec, groups, refused, now=self._clock.now())
                 decision = self._decide(spec, request, held, servable, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._completed_spec(request)
                 held |= await self._held_already(spec, request)
-                earlier = self._clock.now() - self._service_down_time  # also those of hosts that may return
-                servable = await self._servable(spec, groups, now=earlier)
+                # Hosts may have changed; and this goes on with those that were not compared.
+                await self._scheduler.prepare(self._feed.table, spec)
+                servable = await self._servable(spec, groups, refused, now=self._before_silence())
                 decision = self._decide_after_reload(spec, request, held, servable)
-            result = await self._claim(spec, request, decision, on_deleted_nodes)
-            if result.claimed:
-                return decision
-            nodes = {each.selected.node_uuid for each in decision.destinations} | set(result.held.values())
-            # This also undoes what the table counts on them.
-            await self._feed.reload_nodes(nodes)
+            nodes = {each.selected.node_uuid for each in decision.destinations}
+            with self._feed.unconfirmed(nodes):
+                result = await self._claim(spec, request, decision, on_deleted_nodes)
+                if result.claimed:
+                    return decision
+                nodes = nodes | set(result.held.values())
+                # This also undoes what the table counts on them.
+                await self._feed.reload_nodes(nodes)
             if groups is not None:
                 groups.forget(nodes)
             if result.stale:
@@ -274,7 +283,10 @@ class SchedulerManager:
                 else:
                     on_deleted_nodes.add(uuid)
             spec = await self._completed_spec(request)
+            refused.note(result.failures, Counter(each.selected.node_uuid for each in decision.destinations))
             log.debug("the claim was lost, the scheduler decides again: %s", result)
+        if refused.are_final():
+            raise claims_refused(decision.explanation, refused.reasons)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     def _request_groups(self, spec: RequestSpec, request: SelectDestinations) -> RequestGroups | None:
@@ -285,21 +297,39 @@ class SchedulerManager:
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
         return RequestGroups(self._database, wanted, own, count)
 
-    async def _servable(self, spec: RequestSpec, groups: RequestGroups | None, *, now: float) -> dict[str, int] | None:
-        """Return by node how many instances its providers can serve, if it passes the filters at `now`.
+    async def _servable(
+        self, spec: RequestSpec, groups: RequestGroups | None, refused: RefusedClaims, *, now: float
+    ) -> Servable | None:
+        """Return how many instances nodes can take that pass the filters at `now`.
 
-        Return None without request groups.
+        Return None without request groups, unless nodes refuse claims.
         """
-        if groups is None:
+        servable = None
+        if groups is not None:
+            servable = await groups.count(self._scheduler.passing(self._feed.table, spec, now=now))
+        refused.compare(lambda node: self._known(node, spec, groups))
+        if refused.limits:
+            servable = servable or Servable()
+            servable.limit(refused.limits, refused.reasons)
+        return servable
+
+    def _known(self, node: str, spec: RequestSpec, groups: RequestGroups | None) -> object:
+        """Return all that claims compare on a node, as this scheduler has read it."""
+        members = None if spec.server_group is None else spec.server_group.hosts
+        row = self._feed.table.index(node)
+        if row is None:
             return None
-        return await groups.count(self._scheduler.passing(self._feed.table, spec, now=now))
+        state = self._feed.table.state(row)
+        status = state.enabled, state.forced_down
+        held = state.total, state.capacity, state.used, state.topology, state.held
+        return status, held, members, None if groups is None else groups.known(node)
 
     def _decide(
         self,
         spec: RequestSpec,
         request: SelectDestinations,
         held: dict[str, str],
-        servable: dict[str, int] | None,
+        servable: Servable | None,
         *,
         spread: int,
     ) -> SchedulerDecision:
@@ -348,22 +378,32 @@ class SchedulerManager:
         return held
 
     def _decide_after_reload(
-        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: dict[str, int] | None
+        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: Servable | None
     ) -> SchedulerDecision:
         """Decide; if there is no valid host, say whether one may return.
 
-        The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
-        host that announced its stop is down at once.
+        Raise Unavailable if not all hosts were compared: the next attempt goes on with them.
         """
         try:
             return self._decide(spec, request, held, servable, spread=1)
         except NoValidHost as error:
-            earlier = self._clock.now() - self._service_down_time
+            if uncompared := error.details.get("uncompared"):
+                raise Unavailable(
+                    f"The request takes long to compare with hosts: {uncompared} were not compared yet. Try again."
+                ) from error
             uuids = request.instance_uuids
-            if self._would_fit(spec, uuids, now=earlier, held=held, servable=servable):
+            if self._would_fit(spec, uuids, now=self._before_silence(), held=held, servable=servable):
                 error.details["hosts_may_return"] = True
             log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
+
+    def _before_silence(self) -> float:
+        """Return a time at which the hosts that are down now and may return count as up.
+
+        The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
+        host that announced its stop is down at once.
+        """
+        return self._clock.now() - self._service_down_time
 
     def _would_fit(self, spec: RequestSpec, uuids: Sequence[str], **options: Any) -> bool:
         """Return whether there would be hosts for all instances, at another time."""
@@ -377,7 +417,6 @@ class SchedulerManager:
         self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
-        has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
         claims = [
             Claim.of(
                 destination.instance_uuid,
@@ -385,28 +424,29 @@ class SchedulerManager:
                 spec,
                 request.epochs.get(destination.instance_uuid),
                 aliases=self._pci_aliases,
-                keep_held=not has_destination and destination.instance_uuid not in on_deleted_nodes,
+                keep_held=not spec.names_host and destination.instance_uuid not in on_deleted_nodes,
                 moving=request.moving.get(destination.instance_uuid),
             )
             for destination in decision.destinations
         ]
-        try:
-            return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
-        except BaseException:
-            # The claim may or may not be committed. The next read corrects what the table counts.
-            self._feed.mark_outdated([claim.node_uuid for claim in claims])
-            raise
+        return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
 
     async def _completed_spec(self, request: SelectDestinations) -> RequestSpec:
         """Return the request's spec with what is read for it.
 
         That is whether an aggregate names its project, if aggregates may limit projects; the hosts of the server
         group's present members, without those that move; the hosts of servers that hints name; and how alike the
-        images on each host are, if a weigher compares them.
+        images on each host are, if a weigher compares them. A server group that was deleted is left out, and so is
+        the zone of a forced host if no aggregate has it, as in Nova: `nova:HOST` is any zone.
         """
         spec = request.spec
-        if self._prefilters.tenants:
+        zone_of_forced = spec.availability_zone if spec.forced else None
+        known: Sequence[AggregateRow] = ()
+        if self._prefilters.tenants or zone_of_forced:
             known = await self._database.read(aggregates.list_)
+        if zone_of_forced and all(each.metadata.get(aggregates.ZONE) != zone_of_forced for each in known):
+            spec = msgspec.structs.replace(spec, availability_zone=None)
+        if self._prefilters.tenants:
             limited = any(names_project(each.metadata, spec.project_id) for each in known)
             spec = msgspec.structs.replace(spec, has_aggregates=limited)
         named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
@@ -418,12 +458,13 @@ class SchedulerManager:
         if spec.server_group is None:
             return spec
         hosts = await self._database.read(_members, spec.server_group.id, list(request.moving.values()))
-        return msgspec.structs.replace(spec, server_group=msgspec.structs.replace(spec.server_group, hosts=hosts))
+        group = None if hosts is None else msgspec.structs.replace(spec.server_group, hosts=hosts)
+        return msgspec.structs.replace(spec, server_group=group)
 
 
-def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:
-    """Return host -> members of a group; those that migrations hold are left out."""
+def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int] | None:
+    """Return host -> members of a group, None if there is no such group; those that migrations hold are left out."""
     hosts = allocations.group_hosts(conn, group_uuid)
-    if not moving:
+    if hosts is None or not moving:
         return hosts
     return dict(Counter(hosts) - allocations.hosts_of(conn, moving))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from micronova.objects.context import Context
-from micronova.objects.errors import MicronovaError
 from micronova.objects.explanation import Explanation
 from micronova.objects.fleet import Fleet, ListHosts
 from micronova.objects.scheduling import (
@@ -16,12 +15,8 @@ from micronova.objects.scheduling import (
 )
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
-from micronova.rpc.errors import register
-
-register(MicronovaError)  # NoValidHost reaches the caller as NoValidHost
 
 CALL_TIMEOUT = 60.0
-
 
 SCHEDULER_INTERFACE = Interface("scheduler", version="1.2")
 SELECT_DESTINATIONS = SCHEDULER_INTERFACE.method("select_destinations", SelectDestinations, SchedulerDecision)

@@ -1,6 +1,5 @@
 """Recording an action on a server in the transaction that accepts its request."""
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.db import operations as operation_rows
@@ -9,7 +8,7 @@ from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import Step
+from micronova.objects.operations import Payload, Step
 from micronova.servers.dependencies import RequestDependencies
 
 
@@ -29,7 +28,7 @@ class ActionRecorder:
         row: InstanceRow,
         kind: str,
         changes: InstanceChanges,
-        payload: msgspec.Struct | None,
+        payload: Payload | None,
         *,
         step: Step = "new",
         timeout: float | None = None,

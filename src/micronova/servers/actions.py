@@ -5,30 +5,38 @@ lost.
 """
 
 from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec
 
-import msgspec
 import sqlalchemy as sa
 
+from micronova.compute.rpcapi import ComputeAPI
 from micronova.db import instance_actions, instances, nodes, quotas, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
+from micronova.db.server_migrations import HostAsked
 from micronova.notifications.notifier import API
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.context import Context, RequestContext
-from micronova.objects.errors import Conflict, NotSupported
+from micronova.objects.errors import Conflict, HostNotHeard, NotSupported
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import PowerPayload
+from micronova.objects.operations import Payload, PowerPayload
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.dependencies import RequestDependencies
+
+P = ParamSpec("P")
+
+HOST_ANSWER_TIMEOUT: Final = 5.0
+"""Seconds in which a server's host has to answer before the copy of its disks on another host is given up."""
 
 
 class ServerActions:
     """Accepts the actions that the table of states allows."""
 
-    def __init__(self, dependencies: RequestDependencies, *, reclaim_interval: float) -> None:
+    def __init__(self, dependencies: RequestDependencies, compute: ComputeAPI, *, reclaim_interval: float) -> None:
         """`reclaim_interval` is how many seconds a deleted server can be restored; 0: it is deleted at once."""
+        self._compute = compute
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
@@ -47,7 +55,7 @@ class ServerActions:
         Where deletion is deferred, the server can be restored for a time, unless `force` is given.
         """
         check_lock(context, row)
-        operations = await self._database.write(self._begin_delete, context, row["uuid"], force)
+        operations = await self._with_host_asked(self._begin_delete, context, row["uuid"], force)
         if operations:
             await self._conductor.run_operations(context.for_bus(), operations)
 
@@ -75,7 +83,7 @@ class ServerActions:
         row: InstanceRow,
         kind: str,
         action: states.Action,
-        payload: msgspec.Struct,
+        payload: Payload,
         check: Callable[[InstanceRow], None] | None = None,
         *,
         respects_lock: bool = True,
@@ -105,30 +113,49 @@ class ServerActions:
         await self._conductor.run_operations(context.for_bus(), operations)
         return operations[0]
 
-    def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, force: bool) -> tuple[str, ...]:
+    async def _with_host_asked(
+        self,
+        write: Callable[Concatenate[sa.Connection, HostAsked | None, P], tuple[str, ...]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[str, ...]:
+        """Run a transaction; if it needs to know whether the server's host is there, ask that host and repeat it."""
+        try:
+            return await self._database.write(write, None, *args, **kwargs)
+        except HostNotHeard as error:
+            host = str(error.details["host"])
+        asked = HostAsked(host, await self._compute.answers(host, HOST_ANSWER_TIMEOUT))
+        return await self._database.write(write, asked, *args, **kwargs)
+
+    def _begin_delete(
+        self, conn: sa.Connection, asked: HostAsked | None, context: RequestContext, id: str, force: bool
+    ) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
             return ()  # it is being deleted already
         if self._reclaim_interval > 0 and not force:
             if row["task_state"] == states.SOFT_DELETING or row["vm_state"] == states.SOFT_DELETED:
                 return ()
-            if _can_be_kept(row):
-                return self._begin_soft_delete(conn, context, row)
+            if _can_be_soft_deleted(row):
+                return self._begin_soft_delete(conn, asked, context, row)
         changes: InstanceChanges = {"task_state": states.DELETING}
         operations = self._recorder.record(conn, context, row, "delete", changes, None, endless=True)
         # Of two hosts, the order to delete goes to the server's own.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
-        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED, down_time=None)
+        failed = migration_states.FAILED
+        server_migrations.abandon(conn, row, now, epoch=epoch, status=failed, down_time=None, context=None)
         return operations
 
-    def _begin_soft_delete(self, conn: sa.Connection, context: RequestContext, row: InstanceRow) -> tuple[str, ...]:
+    def _begin_soft_delete(
+        self, conn: sa.Connection, asked: HostAsked | None, context: RequestContext, row: InstanceRow
+    ) -> tuple[str, ...]:
         changes: InstanceChanges = {
             "task_state": states.SOFT_DELETING,
             "deleted_at": micros(self._clock.now()),
             "progress": 0,
         }
         operations = self._recorder.record(conn, context, row, "soft_delete", changes, None, endless=True)
-        operations += self._end_move(conn, context.for_bus(), row, migration_states.FAILED)
+        operations += self._end_move(conn, asked, context.for_bus(), row, migration_states.FAILED, switched_off=True)
         if row["deleted_at"] is None:
             quotas.release_server(conn, row)
         return operations
@@ -151,7 +178,7 @@ class ServerActions:
         id: str,
         kind: str,
         action: states.Action,
-        payload: msgspec.Struct,
+        payload: Payload,
         check: Callable[[InstanceRow], None] | None = None,
         *,
         operation_id: str | None = None,
@@ -197,8 +224,11 @@ class ServerActions:
         self._notifier.instance("unlock", unlocked, context=context.for_bus(), sender=API)
 
     async def reset_state(self, context: RequestContext, row: InstanceRow, vm_state: str) -> None:
-        """Set the state of a server and cancel its operations; one that moves stays where it belongs to."""
-        operations = await self._database.write(self._reset_state, context.for_bus(), row["uuid"], vm_state)
+        """Set the state of a server and cancel its operations; one that moves stays on the host that it belongs to.
+
+        It keeps a task state until its guest is again what it was before the move. A later reset ends that if it hangs.
+        """
+        operations = await self._with_host_asked(self._reset_state, context.for_bus(), row["uuid"], vm_state)
         if operations:
             await self._conductor.run_operations(context.for_bus(), operations)
 
@@ -222,7 +252,9 @@ class ServerActions:
         instances.update(conn, row["uuid"], now, values)
         instance_actions.record_done(conn, row, context, name, now, event=f"api_{name}")
 
-    def _reset_state(self, conn: sa.Connection, context: Context, id: str, vm_state: str) -> tuple[str, ...]:
+    def _reset_state(
+        self, conn: sa.Connection, asked: HostAsked | None, context: Context, id: str, vm_state: str
+    ) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
             raise Conflict(
@@ -231,27 +263,51 @@ class ServerActions:
         now = micros(self._clock.now())
         changes: InstanceChanges = {"vm_state": vm_state, "task_state": None, "epoch": row["epoch"] + 1}
         instances.update(conn, id, now, {**changes, "deleted_at": None})
+        server_migrations.end_undo(conn, row, now, self._service_down_time)
         operation_rows.cancel_open(conn, id, now)
         instance_actions.record_done(conn, row, context, "resetState", now)
-        operations = self._end_move(conn, context, row, migration_states.ERROR)
-        if row["task_state"] == states.SHELVING_OFFLOADING and row["network_info"]:  # they may be unbound
+        operations = self._end_move(conn, asked, context, row, migration_states.ERROR)
+        if (task_state := server_migrations.idle_task_state(conn, id)) is not None:
+            instances.update(conn, id, now, {"task_state": task_state})
+        if row["task_state"] == states.SHELVING_OFFLOADING and _has_devices(conn, row):  # they may be unbound
             operations += (self._bind_ports(conn, context, row, row["epoch"] + 1, now),)
         if row["deleted_at"] is not None:  # it is not soft-deleted any more
             quotas.charge_server(conn, row, {})
         return operations
 
-    def _end_move(self, conn: sa.Connection, context: Context, row: InstanceRow, status: str) -> tuple[str, ...]:
-        """End the move of a server, whose row is locked, at the next epoch; it stays where it belongs to.
+    def _end_move(
+        self,
+        conn: sa.Connection,
+        asked: HostAsked | None,
+        context: Context,
+        row: InstanceRow,
+        status: str,
+        *,
+        switched_off: bool = False,
+    ) -> tuple[str, ...]:
+        """End the move of a server, whose row is locked, at the next epoch; it stays on the host that it belongs to.
 
-        Raise Conflict if that would remove the only copy of its disks.
+        Raise Conflict if that would remove the only copy of its disks, and HostNotHeard if nobody has `asked` its host
+        whether it is there, which decides about that. With `switched_off` the request switches the
+        guest off.
 
-        Return the operation that binds its ports again, if the move may have bound them elsewhere.
+        Return the operations that undo the move, and bind its ports again if the move may have bound them elsewhere.
         """
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
-        ended = server_migrations.abandon(conn, row, now, epoch=epoch, status=status, down_time=self._service_down_time)
-        if not ended or not row["network_info"]:
-            return ()
-        return (self._bind_ports(conn, context, row, epoch, now),)
+        undo = server_migrations.abandon(
+            conn,
+            row,
+            now,
+            epoch=epoch,
+            status=status,
+            down_time=self._service_down_time,
+            context=context,
+            switched_off=switched_off,
+            asked=asked,
+        )
+        if undo is None or not _has_devices(conn, row):
+            return undo or ()
+        return (*undo, self._bind_ports(conn, context, row, epoch, now))
 
     def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
         """Record and return the operation that binds the ports of a server to its host."""
@@ -273,7 +329,12 @@ def check_state(action: states.Action, row: InstanceRow) -> None:
         raise Conflict(f"Cannot '{action.shown_name}' instance {row['uuid']} {reason}")
 
 
-def _can_be_kept(row: InstanceRow) -> bool:
+def _has_devices(conn: sa.Connection, row: InstanceRow) -> bool:
+    """Return whether a server has ports or volumes, which a move may have bound to another host."""
+    return bool(row["network_info"]) or bool(instances.volumes(conn, [row["uuid"]]))
+
+
+def _can_be_soft_deleted(row: InstanceRow) -> bool:
     """Return whether a server can be soft-deleted: it has run, and has a host, which may be away for the moment."""
     return (
         row["launched_at"] is not None and row["host"] is not None and row["task_state"] != states.SHELVING_OFFLOADING

@@ -2,8 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from micronova.db.engine import Database
 from micronova.db.secrets import Secrets
 from micronova.objects import states
@@ -54,6 +52,6 @@ class AdminPasswords:
         if found["result"] == "cancelled":
             raise Conflict(f"The password of instance {uuid} was not changed: a later request took its place.")
         if found["result"] == "error":
-            known = msgspec.msgpack.decode(found["payload"], type=PasswordPayload)
+            known = PasswordPayload.decode(found["payload"])
             refused = NotSupported if known.error_code == NotSupported.code else Conflict
-            raise refused(f"Failed to set admin password on {uuid}: {known.error}")
+            raise refused(f"Failed to set admin password on {uuid} because {known.error}")

@@ -12,7 +12,9 @@ from functools import partial
 import msgspec
 import sqlalchemy as sa
 
+from micronova.clients.expiring_cache import ExpiringCache
 from micronova.db import (
+    allocations,
     instance_actions,
     instances,
     quotas,
@@ -21,7 +23,7 @@ from micronova.db import (
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
 from micronova.notifications import resources
-from micronova.objects.block_device import BlockDevice
+from micronova.objects.block_device import BlockDevice, root_volume, with_names
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound, QuotaExceeded
@@ -44,11 +46,21 @@ from micronova.servers.create_rules import (
     make_password,
     merge_devices,
 )
+from micronova.servers.create_volumes import CREATION_TIME, CreateVolumes, VolumePlan, has_volumes
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.image_refs import BootImages, named_image
-from micronova.servers.lookups import check_destination, check_hinted_servers, flavor_for, hinted_group, public_key
+from micronova.servers.image_refs import named_image
+from micronova.servers.lookups import (
+    check_destination,
+    check_hinted_servers,
+    flavor_for,
+    hinted_group,
+    no_group,
+    public_key,
+    zone_to_keep,
+)
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
+MOST_IMAGES = 1000  # that are cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +72,7 @@ class _Accepted:
     spec: RequestSpec
     public_key: str | None
     devices: list[BlockDevice]
+    volumes: VolumePlan
     ports: PlannedPorts
     security_groups: list[str]
     password: str
@@ -82,11 +95,12 @@ class ServerCreator:
         self._notifier = dependencies.notifier
         self._quota_defaults = dependencies.quota_defaults
         self._image_client = dependencies.image_client
-        self._image_cache: dict[tuple[str, str], tuple[float, ImageMeta]] = {}
+        self._images = ExpiringCache(IMAGE_CACHED, MOST_IMAGES)  # by token and id
         self._network_client = dependencies.network_client
+        self._volumes = CreateVolumes(self._database, dependencies.volume_client, dependencies.image_client)
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
-        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
+        self._boot_images = dependencies.boot_images
         self._timeout = dependencies.operation_timeout
         self._default_zone = dependencies.default_zone
         self._default_schedule_zone = default_schedule_zone
@@ -95,29 +109,37 @@ class ServerCreator:
         """Accept a request to create servers; it is durable when this returns."""
         self._hooks.pre("create_instance", context, request)
         self._unsupported.check_hints(request.hints)
-        flavor, key, group = await self._database.read(self._look_up, context, request)
+        flavor, key, group, zone = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
+        if image is None:
+            check_boot_source(image, flavor, request)
+        devices = merge_devices(request, flavor, image)
+        from_volume = root_volume(devices) is not None
+        request.trusted_certs = self._signatures.trusted(request.trusted_certs)
+        if from_volume and request.trusted_certs:
+            raise Invalid("Image certificate validation is not supported when booting from volume.")
+        volumes = await self._volumes.plan(
+            context, devices, count=request.max_count, may_be_shared=request.may_share_volumes
+        )
+        if from_volume:
+            image = image or volumes.image
         check_boot_source(image, flavor, request)
         if image is not None:
             self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
-        request.trusted_certs = self._signatures.trusted(request.trusted_certs)
-        if image is not None:
+        if image is not None and not from_volume:
             image = await self._boot_images.complete(
                 image, request.trusted_certs, ram=flavor.ram, token=context.token, seen_by=context.token
             )
-        elif request.trusted_certs:
-            raise Invalid("Image certificate validation is not supported when booting from volume.")
         disk_config = chosen_disk_config(request, image)
-        devices = merge_devices(request, flavor, image)
         spec = RequestSpec(
             project_id=context.project_id,
             user_id=context.user_id,
             flavor=flavor,
             image=image,
-            availability_zone=request.availability_zone or self._default_schedule_zone,
+            availability_zone=zone,
             force_host=request.force_host,
             force_node=request.force_node,
             requested_host=request.requested_host,
@@ -132,7 +154,8 @@ class ServerCreator:
             request=request,
             spec=spec,
             public_key=key,
-            devices=devices,
+            devices=with_names(volumes.devices),
+            volumes=volumes,
             ports=plan.ports,
             security_groups=list(plan.security_groups),
             password=password,
@@ -140,7 +163,17 @@ class ServerCreator:
             allowed_count=allowed_count(request, plan),
             disk_config=disk_config,
         )
-        uuids, operations = await self._database.write(self._record, accepted)
+        # Servers have their ids before volumes are reserved for them.
+        made = [new_uuid(self._random) for _ in range(accepted.allowed_count if has_volumes(volumes.devices) else 0)]
+        await self._volumes.reserve(context, volumes, made)
+        try:
+            uuids, operations = await self._database.write(self._record, accepted, made)
+        except BaseException:
+            await self._volumes.release(volumes)
+            raise
+        await self._volumes.release(volumes, uuids)  # those of servers that the quota does not allow
+        if volumes.creates:
+            await self._volumes.create(context, uuids, operations)
         if group is not None and self._notifier.enabled:
             await self._announce_members(context, group.id, uuids)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))
@@ -161,26 +194,20 @@ class ServerCreator:
 
     def _look_up(
         self, conn: sa.Connection, context: RequestContext, request: CreateRequest
-    ) -> tuple[Flavor, str | None, GroupSpec | None]:
-        """Return the flavor, the public key and the server group that the request names; check hosts and zone."""
+    ) -> tuple[Flavor, str | None, GroupSpec | None, str | None]:
+        """Return the flavor, the public key, the server group and the zone of the request; check hosts and zone."""
         flavor = flavor_for(conn, context, request.flavor_id)
         key = None if request.key_name is None else public_key(conn, context, request.key_name)
         check_destination(conn, request, self._default_zone)
         check_hinted_servers(conn, context.project_id, request.hints)
-        return flavor, key, hinted_group(conn, context.project_id, request.hints)
+        group = hinted_group(conn, context.project_id, request.hints)
+        return flavor, key, group, zone_to_keep(conn, request, self._default_schedule_zone)
 
     async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
         if request.image_id is None:
             return None
-        key, now = (context.token, request.image_id), self._clock.monotonic()
-        seen = self._image_cache.get(key)
-        if seen is not None and now - seen[0] < IMAGE_CACHED:
-            return seen[1]
-        image = await named_image(self._image_client, context, request.image_id)
-        if len(self._image_cache) >= 1000:
-            self._image_cache.clear()
-        self._image_cache[key] = (now, image)
-        return image
+        fetch = partial(named_image, self._image_client, context, request.image_id)
+        return await self._images.get((context.token, request.image_id), fetch)
 
     async def _plan_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
         if self._network_client is None:
@@ -194,15 +221,18 @@ class ServerCreator:
             may_attach_external=request.may_attach_external,
         )
 
-    def _record(self, conn: sa.Connection, accepted: _Accepted) -> tuple[list[str], list[str]]:
+    def _record(self, conn: sa.Connection, accepted: _Accepted, made: Sequence[str]) -> tuple[list[str], list[str]]:
         """Record a request in one transaction; return the ids of the instances and of their operations."""
         context, request, spec = accepted.context, accepted.request, accepted.spec
         now = micros(self._clock.now())
         flavor = spec.flavor
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
-        check_item_limits(request.metadata, request.files, limits)
-        # The server group is locked before the quota, as everywhere, so its number of members holds until the commit.
-        members = instances.count_in_group(conn, spec.server_group.id) if spec.server_group is not None else 0
+        check_item_limits(request.metadata, request.injected_files, limits)
+        members = 0
+        if spec.server_group is not None:  # locked before the quota, as everywhere: the number holds until the commit
+            if not allocations.lock_groups(conn, [spec.server_group.id]):
+                raise no_group(spec.server_group.id)
+            members = instances.count_in_group(conn, spec.server_group.id)
         count = quotas.charge_up_to(
             conn,
             context.project_id,
@@ -214,7 +244,7 @@ class ServerCreator:
         )
         if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
-        uuids = [new_uuid(self._random) for _ in range(count)]
+        uuids = list(made[:count]) or [new_uuid(self._random) for _ in range(count)]
         ports = msgspec.to_builtins(accepted.ports)
         instances.insert(
             conn,
@@ -235,7 +265,7 @@ class ServerCreator:
                 for index, id in enumerate(uuids)
             ],
             [{"instance_uuid": id, "spec": msgspec.msgpack.encode(spec), "networks": ports} for id in uuids],
-            [self._device_row(id, device) for id in uuids for device in accepted.devices],
+            [self._device_row(id, device, accepted.volumes) for id in uuids for device in accepted.devices],
         )
         action = instance_action("build")
         instance_actions.start(conn, uuids, context.request_id, action, context.user_id, context.project_id, now)
@@ -243,14 +273,15 @@ class ServerCreator:
         operation_rows.insert(conn, operations)
         return uuids, [row["id"] for row in operations]
 
-    def _device_row(self, instance_uuid: str, device: BlockDevice) -> instances.DeviceRow:
+    def _device_row(self, instance_uuid: str, device: BlockDevice, volumes: VolumePlan) -> instances.DeviceRow:
         id = new_uuid(self._random)
-        own = msgspec.structs.replace(device, uuid=id)
-        return {"uuid": id, "instance_uuid": instance_uuid, "device": msgspec.to_builtins(own)}
+        attachment = volumes.reserved.get((instance_uuid, device.volume_id or ""))
+        own = msgspec.structs.replace(device, uuid=id, attachment_id=attachment)
+        return instances.device_row(instance_uuid, own)
 
     def _operation(self, accepted: _Accepted, instance_uuid: str, now: int) -> OperationRow:
         id = new_uuid(self._random)
-        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(accepted.request.files))
+        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(accepted.request.injected_files))
         return operation_rows.new_row(
             id=id,
             kind="build",
@@ -260,7 +291,8 @@ class ServerCreator:
             epoch=1,
             now=now,
             deadline=now + micros(self._timeout),
+            deferred_until=now + micros(CREATION_TIME) if accepted.volumes.creates else 0,
             context=accepted.context.for_bus(),
-            payload=BuildPayload(),
+            payload=BuildPayload(volumes=has_volumes(accepted.devices)),
             secrets=self._secrets.seal(secrets, id),
         )

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from micronova.objects import power_state, states
-from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
+from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, blank_device, root_volume
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Forbidden, Invalid, NotSupported, PortLimitExceeded, QuotaExceeded
+from micronova.objects.errors import Forbidden, Invalid, PortLimitExceeded, QuotaExceeded
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import (
     GuestProperties,
     check_image_properties,
     disk_config_of,
+    root_device_of,
     serial_ports,
     wants_queues,
 )
@@ -25,6 +26,8 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
 from micronova.objects.orders import InjectedFile
 from micronova.objects.scheduling import RequestSpec
+
+LONGEST_SERVER_NAME = 255
 
 
 @dataclass(kw_only=True)
@@ -40,7 +43,7 @@ class CreateRequest:
     key_name: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     user_data: str | None = None
-    files: list[InjectedFile] = field(default_factory=list)
+    injected_files: list[InjectedFile] = field(default_factory=list)
     config_drive: bool = False
     availability_zone: str | None = None
     force_host: str | None = None
@@ -60,6 +63,7 @@ class CreateRequest:
     hostname: str | None = None
     allow_zero_disk: bool = True  # policy allows local root disks without a size limit
     may_attach_external: bool = False  # policy allows ports on external networks
+    may_share_volumes: bool = False  # volumes that allow several servers may be used
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ def check_boot_source(image: ImageMeta | None, flavor: Flavor, request: CreateRe
     if image is None:
         if not any(device.boot_index == 0 for device in request.block_devices):
             raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
+        return
+    if root_volume(request.block_devices) is not None:
+        flavor = msgspec.structs.replace(flavor, disk=0)  # the volume has its own size
+        check_bootable(image, flavor, allow_zero_disk=True)
         return
     check_bootable(image, flavor, allow_zero_disk=request.allow_zero_disk)
 
@@ -160,7 +168,7 @@ def _auto_disk_config(image: ImageMeta | None) -> str:
 
 def needs_config_drive(request: CreateRequest, image: ImageMeta | None) -> bool:
     """Return whether a server gets a config drive on every host. Injected files reach a guest only this way."""
-    return request.config_drive or bool(request.files) or image_needs_config_drive(image)
+    return request.config_drive or bool(request.injected_files) or image_needs_config_drive(image)
 
 
 def image_needs_config_drive(image: ImageMeta | None) -> bool:
@@ -172,29 +180,43 @@ def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | Non
     """Return the disks that the request, the image and the flavor ask for."""
     devices = list(request.block_devices)
     for device in devices:
-        if device.destination_type == "volume" or device.source_type in ("volume", "snapshot"):
-            raise NotSupported("This cloud has no block storage service: boot from an image onto a local disk.")
+        if not device.is_volume and device.source_type in ("volume", "snapshot"):
+            raise Invalid(
+                f"Block Device Mapping is Invalid: a device of source_type {device.source_type} has the "
+                "destination_type volume."
+            )
     if image is not None and not any(device.boot_index == 0 for device in devices):
         devices.insert(0, BlockDevice(uuid="", image_id=image.id, boot_index=0))
-    roots = [device for device in devices if device.boot_index == 0]
-    if len(roots) != 1:
-        raise Invalid("Block Device Mapping is Invalid: exactly one device must have boot_index 0.")
-    root = roots[0]
+    check_sequence(devices)
+    root = next(device for device in devices if device.boot_index == 0)
     if image is not None and root.image_id not in (None, image.id):
         raise Invalid("Block Device Mapping is Invalid: the boot device's image is not the server's imageRef.")
-    asked = sum(d.size_gb or 0 for d in devices if d.source_type == "blank" and d.guest_format != "swap")
+    asked = sum(d.size_gb or 0 for d in devices if d.is_blank)  # also a root disk, as in Nova
     if asked > flavor.ephemeral:
         raise Invalid(
             f"Ephemeral disks requested are larger than the instance type allows: {asked} GB of {flavor.ephemeral} GB."
         )
     if asked == 0 and flavor.ephemeral:
-        devices.append(_blank(flavor.ephemeral, None))
+        devices.append(blank_device("", flavor.ephemeral))
     swap = [d for d in devices if d.guest_format == "swap"]
     if any((d.size_gb or 0) * 1024 > flavor.swap for d in swap):
         raise Invalid(f"Swap drive requested is larger than instance type allows: at most {flavor.swap} MB.")
     if flavor.swap and not swap:
-        devices.append(_blank(-(-flavor.swap // 1024), "swap"))
+        devices.append(blank_device("", flavor.swap_gb, "swap"))
     return devices
+
+
+def check_sequence(devices: Sequence[BlockDevice]) -> None:
+    """Raise Invalid unless the boot indexes of devices are 0, 1, 2…, and each volume and each tag is named once."""
+    bad = "Block Device Mapping is Invalid:"
+    boots = sorted(device.boot_index for device in devices if device.boot_index is not None and device.boot_index >= 0)
+    if not boots or boots != list(range(len(boots))):
+        wrong = "Boot sequence for the instance and image/block device mapping combination is not valid."
+        raise Invalid(f"{bad} {wrong}")
+    for what in ("volume_id", "tag"):
+        named = [value for device in devices if (value := getattr(device, what))]
+        if len(set(named)) != len(named):
+            raise Invalid(f"{bad} a {what} is given twice.")
 
 
 def allowed_count(request: CreateRequest, plan: NetworkPlan) -> int:
@@ -231,6 +253,12 @@ def check_item_limits(metadata: Mapping[str, str], files: Sequence[InjectedFile]
             raise QuotaExceeded(message.format(limit))
 
 
+def _numbered(name: str, number: int) -> str:
+    """Return the name of one of several servers; a long one is cut, so that it is still a name of a server."""
+    suffix = f"-{number}"
+    return name[: LONGEST_SERVER_NAME - len(suffix)] + suffix
+
+
 def instance_row(
     context: RequestContext,
     request: CreateRequest,
@@ -246,7 +274,7 @@ def instance_row(
     now: int,
 ) -> InstanceRow:
     """Return the row of one of the `count` servers of a request."""
-    name = request.name if count == 1 else f"{request.name}-{index + 1}"
+    name = request.name if count == 1 else _numbered(request.name, index + 1)
     hostname = request.hostname if request.hostname else _hostname(name, id)
     return {
         "uuid": id,
@@ -267,7 +295,8 @@ def instance_row(
         "node_uuid": None,
         "availability_zone": None,
         "pinned_availability_zone": spec.availability_zone,
-        "image_ref": spec.image.id if spec.image else None,
+        # The image of a volume is not that of the server, unless the request names it.
+        "image_ref": spec.image.id if spec.image and request.image_id else None,
         "image": msgspec.to_builtins(spec.image) if spec.image else None,
         "flavor_id": spec.flavor.id,
         "flavor": msgspec.to_builtins(spec.flavor),
@@ -278,7 +307,7 @@ def instance_row(
         "access_ip_v4": request.access_ip_v4,
         "access_ip_v6": request.access_ip_v6,
         "disk_config": disk_config,
-        "root_device_name": ROOT_DEVICE,
+        "root_device_name": root_device_of(spec.image) or ROOT_DEVICE,
         "locked_by": None,
         "locked_reason": None,
         "metadata": request.metadata,
@@ -311,12 +340,6 @@ def _creator(context: RequestContext) -> dict[str, str]:
 def make_password(source: random.Random) -> str:
     """Return a random password without characters that look alike."""
     return "".join(source.choices("23456789abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ", k=12))
-
-
-def _blank(size: int, kind: str | None) -> BlockDevice:
-    return BlockDevice(
-        uuid="", source_type="blank", boot_index=-1, size_gb=size, guest_format=kind, delete_on_termination=True
-    )
 
 
 def _hostname(name: str, id: str) -> str:

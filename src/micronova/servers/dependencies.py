@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from micronova.clients.image.client import ImageClient
 from micronova.clients.network.client import NetworkClient
+from micronova.clients.volume.client import VolumeClient
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db.engine import Database
 from micronova.db.secrets import SecretBox
 from micronova.notifications.notifier import Notifier
 from micronova.objects.clock import Clock
+from micronova.servers.image_refs import BootImages
 from micronova.servers.image_signatures import ImageSignatures
 from micronova.servers.unsupported import Unsupported
 
@@ -27,8 +29,10 @@ class RequestDependencies:
     secrets: SecretBox
     image_client: ImageClient | None
     network_client: NetworkClient | None
+    volume_client: VolumeClient | None = None
     unsupported: Unsupported
     signatures: ImageSignatures
+    boot_images: BootImages
     quota_defaults: Mapping[str, int]
     operation_timeout: float  # seconds after which an operation that has not ended fails
     service_down_time: float

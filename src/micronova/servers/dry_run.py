@@ -20,7 +20,7 @@ from micronova.objects.scheduling import SERVER_HINTS, DryRunResult, GroupSpec, 
 from micronova.scheduler.rpcapi import SchedulerAPI
 from micronova.servers.create_rules import check_bootable, check_hardware, parse_zone
 from micronova.servers.lookups import check_destination, check_hinted_servers, hinted_group
-from micronova.servers.unsupported import Unsupported
+from micronova.servers.unsupported import Unsupported, without_effect
 
 MOST_SERVERS = 1000
 
@@ -105,9 +105,10 @@ class DryRuns:
             hints=request.hints,
             server_group=group,
         )
-        return await self._scheduler.dry_run(
+        result = await self._scheduler.dry_run(
             context, spec, request.count, with_hosts=request.with_hosts, timeout=self._timeout
         )
+        return msgspec.structs.replace(result, remarks=tuple(without_effect(flavor, image)))
 
     def _look_up(
         self, conn: sa.Connection, request: DryRunRequest, place: _Destination, project: str | None

@@ -1,7 +1,7 @@
 """Events that other services send about servers, such as that a port was plugged."""
 
 import logging
-from typing import get_args
+from typing import Final, get_args
 
 import sqlalchemy as sa
 
@@ -15,20 +15,25 @@ from micronova.objects.external_events import CHANGED, DELETED, PortEvent
 from micronova.objects.instance import InstanceRow
 from micronova.rpc.errors import BusUnavailable
 from micronova.servers.interfaces import Interfaces
+from micronova.servers.volumes import ServerVolumes
 
 log = logging.getLogger(__name__)
 
+EXTENDED: Final = "volume-extended"
 _OF_PORTS = frozenset(get_args(PortEvent))
 
 
 class ExternalEvents:
     """Applies events and passes them on to the hosts of the servers."""
 
-    def __init__(self, *, database: Database, clock: Clock, compute: ComputeAPI, interfaces: Interfaces) -> None:
+    def __init__(
+        self, *, database: Database, clock: Clock, compute: ComputeAPI, interfaces: Interfaces, volumes: ServerVolumes
+    ) -> None:
         self._database = database
         self._clock = clock
         self._compute = compute
         self._interfaces = interfaces
+        self._volumes = volumes
 
     async def handle(self, context: RequestContext, row: InstanceRow, event: InstanceEvent) -> bool:
         """Apply an event and pass it on to the server's host; return False if that is not possible now.
@@ -43,6 +48,8 @@ class ExternalEvents:
             row = found
         if row["host"] is None:
             return False
+        if event.name == EXTENDED:
+            return event.tag is not None and await self._volumes.extended(context, row, event.tag)
         if not await self._apply(context, row, event):
             return False
         try:

@@ -27,9 +27,11 @@ async def named_image(image_client: ImageClient | None, context: RequestContext,
 class BootImages:
     """Finds the kernels and ramdisks of images."""
 
-    def __init__(self, image_client: ImageClient | None, signatures: ImageSignatures) -> None:
+    def __init__(self, image_client: ImageClient | None, signatures: ImageSignatures, most_mb: int) -> None:
+        """`most_mb` is how large the kernel and the ramdisk of an image may be together."""
         self._image_client = image_client
         self._signatures = signatures
+        self._most_mb = most_mb
 
     async def complete(
         self,
@@ -42,7 +44,8 @@ class BootImages:
     ) -> ImageMeta:
         """Return an image with its signature, and with the kernel and the ramdisk that its properties name.
 
-        Raise Invalid if one of them cannot be used: hosts copy both, and the guest has them in its memory of `ram` MB.
+        Raise Invalid if one of them cannot be used: the guest has both in its memory of `ram` MB, and its host copies
+        them beside the disks, which alone are claimed.
         The user with `seen_by`, or without it the service user, must see them; `trusted` and `token` are as in
         `ImageSignatures.signed`.
         """
@@ -57,8 +60,14 @@ class BootImages:
         if ramdisk_id:
             ramdisk = await self._find(image, "ramdisk", str(ramdisk_id), RAMDISK_FORMATS, seen_by)
         found = [each for each in (kernel, ramdisk) if each is not None]
-        if sum(each.size for each in found) > ram << 20:
+        size = sum(each.size for each in found)
+        if size > ram << 20:
             raise Invalid(f"The kernel and the ramdisk of image {image.id} do not fit into the {ram} MB of the flavor.")
+        if size > self._most_mb << 20:
+            raise Invalid(
+                f"The kernel and the ramdisk of image {image.id} have {size} bytes: {self._most_mb} MB are allowed "
+                "(glance.max_kernel_images_mb)."
+            )
         signed = [await self._signatures.signed(each, trusted, token=token, seen_by=seen_by) for each in found]
         return msgspec.structs.replace(image, kernel=signed[0], ramdisk=signed[1] if ramdisk is not None else None)
 

@@ -196,7 +196,8 @@ class ServerImages:
 
 def _start(conn: sa.Connection, id: str, payload: ImagePayload) -> bool:
     """Let conductors take the operation; return whether a later request has ended it, or will."""
-    operation_rows.start_deferred(conn, id, "new", payload)
+    if operation_rows.start_deferred(conn, id, "new", payload) and operation_rows.has_current_epoch(conn, id):
+        return False
     found = operation_rows.get(conn, id)
     if found is None or found["result"] == "cancelled":
         return True

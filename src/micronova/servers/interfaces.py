@@ -191,7 +191,7 @@ class Interfaces:
         row: InstanceRow,
         action: states.Action,
         payload: InterfacePayload,
-        patience: float,
+        seconds: float,
         *,
         respects_lock: bool = True,
     ) -> str:
@@ -201,7 +201,7 @@ class Interfaces:
             if payload.port_id is not None and not _has(known, payload.port_id):
                 raise NotFound(f"Port {payload.port_id[:64]} is not attached to instance {known['uuid']}")
 
-        until = self._clock.monotonic() + patience
+        until = self._clock.monotonic() + seconds
         while True:
             row = await self._free(row, until - self._clock.monotonic())
             try:
@@ -213,9 +213,9 @@ class Interfaces:
                 if row["task_state"] not in states.CHANGES_INTERFACES or self._clock.monotonic() >= until:
                     raise
 
-    async def _free(self, row: InstanceRow, patience: float) -> Any:
+    async def _free(self, row: InstanceRow, seconds: float) -> Any:
         """Wait until no operation changes the server's interfaces; return the server then."""
-        until = self._clock.monotonic() + patience
+        until = self._clock.monotonic() + seconds
         pause = FIRST_POLL
         while row["task_state"] in states.CHANGES_INTERFACES and self._clock.monotonic() < until:
             await self._clock.sleep(pause)
@@ -229,7 +229,7 @@ class Interfaces:
         found = await wait_for_operation(self._database, self._clock, operation, late)
         if found is None:
             raise OperationFailed(f"What became of the interface of instance {uuid} is not known any more.")
-        payload = msgspec.msgpack.decode(found["payload"], type=InterfacePayload)
+        payload = InterfacePayload.decode(found["payload"])
         if found["result"] == "success" and payload.port_id is not None:
             return payload.port_id
         if found["result"] == "cancelled":

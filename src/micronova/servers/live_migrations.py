@@ -1,11 +1,13 @@
 """Requests about a live migration that is in progress: to abort it, or to force its end."""
 
 import itertools
+import logging
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db import instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
@@ -18,6 +20,8 @@ from micronova.objects.instance import InstanceRow
 from micronova.rpc.errors import RpcError
 from micronova.servers.actions import check_lock
 
+log = logging.getLogger(__name__)
+
 CANCEL: Final = "live_migration_cancel"
 FORCE_COMPLETE: Final = "live_migration_force_complete"
 """Names of instance actions."""
@@ -29,27 +33,32 @@ UNDONE: Final = ("unbind", "undo")
 class LiveMigrations:
     """Aborts live migrations, and lets them end soon."""
 
-    def __init__(self, *, database: Database, clock: Clock, compute: ComputeAPI, notifier: Notifier) -> None:
+    def __init__(
+        self, *, database: Database, clock: Clock, compute: ComputeAPI, conductor: ConductorAPI, notifier: Notifier
+    ) -> None:
         self._database = database
         self._clock = clock
         self._compute = compute
+        self._conductor = conductor
         self._notifier = notifier
 
     async def abort(self, context: RequestContext, row: InstanceRow, number: int | None, *, early: bool) -> None:
         """Abort a live migration; with `early` also one that does not run yet.
 
-        Like a reset of the state, this overtakes the operation: the source learns that the order is not its own any
-        more, and lets the guest continue.
+        Like a reset of the state, this overtakes the operation: the source gets the order to let the guest continue.
         """
         check_lock(context, row)
-        status = await self._database.write(self._abort, context, row["uuid"], number, early)
+        status, operations = await self._database.write(self._abort, context, row["uuid"], number, early)
+        await self._conductor.run_operations(context.for_bus(), operations)
         # What has begun on its way is rolled back.
         names = ["live_migration_abort"] + ["live_migration_rollback"] * (status in _ON_THE_WAY)
         for name, phase in itertools.product(names, ("start", "end")):
             self._notifier.instance(f"{name}.{phase}", row, context=context.for_bus())
 
-    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> str:
-        """Abort it, and return the status that it had."""
+    def _abort(
+        self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool
+    ) -> tuple[str, tuple[str, ...]]:
+        """Abort it; return the status that it had, and the operation that undoes it, if the guest was touched."""
         row = instances.lock_existing(conn, id)
         if row["task_state"] != states.MIGRATING:
             raise Conflict(f"Cannot 'abort live migration' instance {id} while it is in task_state {row['task_state']}")
@@ -61,18 +70,23 @@ class LiveMigrations:
             allowed |= {migration_states.ACCEPTED, migration_states.QUEUED, migration_states.PREPARING}
         if migration.status not in allowed:
             raise Invalid(
-                f"Migration {number} state of instance {id} is {migration.status}. Cannot abort the migration."
+                f"Migration {number} state of instance {id} is {migration.status}. Cannot abort live migration while "
+                "the migration is in this state."
             )
         if any(operation["step"] in UNDONE for operation in operation_rows.open_of(conn, id)):
             raise Invalid(f"Migration {number} of instance {id} has failed and is being undone. Cannot abort it.")
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
-        instances.update(conn, id, now, {"task_state": None, "progress": 0, "epoch": epoch})
+        instances.update(conn, id, now, {"progress": 0, "epoch": epoch})
         operation_rows.cancel_open(conn, id, now)
         event = "compute_live_migration_abort"
         instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration.source_compute)
         # The guest has not arrived: the status is none of those.
-        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED, down_time=None)
-        return str(migration.status)
+        cancelled, bus_context = migration_states.CANCELLED, context.for_bus()
+        undo = server_migrations.abandon(
+            conn, row, now, epoch=epoch, status=cancelled, down_time=None, context=bus_context
+        )
+        instances.update(conn, id, now, {"task_state": server_migrations.idle_task_state(conn, id)})
+        return str(migration.status), undo or ()
 
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
         """Let a live migration that runs end soon; the guest may be paused for it."""
@@ -87,7 +101,8 @@ class LiveMigrations:
         try:
             await self._compute.force_complete_live_migration(bus_context, source, row["uuid"])
         except RpcError as error:
-            problem = f"The host does not answer: {error}"
+            log.warning("host %s of instance %s does not answer: %s", source, row["uuid"], error)
+            problem = "The host does not answer."
             await end(problem)
             raise Unavailable(problem) from error
         await end(None)
@@ -107,7 +122,7 @@ class LiveMigrations:
             raise Invalid(f"Migration {number} not found for instance {id}")
         if migration.status != migration_states.RUNNING:
             raise Invalid(
-                f"Migration {number} state of instance {id} is {migration.status}. Cannot force_complete while the "
+                f"Migration {number} state of instance {id} is {migration.status}. Cannot force complete while the "
                 "migration is in this state."
             )
         now, source = micros(self._clock.now()), str(migration.source_compute)

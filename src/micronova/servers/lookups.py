@@ -12,12 +12,12 @@ from micronova.db import aggregates, flavors, instances, keypairs, nodes, server
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.flavor import Flavor
-from micronova.objects.scheduling import SERVER_HINTS, GroupSpec
+from micronova.objects.scheduling import GROUP_HINT, SERVER_HINTS, GroupSpec
 from micronova.objects.service_names import COMPUTE
 
 
-class Destined(Protocol):
-    """The parts of a request that say where its servers go."""
+class DestinationRequest(Protocol):
+    """The parts of a request that say on which hosts its servers may be."""
 
     availability_zone: str | None
     force_host: str | None
@@ -73,7 +73,7 @@ def check_zone(conn: sa.Connection, zone: str, default_zone: str) -> None:
         raise Invalid(f"The requested availability zone {zone!r} is not available.")
 
 
-def check_destination(conn: sa.Connection, request: Destined, default_zone: str) -> None:
+def check_destination(conn: sa.Connection, request: DestinationRequest, default_zone: str) -> None:
     """Refuse hosts, nodes and availability zones that do not exist."""
     hosts = {host for host in (request.force_host, request.requested_host) if host is not None}
     for host in hosts:
@@ -81,14 +81,29 @@ def check_destination(conn: sa.Connection, request: Destined, default_zone: str)
     for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
         check_node(conn, node, hosts)
     wanted = request.availability_zone
-    if wanted is None or request.force_host is not None or request.force_node is not None:
-        return
-    check_zone(conn, wanted, default_zone)
+    if wanted is not None and request.force_host is None:  # the scheduler compares the zone of a forced host
+        check_zone(conn, wanted, default_zone)
+
+
+def zone_to_keep(conn: sa.Connection, request: DestinationRequest, default: str | None) -> str | None:
+    """Return the availability zone that a new server stays in; `default` is that of requests that name none.
+
+    What is named before a forced host is no zone if no aggregate has it, as in Nova: moves may leave it.
+    """
+    zone = request.availability_zone or default
+    if zone is not None and request.force_host is not None and not aggregates.has_zone(conn, zone):
+        return None
+    return zone
+
+
+def no_group(id: str) -> Invalid:
+    """Return the error for a server group that the project does not have."""
+    return Invalid(f"Instance group {id} could not be found.")
 
 
 def hinted_group(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> GroupSpec | None:
     """Return the server group that the hint `group` names; raise Invalid if the project has none of that id."""
-    named = hints.get("group")
+    named = hints.get(GROUP_HINT)
     if not named:
         return None
     try:
@@ -96,7 +111,7 @@ def hinted_group(conn: sa.Connection, project_id: str, hints: Mapping[str, Seque
     except NotFound:
         group = None
     if group is None or group.project_id != project_id:
-        raise Invalid(f"Instance group {named[0]} could not be found.")
+        raise no_group(named[0])
     return GroupSpec(
         id=group.uuid,
         policy=group.policy,

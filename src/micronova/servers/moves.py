@@ -66,7 +66,7 @@ class ServerMoves:
         image = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
         if disk_config is not None:
             check_disk_config(disk_config, image)
-        self._unsupported.check_flavor(flavor)
+        self._unsupported.check_flavor(flavor, image)
         if image is not None:
             check_flavor_fits(image, flavor)
         check_hardware(flavor, image)
@@ -159,10 +159,10 @@ class ServerMoves:
         action = states.ACTIONS["evacuate"]
         check_state(action, row)
         assert row["host"] is not None
-        if host == row["host"]:
-            raise Invalid(f"The target host can't be the same one: {host}.")
         if host is not None and not host_exists(conn, host):
-            raise NotFound(f"Compute host {host} could not be found.")
+            raise NotFound(f"Compute host {host} not found.")
+        if host == row["host"]:
+            raise Invalid("The target host can't be the same one.")
         self._check_lost(conn, row["host"], now)
         server_migrations.check_last_copy(conn, row, now, self._service_down_time)
         marks = row["task_state"] is None
@@ -218,7 +218,7 @@ class ServerMoves:
         if kind != "live_migrate":  # of which a conductor checks this, as in Nova
             self._check_up(conn, row["host"], now)
             if payload.requested_host == row["host"]:
-                raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {row['host']}.")
+                raise Invalid("Cannot migrate to the host where the server exists.")
         payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
         migration = server_migrations.new_row(
             context.for_bus(),

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from micronova.db import instances, quotas
 from micronova.db.secrets import Secrets
 from micronova.objects import states
+from micronova.objects.block_device import root_volume
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.errors import Conflict, Invalid, NotSupported
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_cpus import CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
@@ -32,7 +33,7 @@ from micronova.servers.create_rules import (
     make_password,
 )
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.image_refs import BootImages, named_image
+from micronova.servers.image_refs import named_image
 from micronova.servers.lookups import public_key
 
 KIND = "rebuild"
@@ -44,7 +45,7 @@ class RebuildRequest:
 
     image_id: str
     changes: InstanceChanges  # of what the request names and the server shows: its name, metadata, user data…
-    files: list[InjectedFile] = field(default_factory=list)
+    injected_files: list[InjectedFile] = field(default_factory=list)
     admin_password: str | None = None
     preserve_ephemeral: bool = False
     allow_zero_disk: bool = True  # policy allows local root disks without a size limit
@@ -71,7 +72,7 @@ class ServerRebuilder:
         self._image_client = dependencies.image_client
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
-        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
+        self._boot_images = dependencies.boot_images
         self._recorder = ActionRecorder(dependencies)
 
     async def rebuild(
@@ -79,6 +80,9 @@ class ServerRebuilder:
     ) -> tuple[InstanceRow, str]:
         """Accept a request; return the server as it is then, and the password of its administrator."""
         check_lock(context, row)
+        devices = await self._database.read(instances.volumes, [row["uuid"]])
+        if root_volume(devices.get(row["uuid"], ())) is not None:
+            raise NotSupported("Servers whose root disk is a volume cannot be rebuilt yet.")
         _check(row)
         image = await named_image(self._image_client, context, request.image_id)
         self._check_image(row, image, request)
@@ -107,8 +111,8 @@ class ServerRebuilder:
         # The server keeps its host, so it keeps the CPUs and NUMA nodes that it was placed with.
         if _placed_cpus(flavor, before) != _placed_cpus(flavor, image):
             raise Invalid(
-                f"Image {image.id} asks for other CPUs or NUMA nodes than the server's present image: create a new "
-                "server from it."
+                "An instance's NUMA topology cannot be changed as part of a rebuild. The image provided is invalid for "
+                f"this instance: image {image.id} asks for other CPUs or NUMA nodes than the server's present image."
             )
         if request.preserve_ephemeral and flavor.ephemeral:
             raise Invalid("Ephemeral disks cannot be kept by a rebuild: leave preserve_ephemeral out.")
@@ -121,7 +125,7 @@ class ServerRebuilder:
         _check(row)
         check_capability(conn, states.ACTIONS[KIND], row)
         limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
-        check_item_limits(request.changes.get("metadata", {}), request.files, limits)
+        check_item_limits(request.changes.get("metadata", {}), request.injected_files, limits)
         changes: InstanceChanges = {
             **request.changes,
             **self._key(conn, context, request.changes),
@@ -130,9 +134,9 @@ class ServerRebuilder:
             "image_ref": image.id,
             "image": msgspec.to_builtins(image),
         }
-        if request.files or image_needs_config_drive(image):
+        if request.injected_files or image_needs_config_drive(image):
             changes["config_drive"] = True
-        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.files))
+        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.injected_files))
         operations = self._recorder.record(conn, context, row, KIND, changes, _payload(row), secrets=secrets)
         instances.change_image(conn, id, image)
         return operations, instances.lock_existing(conn, id)

@@ -14,7 +14,6 @@ from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.image_refs import BootImages
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -32,7 +31,7 @@ class ServerRescue:
         self._random = dependencies.random
         self._actions = actions
         self._image_client = dependencies.image_client
-        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
+        self._boot_images = dependencies.boot_images
         self._rescue_image_id = rescue_image_id
 
     async def rescue(

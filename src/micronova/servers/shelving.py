@@ -64,8 +64,8 @@ class ServerShelving:
             return
         if zone is not UNSET or host is not None:
             raise Conflict(
-                f"Cannot '{UNSHELVE}' instance {row['uuid']} to a host or an availability zone while it is in "
-                f"vm_state {row['vm_state']}: it has not left its host."
+                f'Specifying an availability zone or a host when unshelving server "{row["uuid"]}" with status '
+                f'"{row["vm_state"]}" is not supported. The server status must be SHELVED_OFFLOADED.'
             )
         await self._actions.begin(context, row, UNSHELVE, action, PowerPayload(action=UNSHELVE), _has_host)
 
@@ -77,14 +77,16 @@ class ServerShelving:
         check_state(action, row)
         if row["vm_state"] not in states.WITHOUT_HOST:
             raise Conflict(f"Cannot '{UNSHELVE}' instance {id}: another request has changed it meanwhile.")
-        self._check_place(conn, row["pinned_availability_zone"] if isinstance(zone, UnsetType) else zone, zone, host)
+        self._check_zone_and_host(
+            conn, row["pinned_availability_zone"] if isinstance(zone, UnsetType) else zone, zone, host
+        )
         if not isinstance(zone, UnsetType):
             instances.pin_to_zone(conn, id, micros(self._clock.now()), {}, zone=zone)
         changes: InstanceChanges = {"task_state": action.task_state}
         payload = UnshelvePayload(requested_host=host)
         return self._recorder.record(conn, context, row, "unshelve_offloaded", changes, payload, step="schedule")
 
-    def _check_place(
+    def _check_zone_and_host(
         self, conn: sa.Connection, pinned: str | None, asked: str | None | UnsetType, host: str | None
     ) -> None:
         """Raise Invalid for a zone or host that does not exist, Conflict for a host outside of the zone."""
@@ -95,7 +97,7 @@ class ServerShelving:
         check_host(conn, host)
         actual = aggregates.zones(conn, [host]).get(host, self._default_zone)
         if pinned not in (None, actual):
-            raise Conflict(f"Host {host} is not in the availability zone {pinned}.")
+            raise Conflict(f'Host "{host}" is not in the availability zone "{pinned}".')
 
 
 def _has_host(row: InstanceRow) -> None:

@@ -2,8 +2,9 @@
 
 A driver implements `Driver`, the core without which there is no cloud. What only some hypervisors can do is
 a separate small protocol, named for the ability (`ConsoleLog`, `Pause`, `HotPlug`…)
-and listed in `CAPABILITIES`; the agent asks `isinstance(driver, ConsoleLog)` and answers NotSupported
-otherwise. A method that the class has, but that this host cannot carry out, raises NotSupported with the reason.
+and listed in `CAPABILITIES`. A driver has a capability if its class has the methods and its `capabilities()` has
+the name: the agent asks `capable_driver(driver, ConsoleLog, …)`, which raises NotSupported otherwise. A method that
+cannot do what it is asked for on this host raises NotSupported with the reason.
 
 What every driver promises:
 - Methods are coroutines and do not block the event loop; blocking calls run in a bounded pool of threads.
@@ -12,12 +13,13 @@ What every driver promises:
 - `destroy` and the power methods may be repeated: a guest that is already in the wanted state is not an error.
 - `spawn` leaves clean-up to the agent, which calls `destroy` after any failure; `destroy` therefore also
   removes guests that were only partly made.
-- The agent never runs two methods on the same guest at once, except `info`, `boot_signs` and the console.
+- The agent never runs two methods on the same guest at once, except `info`, `boot_signs`, `get_diagnostics`,
+  `force_complete_live_migration` and the console.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -25,11 +27,13 @@ from micronova.objects import power_state
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, NotSupported
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, InjectedFile, InstanceSpec, NodeResources
+from micronova.objects.volume import AttachedVolume
 
+T = TypeVar("T")
 RebootType = Literal["SOFT", "HARD"]
 Lifecycle = Literal["started", "stopped", "paused", "resumed", "suspended", "crashed"]
 
@@ -60,6 +64,9 @@ class GuestPlan:
     """Awaited between plugging the interfaces and running the guest; returns when the network has confirmed them."""
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
+    volumes: tuple[AttachedVolume, ...] = ()
+    """The volumes among the block devices. The guest has exactly these when a method that starts it returns. One with
+    boot index 0 takes the place of the root disk, and the instance may have no image then."""
     image_url: str | None = None  # to download the instance's image; in a rescue the rescue image
     kernel_url: str | None = None  # likewise the kernel and the ramdisk of that image
     ramdisk_url: str | None = None
@@ -271,7 +278,9 @@ class Rebuild(Protocol):
         stopping: Callable[[], Awaitable[None]],
         removed: Callable[[], Awaitable[None]],
     ) -> None:
-        """Remove what exists of the guest but its place on the host, make it anew by the plan, and perhaps start it.
+        """Make the guest anew by the plan, and perhaps start it; what exists of it is removed first.
+
+        The CPUs, devices and user id that are reserved for it stay reserved.
 
         An old guest that runs is asked to shut down, and stopped after the timeout. This may be repeated, whatever
         exists: the old guest, a part of the new one, or nothing. As long as the guest has its old epoch, its disks are
@@ -298,6 +307,34 @@ class HotPlug(Protocol):
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
         """Unplug an interface; a missing one is not an error."""
+
+
+@runtime_checkable
+class Volumes(Protocol):
+    """Gives guests volumes: those of a plan when they are started, and others later, whether they run or not.
+
+    Who lacks this capability gets no plan with volumes. The serial number of a volume is `AttachedVolume.serial`.
+    """
+
+    async def attach_volume(self, plan: GuestPlan, volume: AttachedVolume) -> None:
+        """Give the guest a volume, which is in the plan, too; one that it has already is not an error."""
+
+    async def detach_volume(self, uuid: str, volume: AttachedVolume) -> None:
+        """Take a volume from the guest, and return when its host does not use it any more.
+
+        A volume that the guest does not have is not an error. Raise an error, and leave the volume with the guest, if
+        the guest does not release it.
+        """
+
+    async def swap_volume(self, plan: GuestPlan, old: AttachedVolume, new: AttachedVolume) -> None:
+        """Copy a volume to another one while the guest uses it, and let the guest use the other one from then on.
+
+        If this fails or is cancelled, the guest uses the old one. A guest that has the new one already is not an error.
+        The plan has the new one.
+        """
+
+    async def extend_volume(self, uuid: str, volume: AttachedVolume, size: int) -> None:
+        """Let the guest see that a volume has this many bytes now; it may be repeated."""
 
 
 @runtime_checkable
@@ -362,7 +399,7 @@ class Diagnostics(Protocol):
 
 
 @runtime_checkable
-class ImageCache(Protocol):
+class ImageCaching(Protocol):
     """Keeps images that guests were made of, so that the next guest does not wait for a download."""
 
     async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
@@ -452,6 +489,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "snapshot": Snapshot,
     "rebuild": Rebuild,
     "hot_plug": HotPlug,
+    "volumes": Volumes,
     "rescue": Rescue,
     "rescue_lun": RescueLun,
     "admin_password": AdminPassword,
@@ -460,7 +498,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "migrate": Migrate,
     "live_migrate": LiveMigrate,
     "diagnostics": Diagnostics,
-    "image_cache": ImageCache,
+    "image_cache": ImageCaching,
     "kernel_boot": KernelBoot,
     "trusted_certs": TrustedCerts,
     "boot_signs": BootSigns,
@@ -471,9 +509,41 @@ CAPABILITIES: Final[dict[str, type]] = {
 }
 
 
+def if_capable(driver: Driver, capability: type[T]) -> T | None:
+    """Return the driver if it has a capability on this host, else None."""
+    [name] = [name for name, protocol in CAPABILITIES.items() if protocol is capability]
+    return driver if isinstance(driver, capability) and name in driver.capabilities() else None
+
+
+def capable_driver(driver: Driver, capability: type[T], error: str) -> T:
+    """Return the driver if it has a capability on this host; else raise NotSupported with the error."""
+    found = if_capable(driver, capability)
+    if found is None:
+        raise NotSupported(error)
+    return found
+
+
+_TRAITS: Final[dict[str, tuple[str, ...]]] = {
+    "hot_plug": ("COMPUTE_NET_ATTACH_INTERFACE", "COMPUTE_NET_ATTACH_INTERFACE_WITH_TAG"),
+    "volumes": ("COMPUTE_VOLUME_ATTACH_WITH_TAG", "COMPUTE_VOLUME_EXTEND", "COMPUTE_VOLUME_MULTI_ATTACH"),
+    "trusted_certs": ("COMPUTE_TRUSTED_CERTS",),
+}
+_OF_EVERY_DRIVER: Final = ("COMPUTE_DEVICE_TAGGING", "COMPUTE_SOCKET_PCI_NUMA_AFFINITY")
+
+
+def capability_traits(capabilities: Collection[str]) -> tuple[str, ...]:
+    """Return the traits that Nova's nodes have for what a host with these capabilities, out of `CAPABILITIES`, can do.
+
+    Tags of devices are shown to guests by the metadata service, and PCI devices are assigned by the claim: with every
+    driver.
+    """
+    named = (trait for name, traits in _TRAITS.items() if name in capabilities for trait in traits)
+    return (*_OF_EVERY_DRIVER, *named)
+
+
 def verifies(driver: Driver, image: ImageMeta) -> bool:
     """Return False if the signature of an image has to be verified and the driver would not do it."""
-    return image.signature is None or "trusted_certs" in driver.capabilities()
+    return image.signature is None or if_capable(driver, TrustedCerts) is not None
 
 
 def implemented(driver: Driver) -> frozenset[str]:

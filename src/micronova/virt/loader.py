@@ -32,9 +32,13 @@ class DriverSetup:
     state_dir: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the driver's own section of the settings
     device_spec: tuple[dict[str, Any], ...] = ()  # PCI devices that guests may have
+    cpu_shared_set: str = ""  # CPUs of the host for guests that are not pinned; empty: all
+    cpu_dedicated_set: str = ""  # CPUs of the host for pinned guests
+    reserved_huge_pages: tuple[dict[str, Any], ...] = ()  # that the host keeps for itself: node, size in KiB, count
     mdev_types: tuple[str, ...] = ()  # types of mediated devices that guests may have…
     mdev_sections: Mapping[str, Any] = field(default_factory=dict)  # …and what the settings say of each
     image_service: str = ""  # URL that the driver may fetch images from by a Unix socket
+    volume_access: Path | None = None  # socket of the exporter, which lets guests of this host use volumes
     images: ImageDownloads = field(default_factory=ImageDownloads)  # for simulated hosts: also without a network
     vendor_data: VendorDataSource = field(default_factory=lambda: VendorDataSource(static={}))  # for config drives
 

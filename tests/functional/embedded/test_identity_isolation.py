@@ -36,13 +36,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "EndpointBody": {"endpoint": {"service_id": "x", "interface": "public", "url": "http://x"}},
     "TagsBody": {"tags": ["x"]},
     "ApplicationCredentialBody": {"application_credential": {"name": "x"}},
-    "NewCredentialBody": {"credential": {"type": "cert", "blob": "x", "user_id": "USER"}},
+    "CredentialBody": {"credential": {"type": "cert", "blob": "x", "user_id": "USER"}},
     "CredentialChangesBody": {"credential": {"blob": "x"}},
-    "NewRegisteredLimitsBody": {
+    "RegisteredLimitsBody": {
         "registered_limits": [{"service_id": "x", "resource_name": "x", "default_limit": 1}],
     },
     "RegisteredLimitChangesBody": {"registered_limit": {"default_limit": 1}},
-    "NewLimitsBody": {
+    "LimitsBody": {
         "limits": [{"service_id": "x", "resource_name": "x", "resource_limit": 1, "project_id": "x"}],
     },
     "LimitChangesBody": {"limit": {"resource_limit": 1}},
@@ -107,7 +107,7 @@ async def victim(cloud: Cloud, admin: Caller) -> dict[str, str]:
         "implied_id": implied["id"],
         "application_credential_id": credential["id"],
         "rule_id": credential["access_rules"][0]["id"],
-        "stored_id": stored["id"],
+        "credential_id": stored["id"],
         "trust_id": trust["id"],
         "access_key": access,
         "service_id": service["id"],

@@ -17,7 +17,8 @@ from micronova.embedded.image.core import Core
 from micronova.embedded.image.model import ACTIVE, SAVING
 from micronova.embedded.image.store import Store
 from micronova.embedded.image.sweep import sweep
-from tests.unit.embedded.image.world import OCTETS, World, world
+from micronova.http.tickets import Tickets, upload_subject
+from tests.unit.embedded.image.world import KEY, OCTETS, World, world
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -35,6 +36,13 @@ async def clean_up(cloud: World) -> int:
         await store.stop()
 
 
+async def begin_upload(cloud: World, image_id: str, upload_id: str) -> bool:
+    """Do to the row of an image what an upload does at its begin; return whether the image was queued."""
+    image = await cloud.database.read(queries.get, image_id, "")
+    assert image is not None
+    return await cloud.database.write(queries.begin_upload, image, upload_id, SAVING, 1)
+
+
 @pytest.mark.parametrize("step", ["opened", "begun", "written", "published", "finished"])
 async def test_a_crash_after_each_step_of_an_upload(cloud: World, step: str) -> None:
     image_id = (await cloud.create())["id"]
@@ -43,7 +51,7 @@ async def test_a_crash_after_each_step_of_an_upload(cloud: World, step: str) -> 
     upload = await store.open_upload(image_id, str(uuid.uuid4()))
     for at in ("opened", "begun", "written", "published", "finished"):
         if at == "begun":
-            assert await database.write(queries.begin_upload, image_id, upload.id, SAVING, 1)
+            assert await begin_upload(cloud, image_id, upload.id)
         elif at == "written":
             upload.write([b"data"])
         elif at == "published":
@@ -102,15 +110,25 @@ async def test_staged_data_is_kept(cloud: World) -> None:
 async def test_a_dead_upload_does_not_prevent_the_next(cloud: World) -> None:
     """Another process has died; the image can be used without a restart."""
     image_id = (await cloud.create())["id"]
-    assert await cloud.database.write(queries.begin_upload, image_id, str(uuid.uuid4()), SAVING, 1)
+    assert await begin_upload(cloud, image_id, str(uuid.uuid4()))
     assert (await cloud.upload(image_id, b"data")).status == 204
     assert (await cloud.show(image_id))["status"] == "active"
+
+
+async def test_a_dead_upload_does_not_prevent_that_of_a_host(cloud: World) -> None:
+    image_id = (await cloud.create())["id"]
+    assert await begin_upload(cloud, image_id, str(uuid.uuid4()))
+    ticket = Tickets(KEY).issue(upload_subject(image_id, "host1"), cloud.clock.time + 60)
+    path = f"/v2/images/{image_id}/file?host=host1&ticket={ticket}"
+    assert (await cloud.call("PUT", path, b"data", headers=OCTETS, token=None)).status == 204
+    assert (await cloud.show(image_id))["status"] == "active"
+    assert cloud.files == [image_id]
 
 
 async def test_concurrent_sweeps_and_uploads(cloud: World) -> None:
     images = [await cloud.create(name=str(n)) for n in range(8)]
     for image in images[:4]:
-        await cloud.database.write(queries.begin_upload, image["id"], str(uuid.uuid4()), SAVING, 1)
+        await begin_upload(cloud, image["id"], str(uuid.uuid4()))
     mended, answers = await asyncio.gather(
         asyncio.gather(*(clean_up(cloud) for _ in range(4))),
         asyncio.gather(*(cloud.upload(image["id"], image["name"].encode() * 1_500_000) for image in images[4:])),

@@ -4,14 +4,17 @@ import asyncio
 import os
 import threading
 import tracemalloc
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from micronova.embedded.image import queries
 from micronova.embedded.image.data import Uploaded
+from micronova.embedded.image.model import ACTIVE, SAVING
 from micronova.embedded.image.store import Upload
-from micronova.http.tickets import Tickets
+from micronova.http.tickets import Tickets, upload_subject
 from micronova.objects.errors import Invalid
 from tests.unit.embedded.image.world import ADMIN, ALICE, BOB, KEY, OCTETS, READER, World, world
 
@@ -397,6 +400,59 @@ async def test_downloads_close_their_files(cloud: World) -> None:
     assert open_files() == 1
     del stream  # never sent, because the client has disconnected
     assert open_files() == 0
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+async def test_a_host_uploads_with_two_transactions(tmp_path: Path, limit: int | None) -> None:
+    """The first sets the formats, which only the host knows, and reserves the size that it has announced."""
+    async with world(tmp_path, project_bytes=limit) as cloud:
+        image = await cloud.create(disk_format=None, container_format=None)
+        ticket = Tickets(KEY).issue(upload_subject(image["id"], "host1"), cloud.clock.time + 60)
+        query = f"host=host1&ticket={ticket}&disk_format=raw&container_format=bare"
+        path = f"/v2/images/{image['id']}/file?{query}"
+        before, reads = cloud.database.statistics.writes, cloud.database.statistics.reads
+        answer = await cloud.call("PUT", path, b"data", headers=OCTETS, token=None)
+        assert answer.status == 204
+        assert cloud.database.statistics.writes - before == 2
+        assert cloud.database.statistics.reads == reads, "the first transaction reads the image"
+        shown = await cloud.show(image["id"])
+        assert (shown["status"], shown["disk_format"], shown["container_format"]) == ("active", "raw", "bare")
+
+
+async def test_what_a_host_uploads_is_refused_as_that_of_a_user(cloud: World) -> None:
+    async def put(image_id: str, formats: str = "&disk_format=raw&container_format=bare") -> tuple[int, bytes]:
+        ticket = Tickets(KEY).issue(upload_subject(image_id, "host1"), cloud.clock.time + 60)
+        path = f"/v2/images/{image_id}/file?host=host1&ticket={ticket}{formats}"
+        answer = await cloud.call("PUT", path, b"data", headers=OCTETS, token=None)
+        return answer.status, answer.body
+
+    missing = str(uuid.uuid4())
+    status, body = await put(missing)
+    assert status == 404 and missing.encode() in body
+    image_id = (await cloud.create(disk_format=None, container_format=None))["id"]
+    for formats in ("", "&disk_format=raw", "&disk_format=nonsense&container_format=bare"):
+        assert (await put(image_id, formats))[0] == 400
+        assert (await cloud.show(image_id))["status"] == "queued"
+    assert (await put(image_id))[0] == 204
+    status, body = await put(image_id)
+    assert status == 409 and b"is active" in body
+    assert cloud.files == [image_id]
+
+
+async def test_an_image_has_the_formats_that_its_data_is_checked_against(cloud: World) -> None:
+    """A change of the formats may come between the begin of a request with data and the begin of its upload."""
+    image_id = (await cloud.create(disk_format="raw"))["id"]
+    read = await cloud.database.read(queries.get, image_id, "")
+    assert read is not None
+    change = {"op": "replace", "path": "/disk_format", "value": "iso"}
+    assert (await cloud.patch(image_id, change)).status == 200
+    await cloud.role._data.receive(read, _parts(b"data"), None, SAVING, ACTIVE)
+    assert (await cloud.show(image_id))["disk_format"] == "raw"
+
+
+async def _parts(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
 
 
 async def test_a_ticket_allows_one_download_for_a_short_time(cloud: World) -> None:

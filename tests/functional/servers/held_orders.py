@@ -49,7 +49,7 @@ class HoldingBus(BusWrapper):
             if asks:
                 self._refused.set()
             raise
-        if asks:
+        if asks and not getattr(answer, "ask_again", False):
             self._answers.put_nowait(answer)
         return answer
 

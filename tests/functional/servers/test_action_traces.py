@@ -282,6 +282,7 @@ async def test_a_live_migration_without_a_host(cloud: OneProcess, user: Caller, 
             await user.admin.at(minor).act(id, "os-migrateLive", asked["os-migrateLive"])
             await cloud.settled()
         assert (await _events(user, id))[0].startswith("-conductor_")
+    await cloud.healthy()
     async with cloud.forced_down(source):
         asked = {"os-migrateLive": {"host": other, "block_migration": "True"}}
         assert "unavailable" in await user.admin.at(33).refused(400, "POST", f"/servers/{id}/action", asked)

@@ -35,7 +35,7 @@ CLOUD = CloudOptions(
 @pytest_asyncio.fixture(loop_scope="module")
 async def flavor(user: Caller) -> AsyncIterator[str]:
     """A flavor of which three servers fit on a host."""
-    wanted = {"name": user.project, "ram": 64, "vcpus": 64 * 4 // 3, "disk": 1}
+    wanted = {"name": user.project, "ram": (262_144 - 512) // 3, "vcpus": 1, "disk": 1}
     yield str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
 
 

@@ -116,10 +116,11 @@ async def test_no_valid_host(cloud: Cloud, user: Caller) -> None:
     id = await user.create(flavorRef=flavor)
     server = await user.wait_for(id, "ERROR")
     assert server["fault"]["message"] == (
-        f"No valid host was found. There are not enough hosts available: no host has {1 << 30} MiB of free memory."
+        f"No valid host was found. There are not enough hosts available: no host is large enough for {1 << 20} GiB of "
+        f"memory; {len(cloud.hosts)} hosts are too small."
     )
     assert "details" not in server["fault"]
-    assert "RamFilter" in (await user.admin.show(id))["fault"]["details"], "admins learn which filter it was"
+    assert "MaxUnit(MEMORY_MB)" in (await user.admin.show(id))["fault"]["details"], "admins learn which filter it was"
     actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
     assert [(action["action"], action["message"]) for action in actions] == [("create", "Error")]
     said = await user.refused(409, "POST", f"/servers/{id}/action", {"os-getConsoleOutput": {}})

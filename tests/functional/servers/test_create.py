@@ -235,7 +235,7 @@ async def test_ephemeral_and_swap_disks_come_from_the_flavor_or_the_request(user
     [
         ([{"source_type": "blank", "volume_size": 7}], "Ephemeral disks requested are larger"),
         ([{"source_type": "blank", "volume_size": 1, "guest_format": "swap"}], "Swap drive requested is larger"),
-        ([{"boot_index": 0, "uuid": IMAGE, "source_type": "image"}] * 2, "exactly one device"),
+        ([{"boot_index": 0, "uuid": IMAGE, "source_type": "image"}] * 2, "Boot sequence"),
         ([{"boot_index": 0, "uuid": "2" * 8 + IMAGE[8:], "source_type": "image"}], "is not the server's imageRef"),
         ([{"source_type": "image"}], "needs a uuid"),
         ([{"source_type": "tape"}], "source_type"),
@@ -326,3 +326,12 @@ async def test_a_stranger_sees_and_changes_nothing(cloud: Cloud, user: Caller) -
         await stranger.refused(404, method, where, body)
     assert (await stranger.get("/servers"))["servers"] == []
     assert (await user.show(server["id"]))["status"] == "ACTIVE"
+
+
+async def test_a_long_name_of_several_servers_is_cut(cloud: Cloud, user: Caller) -> None:
+    """The names of servers are in the messages of hosts, which refuse longer ones."""
+    created = await user.boot_many(2, name="n" * 255)
+    shown = [await user.show(id) for id in created]
+    assert sorted(each["name"] for each in shown) == ["n" * 253 + "-1", "n" * 253 + "-2"]
+    for each in shown:
+        assert each["id"] in await cloud.guests(await user.host_of(each["id"]))

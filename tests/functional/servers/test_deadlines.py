@@ -12,7 +12,8 @@ from micronova.clients.network.client import NetworkClient
 from micronova.compute import host
 from micronova.conductor.operations import engine
 from micronova.conductor.operations.health import Health
-from micronova.db.tables import allocations
+from micronova.db.tables import allocations, departures
+from micronova.objects import power_state
 from micronova.objects.errors import Forbidden, Unavailable
 from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
@@ -219,7 +220,7 @@ async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller) -> None:
 async def test_a_place_that_was_left_does_not_remove_its_guest_in_time(
     cloud: Cloud, user: Caller, end: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is on its other host, so that it does not matter to its owner."""
+    """The server is on its other host; a source does not start its guest as long as another one may run."""
     monkeypatch.setattr(host, "FIRST_PAUSE", 0.05)
     name = _name()
     id = (await user.boot(name=name))["id"]
@@ -228,12 +229,45 @@ async def test_a_place_that_was_left_does_not_remove_its_guest_in_time(
     rule = {"operation": "destroy", "kind": kind, "name": name, "message": "Libvirt cannot be reached."}
     async with cloud.faults({**rule, "count": 1} if kind == "hang" else rule):
         await user.act(id, end, status=204 if end == "confirmResize" else 202)
-        server = await user.wait_for(id, "ACTIVE")
-        assert "fault" not in server
+        if kind == "unavailable":
+
+            async def left() -> bool | None:
+                return True if list(await cloud.read(its_departures)) else None
+
+            its_departures = sa.select(departures).where(departures.c.instance_uuid == id)
+            await cloud.until(left, "the revert to go on without the destination")
+            source = await user.host_of(id)
+            assert (await cloud.guests(source))[id].power_state == power_state.SHUTDOWN
+        else:
+            await user.wait_for(id, "ACTIVE")
+    server = await user.wait_for(id, "ACTIVE")
+    assert "fault" not in server
     place = await user.host_of(id)
 
     async def removed() -> bool | None:
         return True if [each for each in cloud.hosts if id in await cloud.guests(each)] == [place] else None
 
     await cloud.until(removed, "the other host to remove its guest")
+    await cloud.assert_clean()
+
+
+async def test_a_destination_that_does_not_make_a_guest_in_time(cloud: Cloud, user: Caller) -> None:
+    """The guest may run there: the source starts its own only when that one is removed."""
+    name = _name()
+    id = (await user.boot(name=name))["id"]
+    source = await user.host_of(id)
+    rules = [
+        {"operation": "power_on", "kind": "hang", "name": name, "count": 1},
+        {"operation": "destroy", "kind": "delay", "delay": 3.0, "name": name},
+    ]
+    async with cloud.faults(*rules):
+        await user.act(id, "resize", {"flavorRef": "2"})
+        await cloud.fault_struck()
+
+        async def runs() -> bool | None:
+            return True if (await cloud.guests(source))[id].power_state == power_state.RUNNING else None
+
+        await cloud.until(runs, "the guest to run on its source again")
+        assert [each for each in cloud.hosts if id in await cloud.guests(each)] == [source]
+    await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()

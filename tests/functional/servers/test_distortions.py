@@ -208,7 +208,8 @@ async def _images(user: Caller) -> None:
         made.append((await user.act(id, action, value))["image_id"])
         await user.wait_for(id, "ACTIVE")
     listed = (await ok(user, "GET", f"/image/v2/images?instance_uuid={id}"))["images"]
-    assert {image["id"]: image["status"] for image in listed} == {made[0]: "active", made[2]: "active"}
+    done = await user.get(f"/servers/{id}/os-instance-actions")
+    assert {image["id"]: image["status"] for image in listed} == {made[0]: "active", made[2]: "active"}, done
     broken = (await user.boot(name="does-not-copy"))["id"]
     await user.act(broken, "createImage", {"name": "s"})
     await user.wait_for(broken, "ACTIVE")

@@ -121,8 +121,10 @@ async def test_a_server_is_stopped_since_2_95(
 
 async def test_what_is_refused(cloud: Cloud, user: Caller, killable_host: KillableHost, lost: str) -> None:
     admin, path = user.admin, f"/servers/{lost}/action"
-    await admin.refused(404, "POST", path, {"evacuate": {"host": "nowhere"}})
-    await admin.refused(400, "POST", path, {"evacuate": {"host": killable_host.name}})
+    unknown = await admin.refused(404, "POST", path, {"evacuate": {"host": "nowhere"}})
+    assert unknown == "Compute host nowhere not found."
+    same = await admin.refused(400, "POST", path, {"evacuate": {"host": killable_host.name}})
+    assert same == "The target host can't be the same one."
     await admin.refused(400, "POST", path, {"evacuate": {"force": True, "host": cloud.hosts[0]}})
     await admin.refused(400, "POST", path, {"evacuate": {"onSharedStorage": False}})
     await admin.refused(400, "POST", path, {"evacuate": None})

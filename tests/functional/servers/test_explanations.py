@@ -59,7 +59,7 @@ async def test_admins_read_in_the_event_how_the_host_was_chosen(cloud: OneProces
     [event] = await _events(user.admin, id)
     assert event["result"] == "Success" and event["host"] == host
     assert event["details"].startswith("The scheduler was asked about 4 hosts and decided in ")
-    assert "These removed none: Capacity(VCPU), " in event["details"]
+    assert "These removed none: RetryFilter, AvailabilityZoneFilter, Capacity(VCPU), " in event["details"]
     assert f"Chosen: {host}, weight " in event["details"] and "RAMWeigher +" in event["details"]
     [older] = await _events(user.admin.at(83), id)
     assert "details" not in older
@@ -75,7 +75,7 @@ async def test_who_may_read_details_and_not_hosts_learns_no_host(cloud: OneProce
     assert event["details"] == message
     [event] = await _events(user.admin, lost)
     assert event["details"].startswith(message)
-    assert f"RamFilter: 4 entered, 0 left; it removed {', '.join(cloud.hosts)}." in event["details"]
+    assert f"MaxUnit(MEMORY_MB): 4 entered, 0 left; it removed {', '.join(cloud.hosts)}." in event["details"]
 
 
 async def test_each_attempt_is_told_with_the_event_of_its_host(cloud: OneProcess, user: Caller) -> None:
@@ -97,10 +97,10 @@ async def test_a_refused_resize_keeps_its_reasons(cloud: OneProcess, user: Calle
     await user.wait_for(id, "ACTIVE", "ERROR")
     built, resized = await _decisions(cloud, id)
     assert built[0]["winners"] and "winners" not in resized[0]
-    [step] = [step for step in resized[0]["filters"] if step["name"] == "RamFilter"]
+    [step] = [step for step in resized[0]["filters"] if step["name"] == "MaxUnit(MEMORY_MB)"]
     assert step["remaining"] == 0 and set(step["hosts"]) <= set(cloud.hosts)
     told = [event["details"] for event in await _events(user.admin, id)]
-    assert len([details for details in told if "RamFilter: " in details]) == 1
+    assert len([details for details in told if "MaxUnit(MEMORY_MB): " in details]) == 1
 
 
 async def test_a_move_keeps_its_reasons(cloud: OneProcess, user: Caller) -> None:
@@ -118,10 +118,22 @@ async def _rows(cloud: Cloud) -> dict[str, int]:
     return {name: len(await cloud.read(sa.select(table))) for name, table in metadata.tables.items()}
 
 
+async def _reported(cloud: OneProcess, *hosts: str) -> None:
+    """Wait until hosts have reported that these have a server each, and no others: those of earlier tests are gone."""
+
+    async def probe() -> bool | None:
+        fleet = await explain.list_hosts(cloud.process)
+        return True if {each.host: each.servers for each in fleet.hosts if each.servers} == expected else None
+
+    expected = dict.fromkeys(hosts, 1)
+
+    await cloud.settled()
+    await cloud.until(probe, "the reports of hosts")
+
+
 async def test_a_dry_run_changes_nothing(cloud: OneProcess, user: Caller) -> None:
     """No row, no claim, no load in the table of the running scheduler."""
-    await user.boot()
-    await cloud.settled()
+    await _reported(cloud, await user.host_of((await user.boot())["id"]))
     await _dry_run(cloud, count=1000)  # a refusal reads all hosts again
     used = sa.select(inventories.c.node_uuid, inventories.c.resource_class, inventories.c.used)
     before = await _rows(cloud), await cloud.read(used), await explain.list_hosts(cloud.process)
@@ -131,6 +143,7 @@ async def test_a_dry_run_changes_nothing(cloud: OneProcess, user: Caller) -> Non
 
 
 async def test_a_dry_run_says_where_the_next_server_goes(cloud: OneProcess, user: Caller) -> None:
+    await _reported(cloud)
     told = await _dry_run(cloud, with_hosts=True)
     [selection] = told.selections
     assert isinstance(told.fleet, Fleet) and [each.host for each in told.fleet.hosts if each.chosen] == [selection.host]
@@ -144,7 +157,9 @@ async def test_a_dry_run_says_what_refuses_it(cloud: OneProcess, user: Caller) -
     assert sorted(each.host for each in fits.selections) == sorted(cloud.hosts)
     refused = await _dry_run(cloud, hints=hints, count=5)
     assert (refused.selections, refused.fit) == ((), 4)
-    assert "no host is without a member of the anti-affinity group." in refused.message
+    assert (
+        "no host is without a member of the anti-affinity group; 4 hosts have members of the group." in refused.message
+    )
     assert refused.explanation.filters[-1].name == "ServerGroupAntiAffinityFilter"
     one = await _dry_run(cloud, host=cloud.hosts[2])
     assert [each.host for each in one.selections] == [cloud.hosts[2]] and one.explanation.hosts == 1
@@ -153,7 +168,7 @@ async def test_a_dry_run_says_what_refuses_it(cloud: OneProcess, user: Caller) -
     flavor = await _large(user, name=f"large-{user.project}")
     large = await _dry_run(cloud, flavor=f"large-{user.project}")
     assert large.message == (await _dry_run(cloud, flavor=flavor)).message
-    assert "no host has 1073741824 MiB of free memory." in large.message
+    assert "no host is large enough for 1048576 GiB of memory; 4 hosts are too small." in large.message
 
 
 @pytest.mark.parametrize(

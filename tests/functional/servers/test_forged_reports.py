@@ -1,16 +1,21 @@
 """A host that lies in its reports: it reaches no server but those of its own operations."""
 
+import uuid
 from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.conductor.rpcapi import HOSTS, REPORT
-from micronova.db.tables import departures, instance_action_events, operations
+from micronova.conductor.rpcapi import HEARTBEAT, HOSTS, REPORT
+from micronova.db import nodes
+from micronova.db.tables import compute_nodes, departures, instance_action_events, node_topologies, operations
+from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.orders import OrderOutcome, Report
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from micronova.objects.orders import NodeResources, OrderOutcome, Report
+from micronova.objects.topology import NodeTopology
+from micronova.rpc.errors import InvalidMessage
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 
 CLOUD = CloudOptions(hosts=2)
 
@@ -106,3 +111,51 @@ async def test_a_report_stores_little_and_logs_one_line(
         [(longest,)] = await cloud.read(sa.select(sa.func.max(sa.func.length(column))))
         assert longest is None or longest < 50_000
     assert all(len(record.getMessage()) < 10_000 for record in caplog.records)
+
+
+async def test_a_number_that_no_scheduler_can_read_is_refused(cloud: Cloud, user: Caller) -> None:
+    """Every build of every project failed, and no scheduler could start."""
+    host = (await cloud.read(sa.select(compute_nodes.c.host)))[0].host
+    node = {
+        "node": "forged",
+        "node_uuid": str(uuid.uuid4()),
+        "hypervisor_type": "x",
+        "hypervisor_version": 1,
+        "vcpus": 4,
+        "memory_mb": 4096,
+        "local_gb": 10,
+        "topology": {"cells": [{"id": 0, "memory_mb": 2**63}]},
+    }
+    beat: Any = {"hosts": [{"host": host, "nodes": [node]}], "number": 2**62}
+    assert cloud.process.bus is not None
+    with pytest.raises(InvalidMessage):
+        await cloud.process.bus.call(HOSTS.target(), HEARTBEAT, beat, context=Context(), timeout=10.0)
+    await user.boot()
+
+
+@only_in_one_process("stores a node that no host reports")
+async def test_a_number_that_an_earlier_version_has_stored_stops_nobody(cloud: Cloud, user: Caller) -> None:
+    host = (await cloud.read(sa.select(compute_nodes.c.host)))[0].host
+    node = NodeResources(
+        node="stored",
+        node_uuid=str(uuid.uuid4()),
+        hypervisor_type="x",
+        hypervisor_version=1,
+        vcpus=400,
+        memory_mb=400_000,
+        local_gb=1000,
+        topology=NodeTopology(),
+    )
+    text = f'{{"cells": [{{"id": 0, "memory_mb": {2**63}}}]}}'
+
+    def store(conn: sa.Connection) -> None:
+        now = micros(cloud.process.clock.now())
+        nodes.upsert(conn, host, [node], now)
+        stored = node_topologies.update().where(node_topologies.c.node_uuid == node.node_uuid)
+        conn.execute(stored.values(topology=text, changed_at=now))
+
+    assert cloud.process.database is not None
+    await cloud.process.database.write(store)
+    for _ in range(2):
+        shown = await user.admin.show((await user.boot())["id"])
+        assert shown["OS-EXT-SRV-ATTR:hypervisor_hostname"] != "stored"

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
 
 import msgspec
 import pytest
@@ -62,6 +63,7 @@ from micronova.objects.orders import (
     WorkOrder,
 )
 from micronova.objects.service_names import COMPUTE
+from micronova.objects.topology import MdevParent, NodeTopology
 from micronova.rpc.bus import connect
 from micronova.rpc.contract import Method
 from micronova.rpc.errors import InvalidMessage
@@ -350,19 +352,43 @@ def _delete(conn: sa.Connection, copies: list[str]) -> None:
     conn.execute(instances.delete().where(instances.c.uuid.in_(copies)))
 
 
-async def test_a_transaction_is_told_few_power_changes(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an outage each host names all its guests."""
+@pytest.mark.parametrize("entry", ["power_changes", "nodes", "devices"])
+async def test_a_transaction_is_told_little(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    """After an outage each host names all its guests, and a stolen one may name many nodes and devices."""
     database = cloud.process.database
     assert database is not None
     monkeypatch.setattr(heartbeats, "MOST_ENTRIES", 10)
     before = database.statistics.by_function["Heartbeats._apply"]
     guests = tuple(PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(6))
     async with _busy(cloud) as arrived:
-        beats = [HostBeat(host=f"loaded-{number}", power_changes=guests) for number in range(5)]
+        beats = [
+            HostBeat(host=f"loaded-{entry}-{number}", power_changes=guests)
+            if entry == "power_changes"
+            else HostBeat(host=f"loaded-{entry}-{number}", nodes=_nodes(f"{entry}-{number}", entry))
+            for number in range(5)
+        ]
         sent = [asyncio.create_task(_beat(cloud, each)) for each in beats]
         await arrived(len(sent))
     await asyncio.gather(*sent)
     assert database.statistics.by_function["Heartbeats._apply"] - before == len(beats)
+
+
+def _nodes(name: str, entry: str) -> tuple[NodeResources, ...]:
+    """Return six nodes, or a node with six devices."""
+    mdevs = tuple(MdevParent(name=f"gpu{number}", mdev_type="t", total=1) for number in range(6))
+    return tuple(
+        NodeResources(
+            node=f"{name}-{number}",
+            node_uuid=str(uuid5(NAMESPACE_DNS, f"{name}-{number}")),
+            hypervisor_type="fake",
+            hypervisor_version=1,
+            vcpus=0,
+            memory_mb=0,
+            local_gb=0,
+            topology=NodeTopology(mdevs=mdevs) if entry == "devices" else None,
+        )
+        for number in range(6 if entry == "nodes" else 1)
+    )
 
 
 @pytest.mark.parametrize("entry", ["running_orders", "removed_guests", "power_changes", "boots"])
@@ -885,7 +911,7 @@ async def _no_answer(uuid: str) -> None:
 def _sent_long_ago_before_the_port_was_plugged(conn: sa.Connection, id: str) -> None:
     conn.execute(instances.update().where(instances.c.uuid == id).values(updated_at=0))
     [operation] = operations.open_of(conn, id)
-    payload = BuildPayload.decode(operation["payload"])
+    payload = msgspec.msgpack.decode(operation["payload"], type=BuildPayload)
     payload.wait_for_plugs = [instances_of.get(conn, id)["network_info"][0]["port_id"]]  # type: ignore[index]
     conn.execute(table.update().where(table.c.id == operation["id"]).values(payload=payload.encode()))
 

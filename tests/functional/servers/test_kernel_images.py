@@ -11,7 +11,11 @@ from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_proc
 from tests.functional.servers.embedded_services import image
 
 pytestmark = only_in_one_process("reads the plans of guests in the process of their hosts")
-CLOUD = CloudOptions(hosts=2, roles=("image",), settings={"default": {"report_interval": 0.1}})
+CLOUD = CloudOptions(
+    hosts=2,
+    roles=("image",),
+    settings={"default": {"report_interval": 0.1}, "glance": {"max_kernel_images_mb": 2}},
+)
 PARTS = ("kernel", "ramdisk")
 KINDS: dict[str, dict[str, Any]] = {
     "kernel": {"disk_format": "aki", "container_format": "aki"},
@@ -141,6 +145,22 @@ async def test_what_cannot_be_used(cloud: Cloud, user: Caller) -> None:
     wanted = user.body(imageRef=await image(user, **large), flavorRef=flavor)
     assert "do not fit into the 1 MB" in await user.refused(400, "POST", "/servers", wanted)
     assert (await user.show(server))["status"] == "ACTIVE"
+
+
+async def test_hosts_copy_no_more_than_the_setting_allows(cloud: Cloud, user: Caller) -> None:
+    """Nobody claims the room for them: a flavor with much memory and a small disk would fill the disk of its host."""
+    parts = await _parts(user)
+    server = (await user.boot(imageRef=await image(user)))["id"]
+    for size, fits in (((2 << 20) - 512, True), (2 << 20, False)):
+        large = await image(user, **{**parts, "ramdisk_id": await image(user, size, **KINDS["ramdisk"])})
+        if fits:
+            await user.boot(imageRef=large)
+            continue
+        words = "have 2097664 bytes: 2 MB are allowed"
+        assert words in await user.refused(400, "POST", "/servers", user.body(imageRef=large))
+        path = f"/servers/{server}/action"
+        for body in ({"rebuild": {"imageRef": large}}, {"rescue": {"rescue_image_ref": large}}):
+            assert words in await user.refused(400, "POST", path, body)
 
 
 async def test_a_host_that_boots_disks_only(

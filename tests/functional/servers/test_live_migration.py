@@ -253,6 +253,7 @@ async def test_a_migration_is_overtaken(cloud: Cloud, user: Caller, call: str, h
         else:
             await user.admin.act(id, "os-resetState", {"state": "active"})
             await _only_on(cloud, id, source)
+            await user.wait_for(id, "ACTIVE")
             await user.act(id, "reboot", {"type": "HARD"})
             await user.wait_for(id, "ACTIVE")
             assert await user.host_of(id) == source

@@ -6,7 +6,6 @@ import pytest
 
 from micronova.cli.explain import read_decisions
 from micronova.conductor import heartbeats
-from micronova.conductor.manager import ConductorManager
 from micronova.conductor.operations import transitions
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -29,16 +28,6 @@ def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "LONGEST_WAIT_FOR_HOSTS", 1.0)
 
 
-async def _healthy(cloud: OneProcess) -> None:
-    """Wait until the conductor would take a silent host for dead: else it waits for hosts in any case."""
-    [conductor] = [role for role in cloud.process.started if isinstance(role, ConductorManager)]
-
-    async def probe() -> bool | None:
-        return True if conductor.engine.health.healthy() else None
-
-    await cloud.until(probe, "the conductor to be healthy")
-
-
 async def _placed_in_vain(cloud: OneProcess) -> None:
     """Wait until a build that found no host is tried again, or has failed."""
 
@@ -59,7 +48,7 @@ async def test_a_server_created_while_all_agents_restart_is_built_afterwards(
 ) -> None:
     """The request allows no other host, so this one is all there is."""
     await killable_host.start()
-    await _healthy(cloud)
+    await cloud.healthy()
     await killable_host.stop()
     id = await user.admin.create(host=killable_host.name)
     await _placed_in_vain(cloud)
@@ -78,7 +67,7 @@ async def test_a_build_returns_to_its_host_that_was_lost(
 ) -> None:
     """It did not fail there, so neither is the host excluded nor do lost hosts count as attempts."""
     await killable_host.start(SLOW)
-    await _healthy(cloud)
+    await cloud.healthy()
     id = await user.admin.create(host=killable_host.name)
     for _ in range(3):
         await user.wait_for(id, "BUILD", task="spawning")
@@ -100,7 +89,7 @@ async def test_a_build_that_finds_no_host_after_its_only_one_was_lost_says_that_
     cloud: OneProcess, user: Caller, killable_host: KillableHost, notifications: list[tuple[str, Any, Any]]
 ) -> None:
     await killable_host.start(SLOW)
-    await _healthy(cloud)
+    await cloud.healthy()
     id = await user.admin.create(host=killable_host.name)
     await user.wait_for(id, "BUILD", task="spawning")
     await killable_host.stop()

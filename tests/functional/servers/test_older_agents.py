@@ -2,8 +2,10 @@
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -12,6 +14,7 @@ from micronova.compute.manager import ComputeManager
 from micronova.compute.work import Work
 from micronova.conductor import heartbeats
 from micronova.db.tables import operations
+from micronova.objects.orders import Heartbeat, HostBeat
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
@@ -32,8 +35,15 @@ def older() -> Any:
     async def never_asks(_: Work) -> None:
         pass
 
+    heartbeat = ComputeManager._heartbeat
+
+    def without_reply(self: ComputeManager, beats: Iterable[HostBeat]) -> Heartbeat:
+        """Return a heartbeat that does not tell which reply the agent got last."""
+        return msgspec.structs.replace(heartbeat(self, beats), answered_at=None)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Work, "check_stands", never_asks)
+        patch.setattr(ComputeManager, "_heartbeat", without_reply)
         patch.setattr(compute_host, "ASKS_BEFORE_DESTRUCTION", "unknown_to_conductors")
         patch.setattr(heartbeats, "JUST_SENT", 100_000)
         yield
@@ -88,3 +98,16 @@ async def test_a_revert_whose_source_dies(
     await killable_host.start()
     await user.wait_for(id, "ACTIVE")
     assert await user.host_of(id) == killable_host.name
+
+
+async def test_heartbeats_count_from_their_arrival(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost
+) -> None:
+    """The host that a server has left removes its guest: nobody waits for replies that older agents do not tell of."""
+    await killable_host.start()
+    id = (await user.boot())["id"]
+    await user.admin.act(id, "migrate")
+    await user.wait_for(id, "VERIFY_RESIZE")
+    await user.admin.act(id, "os-resetState", {"state": "active"})
+    await killable_host.guest_removed(id)
+    await cloud.assert_clean()

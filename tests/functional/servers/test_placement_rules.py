@@ -26,6 +26,8 @@ CLOUD = CloudOptions(
         "filter_scheduler": {"enabled_filters": [*FilterSchedulerSettings().enabled_filters, *MORE]},
         "default": {"compute_monitors": ["cpu.virt_driver"]},
         "compute": {"resource_interval": 0.2},
+        "scheduler": {"enable_isolated_aggregate_filtering": True},
+        "fake": {"traits": ["CUSTOM_HOST_LICENSED"]},
         "metrics": {"weight_setting": ["cpu.percent=-0.001"], "required": False},
     },
 )
@@ -74,6 +76,16 @@ async def test_aggregates_decide(cloud: Cloud, user: Caller) -> None:
         fast = await _flavor(user, **{"aggregate_instance_extra_specs:ssd": "<or> nvme <or> optane"})
         assert [await _host_of(user, flavorRef=fast) for _ in range(2)] == [first] * 2
         assert {await _host_of(user) for _ in range(3)} == {first}  # the third one does not take this flavor
+
+
+async def test_aggregates_are_kept_for_servers_with_their_traits(cloud: Cloud, user: Caller) -> None:
+    first, second, third = cloud.hosts
+    kept = {"trait:CUSTOM_HOST_LICENSED": "required"}
+    async with _aggregates(user, {first: kept, second: kept, third: {"filter_tenant_id": "somebody-else"}}):
+        licensed = await _flavor(user, **kept)
+        assert await _host_of(user, flavorRef=licensed) in (first, second)
+        refused = await user.wait_for(await user.create(), "ERROR")
+        assert "free of aggregates that are kept for other traits" in refused["fault"]["message"]
 
 
 async def test_a_host_takes_what_the_scheduler_has_claimed_of_it(cloud: Cloud, user: Caller) -> None:

@@ -46,24 +46,49 @@ async def test_an_admin_forces_a_host(cloud: Cloud, user: Caller) -> None:
         assert server["OS-EXT-SRV-ATTR:hypervisor_hostname"] == host
 
 
-async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, user: Caller) -> None:
+async def _refusal(user: Caller, hints: dict[str, Any] | None = None, **fields: Any) -> str:
+    """Ask for a server as an admin; return the fault, because there is no host."""
+    return str((await user.wait_for(await user.admin.create(hints, **fields), "ERROR"))["fault"]["message"])
+
+
+async def test_a_disabled_host_gets_no_server_though_it_is_forced(cloud: Cloud, user: Caller) -> None:
     admin, host = user.admin, cloud.hosts[0]
     service = (await admin.get(f"/os-services?binary=nova-compute&host={host}"))["services"][0]["id"]
+    moved = (await admin.boot(availability_zone=f"nova:{cloud.hosts[1]}"))["id"]
     await admin.put(f"/os-services/{service}", {"status": "disabled"})
     try:
-        server = await admin.boot(availability_zone=f"nova:{host}")
-        assert server["OS-EXT-SRV-ATTR:host"] == host
-
-        async def refused() -> bool | None:
-            """Try again while a scheduler has not read the change yet."""
-            asked = await user.wait_for(await admin.create(host=host), "ACTIVE", "ERROR")
-            return True if "not enough hosts" in asked.get("fault", {}).get("message", "") else None
-
-        await cloud.until(refused, "the scheduler to know")
+        assert "the only possible host is disabled" in await _refusal(user, availability_zone=f"nova:{host}")
+        assert "the only possible host is disabled" in await _refusal(user, host=host)
         others = [(await admin.boot())["OS-EXT-SRV-ATTR:host"] for _ in range(4)]
         assert host not in others
+        await admin.at(60).act(moved, "os-migrateLive", {"host": host, "block_migration": "auto", "force": True})
+        await user.wait_for(moved, "ACTIVE")
+        assert await user.host_of(moved) == host, "moves by force are not asked about"
     finally:
         await admin.put(f"/os-services/{service}", {"status": "enabled"})
+
+
+async def test_a_forced_host_is_in_the_zone_that_is_named(cloud: Cloud, user: Caller) -> None:
+    """Names that no aggregate has are no zones here, as in Nova: `nova:HOST` is any host."""
+    inside, outside, *_ = cloud.hosts
+    name = f"z{user.project[:8]}"
+    async with _zone(user, name, inside):
+        assert (await user.admin.boot(availability_zone=f"{name}:{inside}"))["OS-EXT-SRV-ATTR:host"] == inside
+        message = await _refusal(user, availability_zone=f"{name}:{outside}")
+        assert f"in another availability zone: the server needs one that is in the availability zone {name}." in message
+        for zone in ("nova", "no-such"):
+            server = await user.admin.boot(availability_zone=f"{zone}:{inside}")
+            assert server["OS-EXT-AZ:availability_zone"] == name
+            await user.admin.act(server["id"], "migrate")
+            await user.wait_for(server["id"], "VERIFY_RESIZE")
+        words = await user.admin.refused(400, "POST", "/servers", user.body(availability_zone=f"no-such::{inside}"))
+        assert "no-such" in words
+        pinned = (await user.admin.boot(availability_zone=name))["id"]
+        by_force = {"host": outside, "block_migration": "auto", "force": True}
+        await user.admin.at(60).act(pinned, "os-migrateLive", by_force)
+        await user.wait_for(pinned, "ACTIVE")
+        assert await user.host_of(pinned) == outside, "moves by force are not asked about"
+        await cloud.delete_all()
 
 
 async def test_a_requested_host_is_filtered(cloud: Cloud, user: Caller) -> None:
@@ -198,6 +223,29 @@ async def test_anti_affinity_keeps_apart_until_there_are_no_more_hosts(cloud: Cl
     await cloud.assert_clean()
 
 
+@pytest.mark.parametrize("policy", ["anti-affinity", "affinity"])
+async def test_a_forced_host_that_the_group_forbids_is_refused(cloud: Cloud, user: Caller, policy: str) -> None:
+    """Of a build and of a live migration."""
+    admin, (first, second, *_) = user.admin, cloud.hosts
+    group = await _group(admin, policy)
+    member = (await admin.boot({"group": group}, availability_zone=f"nova:{first}"))["id"]
+    forbidden = first if policy == "anti-affinity" else second
+    message = await _refusal(user, {"group": group}, availability_zone=f"nova:{forbidden}")
+    assert f"{policy} group" in message and not [host for host in cloud.hosts if host in message]
+    moving = member
+    if policy == "anti-affinity":
+        moving = (await admin.boot({"group": group}, availability_zone=f"nova:{second}"))["id"]
+    else:
+        await admin.boot({"group": group})
+    by_force = {"host": forbidden, "block_migration": "auto", "force": True}
+    await admin.at(60).act(moving, "os-migrateLive", by_force)
+    await user.wait_for(moving, "ACTIVE")
+    assert await user.host_of(moving) == (second if policy == "anti-affinity" else first)
+    [migration] = (await admin.get(f"/os-migrations?instance_uuid={moving}"))["migrations"]
+    assert migration["status"] == "error"
+    await cloud.assert_clean()
+
+
 async def test_several_at_once_into_a_group_that_has_too_few_hosts(cloud: Cloud, user: Caller) -> None:
     group = await _group(user, "anti-affinity")
     count = len(cloud.hosts) + 1
@@ -260,5 +308,11 @@ async def test_groups_of_others_do_not_exist(cloud: Cloud, user: Caller) -> None
 
 async def test_hints_are_shown(user: Caller) -> None:
     group = await _group(user, "affinity")
-    server = await user.boot(hints={"group": group, "custom": ["a", "b"]})
-    assert server["scheduler_hints"] == {"group": group, "custom": ["a", "b"]}
+    first = await user.boot()
+    assert first["scheduler_hints"] == {}
+    hints = {"group": group, "different_host": [first["id"]], "custom": ["a", "b"], "_nova_check_type": "rebuild"}
+    server = await user.boot(hints=hints)
+    shown = {"group": [group], "different_host": [first["id"]], "custom": ["a", "b"]}
+    assert server["scheduler_hints"] == shown
+    listed = (await user.get("/servers/detail"))["servers"]
+    assert {each["id"]: each["scheduler_hints"] for each in listed} == {first["id"]: {}, server["id"]: shown}

@@ -49,6 +49,16 @@ async def test_reboot(cloud: Cloud, user: Caller, kind: str, status: str, task: 
     assert log.count("Linux version") == boots + 1
 
 
+async def test_console_logs_have_no_control_characters(user: Caller) -> None:
+    """As in Nova: a terminal would obey them, and a script would not find the ends of lines."""
+    id = (await user.boot())["id"]
+    output = (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
+    assert "Linux version" in output and output.count("\n") > 5
+    assert not [each for each in output if each < " " and each not in "\t\n"]
+    last = (await user.act(id, "os-getConsoleOutput", {"length": 2}, 200))["output"]
+    assert last.splitlines() == output.splitlines()[-2:]
+
+
 async def test_a_hard_reboot_starts_a_stopped_server(user: Caller) -> None:
     server = await user.boot()
     await user.act(server["id"], "os-stop")

@@ -20,7 +20,7 @@ async def test_a_project_stays_in_its_aggregates_also_if_these_have_no_host(clou
     server = (await user.boot())["id"]
     assert await user.host_of(server) == first
     refused = await user.admin.wait_for(await user.admin.create(host=second), "ERROR")
-    assert "no host is in an aggregate of the project" in refused["fault"]["message"]
+    assert "the only possible host is not open to this project" in refused["fault"]["message"]
     live = {"os-migrateLive": {"host": second, "block_migration": "auto"}}
     await user.admin.post(f"/servers/{server}/action", live)
     await user.wait_for(server, "ACTIVE")

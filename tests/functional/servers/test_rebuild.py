@@ -159,7 +159,7 @@ async def test_a_guest_that_was_not_touched_in_time_keeps_its_image(
 
     await cloud.until(repeated, "the order to be repeated")
     assert cloud.process.database is not None
-    late = sa.update(operations).where(of_server).values(deadline=operations.c.created_at)
+    late = sa.update(operations).where(of_server).values(deadline=operations.c.created_at + 1)
     await cloud.process.database.write(lambda conn: conn.execute(late))
     shown = await user.wait_for(id, "ERROR")
     assert "does not answer" in shown["fault"]["message"]

@@ -122,6 +122,7 @@ async def test_a_resize_is_overtaken(cloud: Cloud, user: Caller, call: str, how:
             await user.gone(id)
         else:
             await user.admin.act(id, "os-resetState", {"state": "active"})
+            await user.wait_for(id, "ACTIVE")
             await user.act(id, "reboot", {"type": "HARD"})
             await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()

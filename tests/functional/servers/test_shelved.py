@@ -59,7 +59,10 @@ async def test_a_server_that_has_not_left_is_started(
     notifications.clear()
     for wanted in ({"availability_zone": "nova"}, {"availability_zone": None}, {"host": host}):
         body = {"unshelve": wanted}
-        assert "has not left its host" in await user.admin.refused(409, "POST", f"/servers/{id}/action", body)
+        assert (
+            'with status "shelved" is not supported. The server status must be SHELVED_OFFLOADED.'
+            in await user.admin.refused(409, "POST", f"/servers/{id}/action", body)
+        )
     await user.act(id, "unshelve")
     await user.wait_for(id, "ACTIVE")
     assert await user.host_of(id) == host

@@ -126,7 +126,7 @@ async def test_signatures_that_cannot_be_verified_are_refused_at_once(cloud: Clo
     assert "booting from volume" in await user.refused(
         400, "POST", "/servers",
         user.body(imageRef=None, block_device_mapping_v2=[
-            {"boot_index": 0, "source_type": "blank", "destination_type": "local", "volume_size": 1}
+            {"boot_index": 0, "source_type": "image", "destination_type": "volume", "uuid": picture, "volume_size": 1}
         ], trusted_image_certificates=["images"]),
     )  # fmt: skip
     assert (await user.get("/servers"))["servers"] == []

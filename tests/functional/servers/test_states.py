@@ -72,6 +72,11 @@ NOVA: dict[str, tuple[set[str], set[str | None]]] = {
     "restore": ({"soft-delete"}, {None}),
     "attach_interface": ({"active", "paused", "stopped"}, {None}),
     "detach_interface": ({"active", "paused", "stopped"}, {None}),
+    **dict.fromkeys(
+        ("attach_volume", "detach_volume"),
+        ({"active", "paused", "stopped", "resized", "soft-delete", "shelved", "shelved_offloaded"}, {None}),
+    ),
+    "extend_volume": ({"active", "paused", "stopped"}, {None}),  # an event, for which Nova has no such table
     "create_image": ({"active", "paused", "stopped", "suspended"}, {None}),
     "create_backup": ({"active", "paused", "stopped", "suspended"}, {None}),
     "resize": ({"active", "stopped"}, {None}),
@@ -101,7 +106,8 @@ VIF = {"port_id": "p", "network_label": "n", "mac_address": "m", "fixed_ips": []
 TASKS: tuple[str | None, ...] = (
     None, "scheduling", "spawning", "powering-on", "powering-off", "rebooting", "rebooting_hard", "pausing",
     "unpausing", "suspending", "resuming", "rescuing", "unrescuing", "updating_password", "triggering_crash_dump",
-    "attaching_interface", "detaching_interface", "deleting", "resize_prep", "migrating", "image_snapshot_pending",
+    "attaching_interface", "detaching_interface", "attaching_volume", "detaching_volume", "extending_volume",
+    "deleting", "resize_prep", "migrating", "image_snapshot_pending",
     "image_snapshot", "image_backup", "image_pending_upload", "image_uploading", "rebuilding",
     "rebuild_block_device_mapping", "rebuild_spawning", "soft-deleting", "restoring",
     "resize_migrating", "resize_migrated", "resize_finish", "resize_confirming", "resize_reverting",
@@ -156,7 +162,14 @@ async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str
 
 async def test_the_tables_cover_what_the_api_offers() -> None:
     assert set(NOVA) == set(states.ACTIONS)
-    assert set(BODIES) == set(NOVA) - {"attach_interface", "detach_interface", "change_password"}
+    assert set(BODIES) == set(NOVA) - {
+        "attach_interface",
+        "detach_interface",
+        "change_password",
+        "attach_volume",
+        "detach_volume",
+        "extend_volume",
+    }
     assert {task for action in states.ACTIONS.values() for task in (action.task_state, *action.then)} <= set(TASKS)
 
 

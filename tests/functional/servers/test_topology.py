@@ -15,7 +15,9 @@ from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_proc
 from tests.functional.servers.embedded_services import call, image, ok
 
 GPU = {"vendor_id": "10de", "product_id": "1eb8"}
-# Two hosts with two NUMA nodes of 8 CPUs, of which 6 are for pinned servers, and one GPU at each node.
+NIC = {"vendor_id": "8086", "product_id": "1889"}
+# Two hosts with two NUMA nodes of 8 CPUs, of which 6 are for pinned servers, and one GPU at each node. Each has two
+# network cards, one of which can be live migrated.
 CLOUD = CloudOptions(
     hosts=2,
     roles=("image",),
@@ -28,9 +30,20 @@ CLOUD = CloudOptions(
             "cpu_dedicated_set": "2-7,10-15",
             "pages_2mb": 512,
             "rules": [{"operation": "destroy", "kind": "delay", "delay": [1.0, 1.0], "metadata": {"leaves": "slowly"}}],
-            "pci_devices": [{"address": f"0000:0{node}:00.0", "numa_node": node, **GPU} for node in (0, 1)],
+            "pci_devices": [
+                *({"address": f"0000:0{node}:00.0", "numa_node": node, **GPU} for node in (0, 1)),
+                {"address": "0000:02:00.0", **NIC},
+                {"address": "0000:03:00.0", "live_migratable": True, **NIC},
+            ],
         },
-        "pci": {"alias": [{"name": "gpu", **GPU}]},
+        "pci": {
+            "alias": [
+                {"name": "gpu", **GPU},
+                {"name": "nic", **NIC},
+                {"name": "mobile-nic", "live_migratable": "yes", **NIC},
+                {"name": "fixed-nic", "live_migratable": "no", **NIC},
+            ]
+        },
         "default": {"allow_resize_to_same_host": True},
         "compute": {"resource_interval": 0.2},
     },
@@ -249,6 +262,45 @@ async def test_pci_devices_belong_to_one_server(cloud: Cloud, user: Caller) -> N
     for _ in range(4):
         await _boot(user, near)
     await cloud.assert_clean()
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_a_server_with_pci_devices_is_not_moved_while_it_runs(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, {"pci_passthrough:alias": "gpu:1"}, vcpus=1)
+    id = await _boot(user, flavor)
+    source = await user.host_of(id)
+    body = {"host": None, "block_migration": "auto"}
+    message = "has PCI devices that were not requested as live_migratable, so it cannot be moved while it runs"
+    assert message in await user.admin.at(33).refused(400, "POST", f"/servers/{id}/action", {"os-migrateLive": body})
+    await user.admin.act(id, "os-migrateLive", body)
+    await user.wait_for(id, "ACTIVE")
+    [action, *_] = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+    assert (action["action"], action["message"]) == ("live-migration", "Error")
+    [*_, migration] = (await user.admin.get(f"/os-migrations?instance_uuid={id}"))["migrations"]
+    assert migration["status"] == "error" and await user.host_of(id) == source
+    await user.admin.act(id, "migrate")
+    await user.wait_for(id, "VERIFY_RESIZE")
+    assert await user.host_of(id) != source
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_a_server_with_live_migratable_devices_is_moved_while_it_runs(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, {"pci_passthrough:alias": "mobile-nic:1"}, vcpus=1)
+    first = await _boot(user, flavor)
+    source = await user.host_of(first)
+    await user.admin.act(first, "os-migrateLive", {"host": None, "block_migration": "auto"})
+    await user.wait_for(first, "ACTIVE")
+    assert await user.host_of(first) != source
+    await cloud.assert_clean()
+    # Each host has one such device, and none that it calls fixed.
+    await _boot(user, flavor)
+    await _not_placed(user, flavor)
+    await _not_placed(user, await _flavor(user, {"pci_passthrough:alias": "fixed-nic:1"}, vcpus=1))
+    await cloud.delete_all()
+    any_nic = await _flavor(user, {"pci_passthrough:alias": "nic:2"}, vcpus=1)
+    await _boot(user, any_nic)
     await cloud.delete_all()
     await cloud.assert_clean()
 

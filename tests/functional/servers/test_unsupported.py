@@ -7,10 +7,10 @@ import pytest
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.servers.unsupported import Honoured, Unsupported
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import image
 
-CLOUD = CloudOptions(hosts=2, roles=("image",))
+CLOUD = CloudOptions(hosts=2, roles=("image",), settings={"fake": {"traits": ["HW_CPU_X86_AVX2"]}})
 SERVER = "00000000-0000-4000-8000-000000000001"
 
 
@@ -19,6 +19,11 @@ async def _flavor(user: Caller, extra_specs: dict[str, str], minor: int = 1, vcp
     id = str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
     await user.admin.at(minor).post(f"/flavors/{id}/os-extra_specs", {"extra_specs": extra_specs}, 200)
     return id
+
+
+async def _plain_flavor(user: Caller) -> str:
+    wanted = {"name": f"plain-{user.project}", "ram": 64, "vcpus": 2, "disk": 1}
+    return str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
 
 
 async def _refused(user: Caller, picture: str, hints: dict[str, Any] | None = None, **fields: Any) -> str:
@@ -93,6 +98,7 @@ async def test_extra_specs_that_are_done_or_concern_others(user: Caller, extra_s
         ("hw_mem_encryption", "true"),
         ("hw_sound_model", "ich9"),
         ("hw_emulation_architecture", "aarch64"),
+        ("mappings", '[{"virtual": "swap", "device": "sdb"}]'),
     ],
 )
 async def test_image_properties_that_nothing_honours(user: Caller, name: str, value: str) -> None:
@@ -101,9 +107,58 @@ async def test_image_properties_that_nothing_honours(user: Caller, name: str, va
     assert f"The property {name} of image" in message and "is not supported" in message
 
 
+@only_in_one_process("reads the log of the API")
+async def test_names_that_nobody_knows_are_reported_once(user: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    """Nova accepts them; so somebody who has misspelt one has to find out."""
+    known = {"hw:cpu_policy": "shared", "resources:CUSTOM_GOLD": "0", "trait:CUSTOM_OLD": "forbidden", "colour": "blue"}
+    flavor = await _flavor(user, {"hw:cpu_polcy": "dedicated", "quota:disk_iops": "5", "vendor:note": "x", **known})
+    described: dict[str, Any] = {"hw_disk_bus": "virtio", "os_distro": "debian", "note": "x"}
+    ref = await image(user, hw_vif_modell="e1000", **described)
+    for _ in range(2):
+        await user.boot(imageRef=ref, flavorRef=flavor)
+    told = [each.getMessage() for each in caplog.records if "has no effect" in each.getMessage()]
+    assert [each.split(" of ")[0] for each in told] == [
+        "The extra spec hw:cpu_polcy",
+        "The extra spec quota:disk_iops",
+        "The property hw_vif_modell",
+    ]
+    assert all(each.endswith("has no effect: nothing on this cloud honours it.") for each in told)
+
+
 async def test_image_properties_that_are_done(user: Caller) -> None:
     given: dict[str, Any] = {"hw_disk_bus": "virtio", "hw_tpm_version": "", "os_distro": "debian", "kernel_id": None}
     await user.boot(imageRef=await image(user, **given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"img_hv_type": "Fake", "hw_vm_mode": "HVM", "img_hv_requested_version": ">=0.1, <99"},
+        {"hypervisor_type": "fake", "vm_mode": "hv", "hypervisor_version_requires": "!= 99.0"},
+        {"mappings": "[]", "hw_pci_numa_affinity_policy": "socket"},
+        {"os_type": "Linux", "hw_vif_model": "VirtualE1000", "hw_scsi_model": "lsiLogic"},
+        {"os_type": "WINDOWS", "hw_vif_model": "VIRTIO", "hw_scsi_model": "ParaVirtual"},
+        {"img_hv_requested_version": ">= 0.1.0rc1", "vmware_adaptertype": "lsiLogicsas"},
+        {"img_hv_requested_version": ">0a1, !=1.dev2, <99.post1", "vmware_adaptertype": "ide"},
+    ],
+)
+async def test_image_properties_in_other_forms(user: Caller, given: dict[str, Any]) -> None:
+    await user.boot(imageRef=await image(user, **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("/dev/xvda", "/dev/xvda"),
+        ("sda", "/dev/sda"),
+        ("/dev/my disk!", "/dev/my disk!"),
+        ("", "/dev/vda"),
+        ("x" * 250, "/dev/" + "x" * 250),
+    ],
+)
+async def test_the_name_of_the_root_disk_is_the_image_s(user: Caller, given: str, name: str) -> None:
+    id = (await user.boot(imageRef=await image(user, root_device_name=given)))["id"]
+    assert (await user.admin.show(id))["OS-EXT-SRV-ATTR:root_device_name"] == name
 
 
 @pytest.mark.parametrize(
@@ -121,6 +176,21 @@ async def test_image_properties_that_are_done(user: Caller) -> None:
         ({}, {"os_secure_boot": "zz"}, "Invalid image metadata"),
         ({}, {"hw_boot_menu": "perhaps"}, "Invalid image metadata"),
         ({}, {"img_config_drive": "banana"}, "Invalid image metadata"),
+        ({}, {"img_hv_type": "banana"}, "img_hv_type is 'banana': it should be one of baremetal, bhyve,"),
+        ({}, {"hypervisor_type": "banana"}, "Invalid image metadata"),
+        ({}, {"hw_vm_mode": "banana"}, "hw_vm_mode is 'banana': it should be one of"),
+        ({}, {"vm_mode": "banana"}, "Invalid image metadata"),
+        ({}, {"img_hv_requested_version": "banana"}, "it should be versions such as '>=6.0, <8'"),
+        ({}, {"img_hv_requested_version": "6.0"}, "Invalid image metadata"),
+        ({}, {"hypervisor_version_requires": ">=6,"}, "Invalid image metadata"),
+        ({}, {"hw_pci_numa_affinity_policy": "banana"}, "hw_pci_numa_affinity_policy is 'banana'"),
+        ({}, {"hw_numa_cpus.0": "a"}, "hw_numa_cpus.0 is 'a': it should be a set of CPUs such as"),
+        ({}, {"hw_numa_mem.0": "1.5"}, "hw_numa_mem.0 is '1.5': it should be a number"),
+        ({}, {"img_hv_requested_version": ">=6.0 beta"}, "Invalid image metadata"),
+        ({}, {"img_hv_requested_version": ">=6.x"}, "Invalid image metadata"),
+        ({}, {"vmware_adaptertype": "banana"}, "hw_scsi_model is 'banana'"),
+        ({}, {"os_type": "Plan9"}, "os_type is 'Plan9': it should be one of linux, windows"),
+        ({}, {"root_device_name": "x" * 251}, "it should be the name of a disk such as /dev/vda"),
         # Properties that the flavor does not allow.
         ({}, {"hw_mem_page_size": "large"}, "hw_mem_page_size large is not allowed: the flavor has none"),
         ({"hw:mem_page_size": "small"}, {"hw_mem_page_size": "large"}, "hw_mem_page_size"),
@@ -183,3 +253,29 @@ async def test_a_filter_that_honours_them_is_enough() -> None:
     honouring.check_flavor(flavor)
     with pytest.raises(Invalid, match="aggregate_instance_extra_specs:x"):
         Unsupported(Honoured).check_flavor(flavor)
+
+
+@pytest.mark.parametrize(
+    ("extra_specs", "properties", "message"),
+    [
+        (
+            {"trait:HW_CPU_X86_AVX2": "forbidden"},
+            {"trait:HW_CPU_X86_AVX2": "required"},
+            "HW_CPU_X86_AVX2 is both required and forbidden",
+        ),
+        ({"resources:VCPU": "1"}, {"hw_cpu_policy": "shared"}, "contradicts the CPU policy shared"),
+        ({"hw:pmu": "false"}, {"hw_pmu": "true"}, "hw_pmu"),
+    ],
+)
+@only_in_one_process("the hosts of the shared cloud have no traits")
+async def test_a_resize_compares_the_flavor_with_the_image(
+    user: Caller, extra_specs: dict[str, str], properties: dict[str, Any], message: str
+) -> None:
+    """As create and rebuild do: a server gets nothing by a resize that it could not be created with."""
+    picture = await image(user, **properties)
+    small, large = await _plain_flavor(user), await _flavor(user, extra_specs, vcpus=2)
+    id = (await user.boot(imageRef=picture, flavorRef=small))["id"]
+    assert message in await _refused(user, picture, flavorRef=large)
+    refused = await user.refused(400, "POST", f"/servers/{id}/action", {"resize": {"flavorRef": large}})
+    assert message in refused
+    assert (await user.show(id))["status"] == "ACTIVE"

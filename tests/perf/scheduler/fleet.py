@@ -58,6 +58,7 @@ def _host(number: int, chance: random.Random) -> dict[str, Any]:
         "last_seen": NOW - (1000 if chance.random() < 0.02 else 3),
         "total": total,
         "capacity": capacity,
+        "max_unit": total,
         "used": used,
         "cpu_allocation_ratio": 4.0,
         "hypervisor_type": "QEMU",

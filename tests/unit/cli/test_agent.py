@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from micronova.cli import agent
+from micronova.cli import agent, supervised
 from micronova.cli.agent import AgentProcess, agent_settings, control_name
 from micronova.cli.roles import compute as compute_role
 from micronova.cli.roles import network_agent as network_agent_role
@@ -93,8 +93,8 @@ async def test_the_agents_are_told_each_setting_that_their_roles_read(monkeypatc
     for option in APISettings.__struct_fields__:
         if option.startswith("vendordata"):  # the source of vendor data reads no others
             assert getattr(setups[1].vendor_data, option) == f"api.{option}"
-    # The agents reach the image service by a Unix socket.
-    same = {"image_service": "", "images": None, "vendor_data": None}
+    # The agents reach the image service and the exporter of volumes by Unix sockets.
+    same = {"image_service": "", "images": None, "vendor_data": None, "volume_access": None}
     assert replace(setups[0], **same) == replace(setups[1], **same)
     relays = {"console_relay_listen": ""}  # they get the socket of their console relay
     settings = by_file["ComputeManager"][0][0], told["ComputeManager"][0][0]
@@ -156,7 +156,7 @@ def test_root_reads_little_of_what_the_agents_say(
     agents._process.wait()
     with pytest.raises(MicronovaError) as raised:
         agents.tend(())
-    assert len(raised.value.message) <= agent.MOST_SAID
+    assert len(raised.value.message) <= supervised.MOST_SAID
 
 
 @AS_ROOT
@@ -172,10 +172,10 @@ def test_agents_that_cannot_be_started_for_lack_of_processes_are_started_later(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr("micronova.cli.agent.time.monotonic", lambda: now)
+    monkeypatch.setattr("micronova.cli.supervised.time.monotonic", lambda: now)
     for left in (3, 2, 1):
         agents.tend(())
-        assert len(fails_by) == left and 0 < agents.attention <= agent.LONGEST_PAUSE
+        assert len(fails_by) == left and 0 < agents.attention <= supervised.LONGEST_PAUSE
         now += agents.attention
     with pytest.raises(MicronovaError, match=r"cannot be started: .*No such file"):  # nothing will change that
         agents.tend(())

@@ -84,6 +84,13 @@ def test_a_dry_run_lists_hosts_once_and_not_all_of_many() -> None:
     assert lines[-1] == "Nothing was claimed. Quotas and networks were not looked at."
 
 
+def test_a_dry_run_says_what_has_no_effect() -> None:
+    remark = "The extra spec hw:cpu_polcy of flavor m1.small has no effect: nothing on this cloud honours it."
+    told = DryRunResult(selections=(), explanation=a_decision(), fit=0, message="No valid host.", remarks=(remark,))
+    lines = dry_run_lines(DryRunRequest(flavor="m1.small"), told)
+    assert remark in " ".join(lines) and max(map(len, lines)) <= WIDTH
+
+
 def test_a_dry_run_that_is_refused_has_the_words_of_the_fault() -> None:
     refused = DryRunResult(selections=(), explanation=a_decision(winners=()), fit=0, message="No valid host was found.")
     lines = dry_run_lines(DryRunRequest(flavor="m1.small"), refused)

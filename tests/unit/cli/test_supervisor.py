@@ -45,15 +45,15 @@ def test_who_needs_root_and_a_network_agent(
 def test_guests_without_a_network_agent_have_no_link_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     changed, notice = without_links(settings("qemu:///system"))
-    assert not changed.libvirt.wire and notice.endswith("Root connects them: sudo micronova up.")
+    assert not changed.libvirt.interfaces_linked and notice.endswith("Root connects them: sudo micronova up.")
     changed, notice = without_links(settings("xen:///system"))
-    assert not changed.libvirt.wire and "QEMU's guests only" in notice
+    assert not changed.libvirt.interfaces_linked and "QEMU's guests only" in notice
     for other in (
         settings(driver="fake"),
         settings("qemu:///system", neutron={"endpoint_override": "http://neutron"}),
     ):
         changed, notice = without_links(other)
-        assert changed.libvirt.wire and notice == ""
+        assert changed.libvirt.interfaces_linked and notice == ""
 
 
 class Lacking:

@@ -1,4 +1,4 @@
-"""What owners of servers read of hosts: the messages of all errors that agents and drivers raise."""
+"""What owners of servers read of hosts: the messages of errors that agents, drivers and the control plane make."""
 
 import ast
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import micronova
+from micronova.objects.errors import MicronovaError
 
 ROOT = Path(micronova.__file__).parent
 NAMES = re.compile(r"\b(host|node|hostname|nodename|address|host_ip|uri)\b|_host\b(?!\.settings)|host\.name")
@@ -45,3 +46,60 @@ def test_no_error_of_a_host_has_its_name_in_the_message() -> None:
                 if any(map(NAMES.search, parts)) and not any(each in text for each in ADMIN_QUESTIONS):
                     found.append((name, text))
     assert [each for each in found if each[0] not in FOR_ADMINS] == []
+
+
+CONTROL = ("api/compute", "clients", "conductor", "console", "db", "objects", "placement", "scheduler", "servers")
+PLACES = re.compile(r"\b(hosts?|nodes?|hostname|host_ip|source|destination|claimed|chosen|other)\b|_(host|node)\b")
+SEEN_BY_NO_MEMBER = {
+    "api/compute/hosts.py": "only admins manage hosts",
+    "api/compute/hypervisors.py": "only admins see hypervisors",
+    "conductor/host_users.py": "the answer to a message of a host",
+    "db/aggregates.py": "only admins manage aggregates",
+    "db/nodes.py": "the answer to a host's report, or to an admin who manages services",
+    "db/operation_repair.py": "the answer to an operator at the command line",
+    "db/services.py": "the answer to a host's report, or to an admin who manages services",
+}
+NAMED_BY_CALLER = {
+    "Compute host {host} could not be found.",
+    "Compute host {host} not found.",
+    "Compute host {node} could not be found.",
+    "The target host can't be the same one: {host}.",
+    "Cannot migrate instance {row['uuid']} to its current host {row['host']}.",
+    'Host "{host}" is not in the availability zone "{pinned}".',
+    # Only admins evacuate servers; the text is Nova's.
+    "Compute service of {host} is still in use.",
+    "Compute service of {host} was just stopped and may return",
+    # No hosts.
+    "hw:pci_numa_affinity_policy is {chosen!r}",
+    "a device of source_type {source} needs a uuid",
+}
+"""Parts of messages whose host the caller has named, or that are about no host."""
+LATER = {"Unavailable", "HostUnavailable"}
+"""Errors of operations that are logged, and tried again."""
+
+
+def _error_classes(above: type[Exception] = MicronovaError) -> Iterator[str]:
+    yield above.__name__
+    for each in above.__subclasses__():
+        yield from _error_classes(each)
+
+
+def test_no_error_that_a_member_can_meet_names_a_host() -> None:
+    """Whoever raises, returns or passes it on: a refusal of a request, or a failure that becomes the server's fault."""
+    errors, found = set(_error_classes()), []
+    for package in CONTROL:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name in SEEN_BY_NO_MEMBER:
+                continue
+            for call in ast.walk(ast.parse(path.read_text())):
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in errors):
+                    continue
+                if call.func.id in LATER and name.startswith("conductor/operations/"):
+                    continue
+                for message in call.args[:1]:
+                    parts = [each.value for each in ast.walk(message) if isinstance(each, ast.FormattedValue)]
+                    text = ast.unparse(message).replace('\\"', '"')
+                    if any(PLACES.search(ast.unparse(each)) for each in parts):
+                        found += [(name, text)] if not any(known in text for known in NAMED_BY_CALLER) else []
+    assert found == []

@@ -266,7 +266,9 @@ async def test_a_driver_that_verifies_no_signatures_gets_no_image_that_has_one(
         msgspec.structs.replace(wanted, instance=msgspec.structs.replace(wanted.instance, image=picture))
     )
     assert report.outcome == ("abort" if kind == "build" else "error")
-    assert report.message == "The server's host does not verify signatures of images, and image signed has to be."
+    assert (
+        report.message == "The server's host does not verify signatures of images, and image signed has to be verified."
+    )
 
 
 @pytest.mark.parametrize("capable", [True, False])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from micronova.cli.maintain import show_settings
-from micronova.conf.settings import SettingsError, load
+from micronova.conf.settings import SettingsError, load, options
 
 
 def _load(tmp_path: Path, text: str) -> dict[str, tuple[tuple[str, ...], str, int | None]]:
@@ -52,3 +52,21 @@ def test_settings_that_are_shown_can_be_read_again(tmp_path: Path, capsys: pytes
     again.write_text(capsys.readouterr().out)
     assert load(again, {}) == load(file, {})
     assert load(again, {}).pci.alias[0]["name"] == "gpu"
+
+
+def test_settings_of_cpus_and_pages_are_where_nova_has_them(tmp_path: Path) -> None:
+    """Earlier versions had them in the section of the driver, which still works."""
+    pages = [{"node": 0, "size": 2048, "count": 64}]
+    new = load(
+        None, {}, compute={"cpu_shared_set": "0-1", "cpu_dedicated_set": "2-3"}, default={"reserved_huge_pages": pages}
+    )
+    moved = {"cpu_shared_set": "0-1", "cpu_dedicated_set": "2-3", "reserved_huge_pages": pages}
+    assert load(None, {}, libvirt=moved) == new
+    assert new.compute.cpu_dedicated_set == "2-3" and new.default.reserved_huge_pages == tuple(pages)
+    assert load(None, {"MICRONOVA__LIBVIRT__CPU_SHARED_SET": "0"}).compute.cpu_shared_set == "0"
+    file = tmp_path / "both.toml"
+    file.write_text("reserved_huge_pages = []\n[libvirt]\nreserved_huge_pages = []\n")
+    with pytest.raises(SettingsError, match=r"set default\.reserved_huge_pages only"):
+        load(file, {})
+    listed = {name for name, *_ in options()}
+    assert "compute.cpu_shared_set" in listed and "libvirt.cpu_shared_set" not in listed

@@ -60,14 +60,16 @@ async def test_a_zone_whose_hosts_an_operator_has_taken_out_is_not_in_service(
 
 
 async def test_heartbeats_of_hosts_are_recorded_in_order(database: Database) -> None:
-    await database.write(services.compute_heartbeats, {"h1": 5, "h2": 1 << 60}, NOW)
-    await database.write(services.compute_heartbeats, {"h1": 6, "h2": 1 << 60, "new": 0}, NOW + 1)
+    alive = {"h1": NOW - 7, "h2": NOW - 8, "new": 0, "newer": 0}
+    await database.write(services.compute_heartbeats, {"h1": 5, "h2": 1 << 60}, alive, NOW)
+    await database.write(services.compute_heartbeats, {"h1": 6, "h2": 1 << 60, "new": 0}, alive, NOW + 1)
     with pytest.raises(StaleHeartbeat, match="host h1") as stale:
-        await database.write(services.compute_heartbeats, {"h1": 5, "h2": (1 << 60) + 1, "newer": 1}, NOW + 2)
+        numbers = {"h1": 5, "h2": (1 << 60) + 1, "newer": 1}
+        await database.write(services.compute_heartbeats, numbers, dict.fromkeys(numbers, NOW), NOW + 2)
     assert stale.value.details["newest"] == 6
     found = await database.read(services.on_hosts, COMPUTE, ["h1", "h2", "new", "newer"])
-    told = {host: (row.heartbeat_number, row.last_seen_at - NOW) for host, row in found.items()}
-    assert told == {"h1": (6, 1), "h2": (1 << 60, 1), "new": (0, 1)}
+    told = {host: (row.heartbeat_number, row.last_seen_at - NOW, row.alive_at) for host, row in found.items()}
+    assert told == {"h1": (6, 1, NOW - 7), "h2": (1 << 60, 1, NOW - 8), "new": (0, 1, 0)}
 
 
 async def test_the_default_zone_may_be_an_aggregate_too(database: Database) -> None:

@@ -11,12 +11,14 @@ from micronova.objects.orders import NodeResources
 from tests.unit.scheduler.rows import make_tables
 
 _WAITING = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+UUID = "11111111-1111-4111-8111-111111111111"
 
 
-def _node(*traits: str) -> NodeResources:
+def a_node(*traits: str) -> NodeResources:
+    """Return what a host reports of its node."""
     return NodeResources(
         node="n",
-        node_uuid="11111111-1111-4111-8111-111111111111",
+        node_uuid=UUID,
         hypervisor_type="fake",
         hypervisor_version=1,
         vcpus=4,
@@ -26,7 +28,8 @@ def _node(*traits: str) -> NodeResources:
     )
 
 
-async def _waits_for_a_lock(database: Database) -> None:
+async def waits_for_a_lock(database: Database) -> None:
+    """Return when a transaction waits for another one."""
     async with asyncio.timeout(20):
         while not await database.read(lambda conn: conn.execute(_WAITING).scalar_one()):
             await asyncio.sleep(0)
@@ -37,14 +40,15 @@ async def test_the_later_report_takes_a_trait_away(database_url: str) -> None:
     slow, other = open_database(database_url), open_database(database_url)
     try:
         await make_tables(other)
-        await other.write(nodes.upsert, "h", [_node()], 1)
+        await other.write(nodes.upsert, "h", [a_node()], 1)
         async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(nodes.upsert, "h", [_node("HW_CPU_X86_AVX2")], 2)
-            later = asyncio.create_task(other.write(nodes.upsert, "h", [_node()], 3))
-            await _waits_for_a_lock(other)
+            await conn.run_sync(nodes.upsert, "h", [a_node("HW_CPU_X86_AVX2")], 2)
+            later = asyncio.create_task(other.write(nodes.upsert, "h", [a_node()], 3))
+            await waits_for_a_lock(other)
             await conn.commit()
         await later
-        assert await other.read(lambda conn: conn.execute(sa.select(provider_traits)).all()) == []
+        traits = await other.read(lambda conn: conn.execute(sa.select(provider_traits.c.trait)).scalars().all())
+        assert list(traits) == ["COMPUTE_NODE"]
     finally:
         await slow.close()
         await other.close()

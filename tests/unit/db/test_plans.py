@@ -310,13 +310,16 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "delete: release": lambda conn: allocations.release(conn, MIDDLE, now=NOW),
     "delete: history": lambda conn: instances.move_to_deleted(conn, instances.get_many(conn, [MIDDLE])[MIDDLE], NOW),
     "heartbeat: services": lambda conn: services.heartbeat(conn, COMPUTE, NAMES, NOW),
-    "heartbeat: numbers": lambda conn: services.compute_heartbeats(conn, dict.fromkeys(NAMES, NOW), NOW),
+    "heartbeat: numbers": lambda conn: services.compute_heartbeats(
+        conn, dict.fromkeys(NAMES, NOW), dict.fromkeys(NAMES, NOW), NOW
+    ),
     "heartbeat: newer": lambda conn: services.newer_heartbeats(conn, dict.fromkeys(NAMES, NOW)),
     "heartbeat: operations": lambda conn: operations.owned(conn, [f"host:{name}" for name in NAMES]),
     "heartbeat: renew": lambda conn: operations.renew_of_hosts(
         conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1, undisturbed=0
     ),
     "heartbeat: departures": lambda conn: departures.of_hosts(conn, NAMES),
+    "heartbeat: departures that are held back": lambda conn: departures.held_back(conn, NAMES),
     "heartbeat: departures that are done": lambda conn: departures.delete(conn, [(name, MIDDLE, 1) for name in NAMES]),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
     "heartbeat: power states": lambda conn: instances.update_many(conn, LIVING, NOW, {"power_state": 4}),
@@ -408,6 +411,7 @@ SHORT_LISTS: dict[str, Callable[[sa.Connection], Any]] = {
     "operations": lambda conn: operations.get_many(conn, OPERATIONS[:1]),
     "owned": lambda conn: operations.owned(conn, ["host:host7"]),
     "departures": lambda conn: departures.of_hosts(conn, ["host7"]),
+    "departures that are held back": lambda conn: departures.held_back(conn, ["host7"]),
     "services": lambda conn: services.on_hosts(conn, COMPUTE, ["host7"]),
     "nodes": lambda conn: nodes.hosts_with_nodes(conn, ["host7"]),
 }

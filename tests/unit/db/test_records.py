@@ -11,12 +11,13 @@ import sqlalchemy as sa
 from micronova.db import flavors, nodes, placement_names, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
-from micronova.db.tables import inventories
+from micronova.db.tables import inventories, provider_traits, resource_classes, resource_providers, traits
+from micronova.objects import mediated_devices
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS
-from micronova.objects.orders import NodeResources
-from micronova.objects.topology import HostCell, NodeTopology
+from micronova.objects.orders import HostBeat, NodeResources
+from micronova.objects.topology import MOST_MDEV_PARENTS, HostCell, MdevParent, NodeTopology
 from micronova.placement.model import MOST_UNITS
 from tests.unit.db.databases import KINDS, compute_database
 
@@ -177,13 +178,21 @@ async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -
         return set(found)
 
     allowed = {"HW_CPU_X86_AVX", "COMPUTE_NODE", "CUSTOM_HOST_RACK_7"}
-    refused = {"CUSTOM_TRUSTED", "CUSTOM_NEW", "MISC_SHARES_VIA_AGGREGATE", "OWNER_CYBORG", "CUSTOM_HOST_\n", "HW_NONE"}
+    refused = {
+        "COMPUTE_STATUS_DISABLED",
+        "CUSTOM_TRUSTED",
+        "CUSTOM_NEW",
+        "MISC_SHARES_VIA_AGGREGATE",
+        "OWNER_CYBORG",
+        "CUSTOM_HOST_\n",
+        "HW_NONE",
+    }
     assert await reported(*allowed, *refused) == allowed
     assert await custom() == {"CUSTOM_TRUSTED", "CUSTOM_HOST_RACK_7"}
     for turn in range(3):
-        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 64
+        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 65
         assert len(await custom()) == 65
-    assert await reported() == set() and await custom() == {"CUSTOM_TRUSTED"}
+    assert await reported() == {"COMPUTE_NODE"} and await custom() == {"CUSTOM_TRUSTED"}
 
 
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:
@@ -202,5 +211,92 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
             return len(statements)
 
         counted.append(await database.write(upsert))
-    assert counted == [10, 3]
+    assert counted == [12, 4]
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))
+
+
+async def test_reports_of_very_many_devices_cost_little(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stolen host kept the heartbeats of all hosts waiting, by names of many parts that were tried one by one."""
+    named: list[str] = []
+    real = mediated_devices.provider_uuid
+
+    def counted(node: str, device: str) -> str:
+        named.append(device)
+        return real(node, device)
+
+    monkeypatch.setattr("micronova.db.mediated_devices.provider_uuid", counted)
+    uuids = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(2)]
+    tables = (resource_providers, inventories, provider_traits, traits, resource_classes)
+
+    def devices(kind: int) -> NodeTopology:
+        return NodeTopology(
+            mdevs=tuple(
+                MdevParent(
+                    name=f"{'_' * 55}d{number}",
+                    mdev_type=f"t{kind}-{number % 16}",
+                    total=1,
+                    resource_class=f"CUSTOM_R{kind}_{number % 16}",
+                )
+                for number in range(MOST_MDEV_PARENTS)
+            )
+        )
+
+    def upsert(conn: sa.Connection, kind: int, now: int) -> tuple[int, list[int]]:
+        statements: list[str] = []
+        listener = lambda *args: statements.append(args[2])  # noqa: E731
+        node = _node("_" * 189, topology=devices(kind))
+        changed = [
+            msgspec.structs.replace(node, node=f"{number}{node.node}", node_uuid=uuid)
+            for number, uuid in enumerate(uuids)
+        ]
+        assert HostBeat(host="h", nodes=tuple(changed)).entries == 2 + 2 * MOST_MDEV_PARENTS
+        sa.event.listen(conn, "before_cursor_execute", listener)
+        try:
+            nodes.upsert(conn, "h", changed, now)
+        finally:
+            sa.event.remove(conn, "before_cursor_execute", listener)
+        counts = [conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() for table in tables]
+        return len(statements), counts
+
+    await database.write(upsert, 0, 1)
+    for now, kind in enumerate((0, 0, 1, 2), 2):
+        named.clear()
+        statements, counts = await database.write(upsert, kind, now)
+        assert len(named) <= 4 * MOST_MDEV_PARENTS  # of two nodes: those of this report and of the last
+        assert statements <= (12 if kind == 0 else 60)
+        # No trait or class is left of what is no longer reported. Each node has COMPUTE_NODE besides.
+        assert counts == [2 + 2 * MOST_MDEV_PARENTS, 6 + 2 * MOST_MDEV_PARENTS, 2 + 2 * MOST_MDEV_PARENTS, 16, 16]
+
+
+async def test_traits_and_classes_of_former_devices_stay_if_others_have_them(database: Database) -> None:
+    uuid = "11111111-1111-4111-8111-111111111111"
+    device = MdevParent(name="gpu", mdev_type="nvidia-35", total=2, resource_class="CUSTOM_GPU")
+    node = msgspec.structs.replace(_node("n1"), node_uuid=uuid)
+
+    async def report(*mdevs: MdevParent, now: int) -> None:
+        changed = msgspec.structs.replace(node, topology=NodeTopology(mdevs=mdevs))
+        await database.write(nodes.upsert, "h", [changed], now)
+
+    async def known() -> tuple[bool, bool]:
+        def find(conn: sa.Connection) -> tuple[bool, bool]:
+            trait, _ = placement_names.find_trait(conn, "CUSTOM_NVIDIA_35")
+            return trait, placement_names.find_class(conn, "CUSTOM_GPU")[0]
+
+        return await database.read(find)
+
+    def of_another(conn: sa.Connection) -> None:
+        other = "22222222-2222-4222-8222-222222222222"
+        providers.create(conn, other, "another", None, 2)
+        providers.set_traits(conn, other, ["CUSTOM_NVIDIA_35"])
+        row = {"node_uuid": other, "resource_class": "CUSTOM_GPU", "total": 1, "capacity": 1, "changed_at": 2}
+        conn.execute(inventories.insert(), row)
+
+    await report(device, now=1)
+    await database.write(of_another)
+    await report(now=3)
+    assert await known() == (True, True)
+    await report(device, now=4)
+    await database.write(providers.delete, "22222222-2222-4222-8222-222222222222", 5)
+    assert await known() == (True, True)
+    await report(now=6)
+    assert await known() == (False, False)

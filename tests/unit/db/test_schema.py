@@ -11,10 +11,13 @@ from micronova.db.tables import (
     aggregate_hosts,
     aggregates,
     compute_nodes,
+    inventories,
     metadata,
     operations,
     provider_aggregates,
+    provider_traits,
     resource_providers,
+    services,
 )
 from micronova.objects.errors import MicronovaError
 from tests.unit.embedded.identity.test_schema import described
@@ -106,4 +109,38 @@ async def test_an_upgrade_makes_providers_of_the_nodes_that_are_there(urls: tupl
     ]  # fmt: skip
     members = await database.read(lambda conn: conn.execute(sa.select(provider_aggregates)).all())
     assert [tuple(row) for row in members] == [("b", "rack")]
+    await database.close()
+
+
+async def test_an_upgrade_limits_servers_to_whole_nodes_and_tells_nodes_by_traits(urls: tuple[str, str]) -> None:
+    """What somebody else has set, or another provider has, stays as it is."""
+    database = open_database(urls[0])
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0025")
+
+    def of_0_2(conn: sa.Connection) -> None:
+        for number, uuid in enumerate(("a", "b")):
+            node = {"uuid": uuid, "id": number, "host": uuid, "hypervisor_hostname": uuid, "hypervisor_type": "fake"}
+            node |= {"hypervisor_version": 1, "host_ip": "", "created_at": 5, "changed_at": 5}
+            conn.execute(compute_nodes.insert(), node)
+            service = {"uuid": uuid, "id": number, "host": uuid, "binary": "nova-compute", "disabled": uuid == "b"}
+            conn.execute(services.insert(), service | {"last_seen_at": 5, "created_at": 5})
+        stock = {"total": 4, "capacity": 16, "changed_at": 5}
+        for uuid, name, more in (
+            ("a", "VCPU", {}), ("a", "DISK_GB", {"total": 0}), ("a", "MEMORY_MB", {"max_unit": 3}),
+            ("a", "CUSTOM_GOLD", {}), ("c", "VCPU", {}),
+        ):  # fmt: skip
+            conn.execute(inventories.insert(), {"node_uuid": uuid, "resource_class": name, **stock, **more})
+        conn.execute(provider_traits.insert(), {"provider_uuid": "a", "trait": "COMPUTE_NODE"})
+
+    await database.write(of_0_2)
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    units = await database.read(lambda conn: conn.execute(sa.select(inventories)).all())
+    assert {(row.node_uuid, row.resource_class): row.max_unit for row in units} == {
+        ("a", "VCPU"): 4, ("a", "DISK_GB"): 1, ("a", "MEMORY_MB"): 3,
+        ("a", "CUSTOM_GOLD"): 2147483647, ("c", "VCPU"): 2147483647,
+    }  # fmt: skip
+    traits = await database.read(lambda conn: conn.execute(sa.select(provider_traits)).all())
+    assert sorted(tuple(row) for row in traits) == [
+        ("a", "COMPUTE_NODE"), ("b", "COMPUTE_NODE"), ("b", "COMPUTE_STATUS_DISABLED"),
+    ]  # fmt: skip
     await database.close()

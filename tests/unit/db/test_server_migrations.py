@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import allocations, server_migrations
+from micronova.db import allocations, departures, server_migrations, services
+from micronova.db import instances as db_instances
 from micronova.db.engine import Database
 from micronova.db.tables import allocations as allocation_table
 from micronova.db.tables import compute_nodes, instances, inventories, migrations
+from micronova.objects import migration_states
+from micronova.objects.errors import Conflict, HostNotHeard
+from micronova.objects.service_names import COMPUTE
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import add_instances
 
@@ -134,3 +138,107 @@ async def test_a_page_by_host_and_time_has_each_migration_once(database: Databas
     assert await listed(changes_since=14, changes_before=30) == ("ecb", False)
     assert await listed(changes_before=19) == ("ea", False)
     assert await listed(1, changes_since=30) == ("d", True)
+
+
+def _lost(conn: sa.Connection, *hosts: str, forced: bool) -> None:
+    """Add the services of both hosts of a move; these were not heard of for long."""
+    services.heartbeat(conn, COMPUTE, ["h1", "h2"], 1)
+    services.heartbeat(conn, COMPUTE, [host for host in ("h1", "h2") if host not in hosts], NOW)
+    for host in hosts:
+        services.update(conn, services.find(conn, host, COMPUTE).uuid, {"forced_down": forced}, NOW)
+
+
+NOW = 1_000_000_000
+OWN = {"finished": "h2", "confirming": "h2"}  # the server belongs to its source in all other statuses
+
+
+@pytest.mark.parametrize("status", migration_states.OPEN)
+@pytest.mark.parametrize("lost", ["h1", "h2", "both"])
+async def test_a_copy_is_protected_only_if_it_can_be_used(database: Database, status: str, lost: str) -> None:
+    """An administrator who forces hosts down can always end the move; else only a usable last copy prevents it."""
+    own = OWN.get(status, "h1")
+    other = "h2" if own == "h1" else "h1"
+    hosts = ["h1", "h2"] if lost == "both" else [lost]
+
+    def prepare(conn: sa.Connection, forced: bool) -> None:
+        add_instances(conn, "s")
+        conn.execute(sa.update(instances).values(host=own, node_uuid="n1"))
+        values = {"dest_compute": "h2", "source_node_uuid": "n1", "migration_type": "resize", "status": status}
+        server_migrations.insert(conn, _row("m", instance_uuid="s", **values))
+        conn.execute(allocation_table.insert(), {"consumer_uuid": "m", "node_uuid": "n1", "resource_class": "VCPU",
+                                                 "used": 1})  # fmt: skip
+        _lost(conn, *hosts, forced=forced)
+
+    def check(conn: sa.Connection) -> str:
+        row = db_instances.get(conn, "s")
+        assert row is not None
+        try:
+            server_migrations.check_last_copy(conn, row, NOW, 60.0, asked)
+        except Conflict as error:
+            return error.message
+        return ""
+
+    asked: server_migrations.HostAsked | None = None
+    await database.write(prepare, False)
+    copied = status in ("post-migrating", "finished", "confirming", "reverting")
+    if copied and own not in hosts:  # it seems up, and may have died a moment ago
+        with pytest.raises(HostNotHeard, match="has not been asked") as unheard:
+            await database.read(check)
+        assert unheard.value.details == {"host": own}
+        asked = server_migrations.HostAsked(own, answered=False)
+        assert "only another one has its disks" in await database.read(check)
+    asked = server_migrations.HostAsked(own, answered=True)
+    message = await database.read(check)
+    assert bool(message) == (copied and own in hosts)
+    assert ("only another one has its disks" in message) == bool(message)
+    assert ("that one does not answer either" in message) == (bool(message) and lost == "both")
+    if lost == "both":
+        uuid = (await database.read(services.find, other, COMPUTE)).uuid
+        await database.write(services.update, uuid, {"forced_down": True}, NOW)
+        assert await database.read(check) == ""
+
+
+async def test_a_destination_that_a_revert_has_left_has_no_copy(database: Database) -> None:
+    def prepare(conn: sa.Connection) -> None:
+        add_instances(conn, "s")
+        conn.execute(sa.update(instances).values(host="h1", node_uuid="n1"))
+        values = {"dest_compute": "h2", "source_node_uuid": "n1", "migration_type": "resize", "status": "reverting"}
+        server_migrations.insert(conn, _row("m", instance_uuid="s", **values))
+        _lost(conn, "h1", forced=True)
+
+    def check(conn: sa.Connection) -> None:
+        row = db_instances.get(conn, "s")
+        assert row is not None
+        server_migrations.check_last_copy(conn, row, NOW, 60.0)
+
+    await database.write(prepare)
+    await database.read(check)  # the migration holds nothing any more
+
+
+async def test_departures_of_servers_whose_host_was_not_heard_of_are_held_back(database: Database) -> None:
+    """Only of those that moved between these hosts: what is left of a build or an evacuation is no copy of anything."""
+    places = {"waits": "h2", "heard": "h3", "deleting": "h2", "nowhere": None, "same": "h1", "built": "h2"}
+    places |= {"elsewhere": "h2", "evacuated": "h2"}
+    moves = dict.fromkeys(("waits", "heard", "deleting", "nowhere", "same"), ("resize", "h1"))
+    moves |= {"elsewhere": ("resize", "h4"), "evacuated": ("evacuation", "h1")}
+
+    def prepare(conn: sa.Connection) -> None:
+        add_instances(conn, *places)
+        for uuid, host in places.items():
+            task_state = "deleting" if uuid == "deleting" else None
+            changed = sa.update(instances).where(instances.c.uuid == uuid)
+            conn.execute(changed.values(host=host, task_state=task_state))
+        for uuid, (kind, host) in moves.items():
+            values = {"instance_uuid": uuid, "migration_type": kind, "source_compute": "h3", "dest_compute": host}
+            server_migrations.insert(conn, _row(f"m-{uuid}", **values))
+        for uuid in (*places, "gone"):
+            departures.record(conn, "h1", uuid, 7, 100)
+        _alive(conn, {"h1": 100, "h2": 100, "h3": 101})
+
+    def _alive(conn: sa.Connection, at: dict[str, int]) -> None:
+        services.compute_heartbeats(conn, dict.fromkeys(at, 1), at, 200)
+
+    await database.write(prepare)
+    assert await database.read(departures.held_back, ["h1", "h2"]) == {("h1", "waits", 7)}
+    await database.write(_alive, {"h2": 101})
+    assert await database.read(departures.held_back, ["h1"]) == set()

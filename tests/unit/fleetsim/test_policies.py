@@ -20,7 +20,16 @@ def test_settings_on_the_command_line() -> None:
     assert settings.filter_scheduler.build_failure_weight_multiplier == 1000.0
     assert settings.filter_scheduler.enabled_filters == ("ComputeFilter", "NumInstancesFilter")
     names = [each.name for each in PolicyScheduler(policy, 1).scheduler.filters]
-    assert names == ["ComputeFilter", "NumInstancesFilter", "NUMATopologyFilter", "PciPassthroughFilter"]
+    assert names == [
+        "RetryFilter",
+        "AvailabilityZoneFilter",
+        "ComputeFilter",
+        "NumInstancesFilter",
+        "ServerGroupAntiAffinityFilter",
+        "ServerGroupAffinityFilter",
+        "NUMATopologyFilter",
+        "PciPassthroughFilter",
+    ]
 
 
 def test_policies_that_are_known_by_name() -> None:

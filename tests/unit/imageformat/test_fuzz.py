@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_noise(content: bytes, declared: str) -> None:
         assert error.message
 
 
+@pytest.mark.thorough
 @settings(max_examples=600, deadline=None)
 @given(mutated(BASES, 1 << 16), FORMATS)
 def test_damaged_images(content: bytes, declared: str) -> None:
@@ -80,6 +82,7 @@ def test_damaged_images(content: bytes, declared: str) -> None:
         assert error.message
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(mutated(LARGE, 3 << 20))
 def test_damaged_large_images(content: bytes) -> None:

@@ -76,6 +76,7 @@ ENDS_WITH_ITS_WORK = {
     "cli/up.py": 1,  # a wait, which is awaited
     "cli/run.py": 2,  # the start of the process and the wait for a signal; both are awaited
     "compute/agent.py": 2,  # an order, and the removal of a guest: the heartbeat lists what is missing
+    "compute/handlers/guests.py": 1,  # the copy of a disk, which is awaited
     "compute/image_caching.py": 1,  # a download ahead of time: a build does it again
     "compute/manager.py": 2,  # a wait, which is awaited
     "compute/vif_plugging.py": 1,  # a question, which is awaited
@@ -85,13 +86,18 @@ ENDS_WITH_ITS_WORK = {
     "conductor/operations/engine.py": 1,  # an operation: its lease expires
     "console/bridge.py": 1,  # a connection
     "console/relay.py": 3,  # a connection
-    "clients/network/cache.py": 1,  # a request, whose callers wait
+    "clients/expiring_cache.py": 1,  # a request, whose callers wait
     "db/postgres.py": 1,  # a transaction, which is awaited
     "embedded/image/data.py": 1,  # the end of an upload, which is awaited
     "embedded/network/agent/metadata.py": 1,  # a connection
     "embedded/network/agent_heartbeats.py": 1,  # the next heartbeat starts it again
     "embedded/network/notifier.py": 3,  # a request and waits, which are awaited
     "embedded/network/state_watch.py": 1,  # a read, which its requests await
+    "embedded/volume/connecting.py": 1,  # a wait, which is awaited
+    "embedded/volume/operations.py": 1,  # an operation: the sweep takes it up again
+    "exporter/daemon.py": 3,  # waits, which are awaited
+    "exporter/qmp.py": 1,  # a connection: its end ends all questions, and the daemon is started again
+    "exporter/server.py": 3,  # a connection or a daemon that is watched, and waits, which are awaited
     "http/server.py": 2,  # the server, which start and stop await; a connection
     "objects/background.py": 1,
     "rpc/amqp/connection.py": 1,  # a connection: an error disconnects, and the bus connects again

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from micronova.objects.bounded_search import StepMeter
 from micronova.objects.device_fitting import choose_devices
 from micronova.objects.fitting import fit, given_back, lacking, taken, total_use
 from micronova.objects.topology import (
@@ -332,3 +333,21 @@ def test_a_record_of_less_than_nothing_takes_nothing_from_others() -> None:
     assert after.cells[less.host] == use.cells[less.host]
     assert given_back(after, odd, TWO) == use
     assert total_use(TWO, {"odd": odd, "other": other}) == after
+
+
+def test_devices_that_nobody_asks_for_take_no_steps() -> None:
+    """Each device of the host was a step, so that requests were compared with few hosts that have many."""
+    functions = tuple(
+        PciDevice(address=f"0000:{n // 8:02x}:00.{n % 8}", vendor_id="8086", product_id="154c", numa_node=0)
+        for n in range(512)
+    )
+    card = PciDevice(address="0000:f0:00.0", vendor_id="10de", product_id="1eb8", numa_node=0)
+    cells = (HostCell(id=0, memory_mb=4096, dedicated=(0, 1, 2, 3)),)
+    wanted = DeviceRequest(alias="gpu", count=1, specs=({"vendor_id": "10de"},), policy="required")
+    cell = CellRequest(id=0, memory_mb=512, pinned=(0, 1))
+    request = TopologyRequest(cells=(cell,), is_pinned=True, has_shared=False, devices=(wanted,))
+    for devices, fits in (((*functions, card), True), (functions, False)):
+        meter = StepMeter()
+        found = fit(NodeTopology(cells=cells, devices=devices), NOTHING_USED, request, meter)
+        assert (found is not None) is fits
+        assert meter.steps < 10

@@ -67,6 +67,7 @@ def test_a_limit_counts_what_exists_first() -> None:
             {name: {"device_addresses": ["0000:84:00.0"]} for name in ("nvidia-35", "nvidia-36")},
             "has the type nvidia-35 already",
         ),
+        ([f"t{number}" for number in range(17)], {}, "has 17 types: 16 are allowed"),
     ],
 )
 def test_what_the_settings_cannot_mean(enabled: list[str], sections: dict[str, Any], message: str) -> None:

@@ -34,6 +34,19 @@ def test_what_a_flavor_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "spec", "migratable"),
+    [({}, {}, False), ({"live_migratable": "Yes"}, {"live_migratable": "true"}, True)]
+    + [({"live_migratable": value}, {"live_migratable": "false"}, False) for value in ("no", False)],
+)
+def test_devices_that_can_be_live_migrated(given: dict[str, Any], spec: dict[str, str], migratable: bool) -> None:
+    [gpu] = device_requests(asked("gpu:1"), parse_aliases([GPU | given]))
+    assert gpu.specs == ({"vendor_id": "10de", "product_id": "1eb8"} | spec,) and gpu.live_migratable is migratable
+    # All definitions of an alias have to say it.
+    [gpu] = device_requests(asked("gpu:1"), parse_aliases([GPU | given, {**GPU, "product_id": "20b5"}]))
+    assert not gpu.live_migratable
+
+
+@pytest.mark.parametrize(
     ("properties", "message"),
     [
         (asked("other:1"), "PCI alias other is not defined"),
@@ -60,6 +73,7 @@ def test_wrong_requests(properties: GuestProperties, message: str) -> None:
         ([{**GPU, "numa_policy": "near"}], "numa_policy is one of"),
         ([{**GPU, "capability_type": "usb"}], "can only be pci"),
         ([{**GPU, "speed": 1}], "not speed"),
+        ([{**GPU, "live_migratable": "perhaps"}], "live_migratable is yes or no"),
         ([GPU, {**GPU, "numa_policy": "required"}], "the same numa_policy"),
     ],
 )
@@ -97,6 +111,7 @@ def test_device_specs(spec: dict[str, Any], matches: bool) -> None:
         {"address": "1:2:3:4.5"},
         {"address": {"bus": "("}},
         {"address": {"x": "1"}},
+        {"live_migratable": ""},
     ],
 )
 def test_wrong_device_specs(spec: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from micronova.objects.context import RequestContext
-from micronova.policies import compute, identity, image, network
+from micronova.policies import compute, identity, image, network, volume
 from micronova.policies.enforcer import Enforcer, Rule
 
 ALICE = RequestContext(request_id="", user_id="alice", project_id="blue", roles=("member",))
@@ -37,7 +37,7 @@ def test_a_literal_in_a_policy_file_names_one_target(tmp_path: Path, check: str)
         assert not enforcer.allows("thing", caller, {"project_id": "red", "name": "net"})
 
 
-@pytest.mark.parametrize("service", [compute, identity, image, network])
+@pytest.mark.parametrize("service", [compute, identity, image, network, volume])
 def test_the_cache_tells_apart_all_that_our_own_rules_tell_apart(tmp_path: Path, service: ModuleType) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(yaml.safe_dump({rule.name: rule.check for rule in service.RULES}))

@@ -6,7 +6,7 @@ import pytest
 
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden
-from micronova.policies import compute, identity, image, network
+from micronova.policies import compute, identity, image, network, volume
 from micronova.policies.enforcer import ANY_SCOPE, PROJECT, SYSTEM_PROJECT, Enforcer
 
 ROLES = ("admin", "manager", "member", "reader")
@@ -45,8 +45,8 @@ ABOUT_THE_CLOUD = {
 IMAGE_DOCUMENTS = {"default"}  # schemas and the like, which Glance shows without a rule
 
 
-@pytest.mark.parametrize("service", [compute, image, network], ids=lambda module: module.__name__)
-def test_compute_image_and_network_are_about_projects(service: object) -> None:
+@pytest.mark.parametrize("service", [compute, image, network, volume], ids=lambda module: module.__name__)
+def test_all_services_but_identity_are_about_projects(service: object) -> None:
     rules = [rule for rule in service.RULES if rule.name not in IMAGE_DOCUMENTS]  # type: ignore[attr-defined]
     assert {rule.scope_types for rule in rules} == {PROJECT}
     enforcer = Enforcer(rules)

@@ -1,6 +1,7 @@
 """What must be true of scheduler roles on every database; run by test_manager here and under tests/integration."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,23 +14,31 @@ import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.db import (
+    aggregates,
     allocation_audit,
     allocations,
+    host_states,
     nodes,
     placement_names,
     provider_inventories,
     provider_trees,
     providers,
+    server_groups,
     tables,
+    topologies,
 )
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
-from micronova.objects.errors import NoValidHost, Stale
+from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import refusal
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import Destination, RequestSpec, SelectDestinations
+from micronova.objects.topology import HostCell, NodeTopology, PciDevice
+from micronova.placement import candidates, extra_specs
+from micronova.placement.standard import SHARES_VIA_AGGREGATE
 from micronova.rpc.bus import Bus, connect
+from micronova.scheduler import topologies as scheduler_topologies
 from micronova.scheduler.manager import SchedulerManager
 from micronova.scheduler.request_groups import PART
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -147,8 +156,8 @@ async def test_no_valid_host_arrives_as_itself_and_claims_nothing(databases: lis
         error = await no_valid_host(c.select(a_spec(), *(f"i{number}" for number in range(13))))
         assert error is not None
         assert error.message == (
-            "No valid host was found. There are not enough hosts available: no host has 1 free vCPU. "
-            "There is room for 12 of 13 servers."
+            "No valid host was found. There are not enough hosts available: no host has 1 free vCPU; "
+            "3 hosts have too little room. There is room for 12 of 13 servers."
         )
         assert error.details["reasons"][-1]["remaining"] == 0
         assert set((await c.database.read(used)).values()) == {0}
@@ -169,7 +178,10 @@ async def test_a_dry_run_says_what_a_request_would_get_and_changes_nothing(datab
         assert told.explanation.took > 0 and len(told.explanation.winners) == 11
         refused = await c.api.dry_run(CONTEXT, a_spec(), 12, with_hosts=True)
         assert (refused.selections, refused.fit) == ((), 11)
-        assert "no host has 1 free vCPU. There is room for 11 of 12 servers." in refused.message
+        assert (
+            "no host has 1 free vCPU; 3 hosts have too little room. There is room for 11 of 12 servers."
+            in refused.message
+        )
         [step] = [step for step in refused.explanation.filters if step.removed]
         assert (step.name, step.entered, step.remaining, step.hosts) == ("Capacity(VCPU)", 3, 0, ("h0", "h1", "h2"))
         assert refused.fleet is not None and refused.fleet.filters[refused.fleet.hosts[0].refused_by] == step.name
@@ -231,12 +243,424 @@ async def test_a_host_that_was_disabled_just_now_gets_nothing(databases: list[Da
         (destination,) = await c.select(a_spec(), "i1")
         assert destination.selected.host == "h0"
         assert await no_valid_host(c.select(a_spec(requested_host="h9"), "i2")) is not None
-        (destination,) = await c.select(a_spec(force_host="h9"), "i3")  # as an admin may
-        assert destination.selected.host == "h9"
+        assert await no_valid_host(c.select(a_spec(force_host="h9"), "i3")) is not None
+        by_force = a_spec(force_host="h9", ignore_status=True)  # a move, as an admin may
+        assert (await c.select(by_force, "i3"))[0].selected.host == "h9"
         (destination,) = await c.select(
             a_spec(requested_host="h9"), "i0"
         )  # asked again: it holds its resources already
         assert destination.selected.host == "h9"
+
+
+NO_FILTERS = FilterSchedulerSettings(enabled_filters=("AllHostsFilter",))
+
+
+async def _refused_as_foretold(c: Cloud, spec: RequestSpec, uuid: str) -> str:
+    """Ask for a host, which there is not; return why. A dry run says the same before."""
+    foretold = await c.api.dry_run(CONTEXT, spec, 1)
+    error = await no_valid_host(c.select(spec, uuid))
+    assert error is not None and not foretold.selections
+    assert error.message == foretold.message
+    return error.message
+
+
+@pytest.mark.parametrize("settings", [FilterSchedulerSettings(), NO_FILTERS], ids=["default", "no filters"])
+@pytest.mark.parametrize("policy", ["anti-affinity", "affinity"])
+async def test_a_host_that_the_server_group_forbids_is_refused_at_once(
+    databases: list[Database], settings: FilterSchedulerSettings, policy: str
+) -> None:
+    """Also a forced one, and if the filter of the policy is not enabled: the claim would be refused."""
+    async with cloud(databases[:1], hosts=2, settings=settings) as c:
+        await c.database.write(add_group, "g", policy)
+        await c.database.write(add_instances, "i0", "i1", group="g")
+        group = a_group("g", policy)
+        await c.select(a_spec(force_host="h0", server_group=group), "i0")
+        forbidden = "h0" if policy == "anti-affinity" else "h1"
+        claims = c.database.statistics.by_function["claim"]
+        for named in ("force_host", "requested_host"):
+            why = await _refused_as_foretold(c, a_spec(server_group=group, **{named: forbidden}), "i1")
+            assert f"{policy} group" in why
+        if policy == "anti-affinity":
+            why = await _refused_as_foretold(c, a_spec(server_group=group, ignore_hosts=("h1",)), "i1")
+            assert "no other host is without a member of the anti-affinity group; 1 host has members" in why
+        assert c.database.statistics.by_function["claim"] == claims, "nothing was tried"
+        (destination,) = await c.select(a_spec(server_group=group), "i1")
+        assert destination.selected.host == ("h1" if policy == "anti-affinity" else "h0")
+
+
+@pytest.mark.parametrize("settings", [FilterSchedulerSettings(), NO_FILTERS], ids=["default", "no filters"])
+async def test_a_disabled_host_is_refused_at_once(databases: list[Database], settings: FilterSchedulerSettings) -> None:
+    asked: list[dict[str, Any]] = [{"force_host": "h0"}, {"requested_host": "h0"}, {"ignore_hosts": ("h1",)}]
+    async with cloud(databases[:1], hosts=2, refresh=0.0, settings=settings) as c:
+        await c.database.write(_disable, "h0")
+        for each in asked:
+            assert "disabled" in await _refused_as_foretold(c, a_spec(**each), "i0")
+        assert (await c.select(a_spec(), "i0"))[0].selected.host == "h1"
+
+
+async def test_the_zone_of_a_forced_host_counts_if_an_aggregate_has_it(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=2, refresh=0.0) as c:
+        await c.database.write(_add_zone, "west", "h1")
+        await c.database.write(_add_zone, "empty")
+        assert (await c.select(a_spec(force_host="h1", availability_zone="west"), "i0"))[0].selected.host == "h1"
+        for zone in ("west", "empty"):
+            why = await _refused_as_foretold(c, a_spec(force_host="h0", availability_zone=zone), "i1")
+            assert f"the server needs one that is in the availability zone {zone}." in why
+        for number, zone in enumerate(("nova", "no-such")):
+            spec = a_spec(force_host="h1", availability_zone=zone)
+            assert (await c.select(spec, f"i{2 + number}"))[0].selected.host == "h1"
+
+
+def _add_zone(conn: sa.Connection, name: str, *hosts: str) -> None:
+    now = micros(CLOCK.now())
+    made = aggregates.insert(conn, f"aggregate-{name}", name, name, now)
+    for host in hosts:
+        aggregates.add_host(conn, made.id, host, now)
+
+
+@pytest.mark.parametrize("reason", ["disabled", "group", "capacity"])
+async def test_claims_that_are_refused_again_and_again_end_the_request(
+    databases: list[Database], reason: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that passes the filters may refuse the claim for a reason that they do not see."""
+    sentences = {"disabled": "is enabled", "group": "is one that the server group allows", "capacity": "has room"}
+    tried = []
+
+    def claim(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+        tried.append(claims)
+        failed = [allocations.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason=reason) for each in claims]
+        return allocations.ClaimResult(failures=tuple(failed))
+
+    async with cloud(databases[:1], hosts=2) as c:
+        monkeypatch.setattr(allocations, "claim", claim)
+        error = await no_valid_host(c.select(a_spec(requested_host="h0"), "i0"))
+        why = f"the only possible host refuses the claim: the server needs one that {sentences[reason]}"
+        assert error is not None and why in error.message
+        assert len(tried) == 2, "nothing had changed when it was refused again"
+        error = await no_valid_host(c.select(a_spec(), "i0"))
+        assert error is not None and f"no host {sentences[reason]}" in error.message
+        assert "; 2 hosts refuse the claim." in error.message
+        explained = refusal(error)
+        assert explained is not None and explained.filters[-1].name == f"Claim({reason})"
+        assert len(tried) <= 2 + 2 * 2
+
+
+async def test_a_request_that_lost_races_is_not_refused_because_one_host_refuses_it(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h0 refuses the request for good; on h1 others are faster each time, which may end well the next time."""
+    taken = itertools.cycle([1, -1])
+
+    def claim(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+        [each] = claims
+        if each.host == "h1":
+            allocations.change_used(conn, {(each.node_uuid, "VCPU"): next(taken)}, now)
+        failed = allocations.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason="capacity")
+        return allocations.ClaimResult(failures=(failed,))
+
+    async with cloud(databases[:1], hosts=2, refresh=0.0) as c:
+        monkeypatch.setattr(allocations, "claim", claim)
+        with pytest.raises(Unavailable, match="lost 64 races"):
+            await c.select(a_spec(), "i0")
+
+
+async def test_a_host_that_refuses_many_servers_gets_fewer(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim accepts one server of a request on h0, for a reason that the filters do not see."""
+    claim = allocations.claim
+
+    def one_on_h0(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+        if sum(each.host == "h0" for each in claims) > 1:
+            failed = allocations.ClaimFailure(node_uuid="node-h0", host="h0", reason="capacity")
+            return allocations.ClaimResult(failures=(failed,))
+        return claim(conn, claims, now=now)
+
+    async with cloud(databases[:1], hosts=2) as c:
+        monkeypatch.setattr(allocations, "claim", one_on_h0)
+        await c.database.write(add_instances, *(f"i{number}" for number in range(5)))
+        hosts = Counter(each.selected.host for each in await c.select(a_spec(), *(f"i{n}" for n in range(5))))
+        assert hosts == {"h0": 1, "h1": 4}
+
+
+def _with_licences(conn: sa.Connection, own: dict[str, int], shared: int) -> None:
+    """Give hosts licences of their own, and all of them some that they share."""
+    placement_names.create_class(conn, "CUSTOM_LICENCE", 1)
+    providers.ensure_nodes(conn, {f"node-{host}": (host, host) for host in own}, 1)
+    providers.create(conn, "shared", "licences", None, 1)
+    providers.set_traits(conn, "shared", [SHARES_VIA_AGGREGATE])
+    for uuid in ("shared", *(f"node-{host}" for host in own)):
+        providers.set_aggregates(conn, uuid, ["rack"])
+    for host, total in {"": shared, **own}.items():
+        if host and total:
+            providers.create(conn, f"own-{host}", f"own-{host}", f"node-{host}", 1)
+        stock = {"total": total, "reserved": 0, "min_unit": 1, "max_unit": 9, "step_size": 1, "allocation_ratio": 1.0}
+        if total:
+            provider = f"own-{host}" if host else "shared"
+            provider_inventories.add(conn, provider, "CUSTOM_LICENCE", stock, None, 1)
+
+
+LICENSED = a_spec(flavor=a_flavor(extra_specs={"resources:CUSTOM_LICENCE": "1"}))
+
+
+@pytest.mark.parametrize("own", [(0, 0, 0), (0, 1, 2)])
+@pytest.mark.parametrize("suffix", ["", "_L"])
+@pytest.mark.parametrize("each", [1, 2])
+async def test_what_is_shared_counts_once_for_a_request(
+    databases: list[Database], own: tuple[int, ...], suffix: str, each: int
+) -> None:
+    """Each host seemed to have all of it; the claim refused the request, 64 times, and so for an hour."""
+    async with cloud(databases[:1]) as c:
+        await c.database.write(_with_licences, {f"h{n}": each * count for n, count in enumerate(own)}, 3 * each)
+        uuids = [f"i{number}" for number in range(3 + sum(own))]
+        await c.database.write(add_instances, *uuids, "more")
+        spec = a_spec(flavor=a_flavor(extra_specs={f"resources{suffix}:CUSTOM_LICENCE": str(each)}))
+        error = await no_valid_host(c.select(spec, *uuids, "more"))
+        assert error is not None and error.message == (
+            "No valid host was found. There are not enough hosts available: no host has the further resources, with "
+            "their traits, that the flavor asks for; 3 hosts lack further resources. "
+            f"There is room for {len(uuids)} of {len(uuids) + 1} servers."
+        )
+        assert "claim" not in c.database.statistics.by_function, "nothing was tried"
+        assert (await c.api.dry_run(CONTEXT, spec, len(uuids) + 1)).fit == len(uuids)
+        assert len(await c.select(spec, *uuids)) == len(uuids)
+        assert c.database.statistics.by_function["claim"] == 1
+        assert await no_valid_host(c.select(spec, "more")) is not None
+
+
+async def test_a_race_for_what_is_shared_reads_no_trees_of_other_hosts(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trees of all hosts were read again after each refused claim."""
+    hosts = 6
+    async with cloud(databases[:1], hosts=hosts) as c:
+        await c.database.write(_with_licences, {f"h{number}": 0 for number in range(hosts)}, 9)
+        await c.database.write(add_instances, *(f"i{number}" for number in range(9)))
+        claim, read, roots, stolen = allocations.claim, c.database.read, list[str](), list[int]()
+
+        def raced(conn: sa.Connection, claims: Any, *, now: int) -> allocations.ClaimResult:
+            if not stolen:  # another service takes all but two, through the Placement API
+                stolen.append(conn.execute(tables.inventories.update().where(LICENCES).values(used=7)).rowcount)
+            return claim(conn, claims, now=now)
+
+        async def noting(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is provider_trees.load_trees:
+                roots.extend(args[0])
+            return await read(fn, *args, **kwargs)
+
+        monkeypatch.setattr(allocations, "claim", raced)
+        monkeypatch.setattr(c.database, "read", noting)
+        error = await no_valid_host(c.select(LICENSED, "i0", "i1", "i2"))
+        assert error is not None and "There is room for 2 of 3 servers." in error.message and stolen == [1]
+        assert len(roots) <= hosts + 3, "of all hosts, and again of those that refused the claim"
+        assert len(await c.select(LICENSED, "i0", "i1")) == 2
+
+
+LICENCES = sa.and_(tables.inventories.c.node_uuid == "shared", tables.inventories.c.resource_class == "CUSTOM_LICENCE")
+
+
+def _with_devices(conn: sa.Connection, hosts: dict[str, int]) -> None:
+    """Give each host so many good devices for two groups of two, and a bad one that could serve all.
+
+    With fewer devices than groups a search takes long.
+    """
+    placement_names.create_class(conn, "CUSTOM_DEVICE", 1)
+    placement_names.create_trait(conn, "CUSTOM_GOOD", 1)
+    providers.ensure_nodes(conn, {f"node-{host}": (host, host) for host in hosts}, 1)
+    for host, count in hosts.items():
+        for number in range(count + 1):
+            uuid, total = f"device-{host}-{number}", 3 if number else 100
+            providers.create(conn, uuid, uuid, f"node-{host}", 1)
+            stock = {"total": total, "reserved": 0, "min_unit": 1, "step_size": 1, "allocation_ratio": 1.0}
+            stock["max_unit"] = total
+            provider_inventories.add(conn, uuid, "CUSTOM_DEVICE", stock, None, 1)
+            providers.set_traits(conn, uuid, ["CUSTOM_GOOD"] if number else [])
+
+
+async def test_a_search_that_ends_early_says_so_and_leaves_steps_to_others(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that are asked first used up the steps of all others, which were then said to have nothing."""
+    groups = 15
+    specs = {f"resources_{n}:CUSTOM_DEVICE": "2" for n in range(groups)}
+    specs |= {f"trait_{n}:CUSTOM_GOOD": "required" for n in range(groups)}
+    spec = a_spec(flavor=a_flavor(extra_specs=specs))
+    monkeypatch.setattr(candidates, "MOST_STEPS_OF_A_REQUEST", 20_000)
+    async with cloud(databases[:1]) as c:
+        await c.database.write(_with_devices, {"h0": 14, "h1": 14, "h2": 15})
+        await c.database.write(add_instances, "i0", "i1")
+        assert [each.selected.host for each in await c.select(spec, "i0")] == ["h2"]
+        error = await no_valid_host(c.select(spec, "i1"))
+        assert error is not None
+        assert error.message == (
+            "No valid host was found. There are not enough hosts available: no host is known to meet all requirements "
+            "of the request; 2 hosts were not searched to the end, 1 lacks further resources."
+        )
+        explained = refusal(error)
+        assert explained is not None
+        steps = {step.name: step.removed for step in explained.filters if step.removed}
+        assert steps == {"RequestGroups": 1, "RequestGroupsSearch": 2}
+        claim = a_claim("i1", "h0", resource_request=extra_specs.resource_request(spec.flavor, None))
+        result = await c.database.write(allocations.claim, [claim], now=micros(CLOCK.now()))
+        assert [each.reason for each in result.failures] == ["search"], "a claim does not say that there is too little"
+
+
+def _with_far_devices(conn: sa.Connection, hosts: int) -> None:
+    """Give each host a device that is in no cell with CPUs; the last one has another beside its CPUs."""
+    reports = {}
+    for number in range(hosts):
+        add_host(conn, f"far{number}", 100 + number, {"PCPU": 8, "MEMORY_MB": 4096}, micros(CLOCK.now()))
+        cells = HostCell(id=0, memory_mb=2048 + number, dedicated=(0, 1, 2, 3)), HostCell(id=1, memory_mb=2048)
+        devices = [
+            PciDevice(address=f"0000:0{node}:00.0", vendor_id="10de", product_id="1eb8", numa_node=node)
+            for node in ((1,) if number < hosts - 1 else (0, 1))
+        ]
+        reports[f"node-far{number}"] = NodeTopology(cells=cells, devices=tuple(devices))
+    topologies.report(conn, reports, 1)
+
+
+async def test_hosts_that_were_not_compared_are_compared_later(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such requests failed although hosts had room."""
+    monkeypatch.setattr(scheduler_topologies, "LONGEST_AT_ONCE", 1e-9)
+    monkeypatch.setattr(scheduler_topologies, "LONGEST_OF_A_REQUEST", 1e-9)
+    specs = {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1"}
+    spec = a_spec(flavor=a_flavor(vcpus=2, ram=512, disk=0, extra_specs=specs))
+    async with cloud(databases[:1], hosts=0) as c:
+        await c.database.write(_with_far_devices, 20)
+        await c.database.write(add_instances, "i0", "i1")
+        later = 0
+        while later < 30:
+            try:
+                chosen = await c.select(spec, "i0")
+                break
+            except Unavailable as error:
+                assert "were not compared yet" in error.message
+                later += 1
+        assert later and [each.selected.host for each in chosen] == ["far19"]
+        while later < 30:
+            try:
+                refused = await no_valid_host(c.select(spec, "i1"))
+                break
+            except Unavailable:
+                later += 1
+        assert refused is not None and "20 hosts have no such NUMA nodes free" in refused.message
+
+
+async def _lose_a_claim(c: Cloud, uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the next claim of these find a host that was disabled a moment ago; return what is set when it was refused.
+
+    It is enabled right afterwards.
+    """
+    claim, refused, loop = allocations.claim, asyncio.Event(), asyncio.get_running_loop()
+
+    def disabled_meanwhile(conn: sa.Connection, claims: Any, *, now: int) -> allocations.ClaimResult:
+        if refused.is_set() or [each.consumer_uuid for each in claims] != uuids:
+            return claim(conn, claims, now=now)
+        _disable(conn, "h0")
+        result = claim(conn, claims, now=now)
+        conn.execute(tables.services.update().values(disabled=False))
+        loop.call_soon_threadsafe(refused.set)
+        return result
+
+    monkeypatch.setattr(allocations, "claim", disabled_meanwhile)
+    return refused
+
+
+@pytest.mark.parametrize("end", ["error", "cancellation"])
+async def test_a_lost_claim_that_cannot_be_corrected_leaves_no_use_behind(
+    databases: list[Database], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is away, or the request is cancelled, when the nodes of a refused claim are read again."""
+    async with cloud(databases[:1], refresh=0.0) as c:
+        uuids = [f"i{number}" for number in range(12)]
+        refused = await _lose_a_claim(c, uuids, monkeypatch)
+        read, away = c.database.read, asyncio.Event()
+
+        async def failing(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is host_states.load_hosts and refused.is_set() and not away.is_set():
+                away.set()
+                if end == "error":
+                    raise Unavailable("The database does not answer.")
+                await asyncio.Event().wait()
+            return await read(fn, *args, **kwargs)
+
+        monkeypatch.setattr(c.database, "read", failing)
+        asked = asyncio.create_task(
+            c.managers[0].select_destinations(CONTEXT, SelectDestinations(spec=a_spec(), instance_uuids=tuple(uuids)))
+        )
+        await away.wait()
+        if end == "cancellation":
+            asked.cancel()
+        with pytest.raises(Unavailable if end == "error" else asyncio.CancelledError):
+            await asked
+        assert set((await c.database.read(used)).values()) == {0}
+        assert len(await c.select(a_spec(), *uuids)) == 12
+
+
+async def test_what_a_claim_under_way_may_not_get_refuses_nobody(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request finds the hosts full of servers whose claim is refused in the end."""
+    async with cloud(databases[:1], refresh=0.0) as c:
+        uuids = [f"i{number}" for number in range(12)]
+        refused = await _lose_a_claim(c, uuids, monkeypatch)
+        write, decided, go_on = c.database.write, asyncio.Event(), asyncio.Event()
+
+        async def held_up(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is allocations.claim and not decided.is_set():
+                decided.set()
+                await go_on.wait()
+            return await write(fn, *args, **kwargs)
+
+        monkeypatch.setattr(c.database, "write", held_up)
+        first = asyncio.create_task(no_valid_host(c.select(a_spec(), *uuids)))
+        await decided.wait()
+        assert len(await c.select(a_spec(), "other")) == 1
+        go_on.set()
+        assert await first is not None and refused.is_set(), "there is room for 11"
+        assert sum((await c.database.read(used)).values()) == 1
+
+
+async def test_who_cannot_read_hosts_refuses_nothing(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the table says may be over since."""
+    async with cloud(databases[:1], hosts=1, refresh=3600.0) as c:
+        await c.select(a_spec(), "i0", "i1", "i2", "i3")
+        read = c.database.read
+
+        async def away(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is host_states.load_changes:
+                raise Unavailable("The database does not answer.")
+            return await read(fn, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(c.database, "read", away)
+            for asked in (c.select(a_spec(), "i4"), c.api.dry_run(CONTEXT, a_spec())):
+                with pytest.raises(Unavailable):
+                    await asked
+        assert await no_valid_host(c.select(a_spec(), "i4")) is not None
+
+
+async def test_a_server_group_that_was_deleted_rules_nobody(databases: list[Database]) -> None:
+    """Although the requests that were made before name it."""
+    async with cloud(databases[:1], hosts=2) as c:
+        await c.database.write(add_group, "g", "anti-affinity")
+        await c.database.write(add_instances, "i0", "i1", "i2", "i3", group="g")
+        spec = a_spec(server_group=a_group("g", "anti-affinity"))
+        await c.select(spec, "i0", "i1")
+        assert await no_valid_host(c.select(spec, "i2")) is not None
+        await c.database.write(_delete_group, "g")
+        await c.select(spec, "i2", "i3")
+        assert sorted((await c.database.read(used)).values()) == [2, 2]
+        assert await c.database.read(allocations.group_hosts, "g") is None
+        assert await c.database.read(nothing_wrong)
+
+
+def _delete_group(conn: sa.Connection, uuid: str) -> None:
+    server_groups.delete(conn, server_groups.get(conn, uuid))
 
 
 async def test_hints_name_servers_of_the_same_project(databases: list[Database]) -> None:

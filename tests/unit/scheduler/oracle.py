@@ -62,6 +62,8 @@ def passes(
         "AllHostsFilter": True,
         "RetryFilter": host.host not in spec.ignore_hosts,
         "AvailabilityZoneFilter": spec.availability_zone in (None, host.zone),
+        "ComputeStatus": host.enabled,
+        "ForcedDown": not host.forced_down,
         "ComputeFilter": host.enabled and not host.forced_down and now - host.last_seen <= down_time,
         "ComputeCapabilitiesFilter": _capabilities(host, spec),
         "ImagePropertiesFilter": _image(host, spec, settings.image_properties_default_architecture or None),
@@ -202,6 +204,8 @@ def variable(host: HostState, name: str) -> Any:
         "num_instances": host.num_instances,
         "num_io_ops": host.num_io_ops,
         "failed_builds": host.failed_builds,
+        "cpu_allocation_ratio": host.allocation_ratio.get("VCPU", 1.0),
+        "ram_allocation_ratio": host.allocation_ratio.get("MEMORY_MB", 1.0),
     }.get(name, host.capabilities.get(name.removeprefix("stats.")))
 
 

@@ -63,7 +63,14 @@ METADATA = st.fixed_dictionaries(
 AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)
 EXTRA_SPECS = st.dictionaries(
     st.sampled_from(
-        ["aggregate_instance_extra_specs:ssd", "ssd", "hw:boot_menu", "capabilities:free_ram_mb", "capabilities:gpu"]
+        [
+            "aggregate_instance_extra_specs:ssd",
+            "ssd",
+            "hw:boot_menu",
+            "capabilities:free_ram_mb",
+            "capabilities:cpu_allocation_ratio",
+            "capabilities:gpu",
+        ]
     ),
     st.sampled_from(
         ["true", "s== true", "s!= true", "<or> true <or> 3", ">= 2", "<= 1024", "<in> ru", "= 512", "!= 3", "s> false"]
@@ -74,7 +81,15 @@ COMPARISONS = st.one_of(
     st.tuples(
         st.sampled_from(["=", "<", ">", "<=", ">="]),
         st.sampled_from(
-            ["$free_ram_mb", "$free_disk_mb", "$vcpus_used", "$num_instances", "$hypervisor_version", "$failed_builds"]
+            [
+                "$free_ram_mb",
+                "$free_disk_mb",
+                "$vcpus_used",
+                "$num_instances",
+                "$hypervisor_version",
+                "$failed_builds",
+                "$ram_allocation_ratio",
+            ]
         ),
         st.sampled_from([0, 1, 2, 1024, 2048.0, 7_002_000]),
     ),
@@ -176,6 +191,7 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                 reserved=reserved,
                 capacity=capacity,
                 used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
+                allocation_ratio=dict.fromkeys(capacity, draw(st.sampled_from([1.0, 2.0, 4.5]))),
                 supported=draw(
                     st.lists(
                         st.tuples(
@@ -253,7 +269,8 @@ def specs(draw: st.DrawFn) -> RequestSpec:
 def test_the_oracle_knows_each_filter() -> None:
     """A weigher that it does not know shows in its own check."""
     known = set(oracle.passes(a_host("h"), a_spec(), NOW))
-    assert known == {*BUILT_IN, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+    steps = {"Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+    assert known == {*BUILT_IN, *steps, "ComputeStatus", "ForcedDown"}
 
 
 def a_custom_scheduler(
@@ -277,6 +294,7 @@ def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSetting
     return all(passed[name] for name in needed)
 
 
+@pytest.mark.thorough
 @patiently
 @given(hosts(), specs(), SETTINGS, METRICS)
 def test_each_filter(
@@ -293,6 +311,7 @@ def test_each_filter(
         assert given == wanted, each.name
 
 
+@pytest.mark.thorough
 @patiently
 @given(hosts(), specs(), MULTIPLIERS, SETTINGS, METRICS)
 def test_one_decision(
@@ -332,6 +351,7 @@ def test_one_decision(
     assert len(alternates) == min(2, len(possible))
 
 
+@pytest.mark.thorough
 @patiently
 @given(hosts(), specs(), SETTINGS)
 def test_explanation_counts_what_each_filter_removed(
@@ -370,6 +390,7 @@ def one_by_one(scheduler: FilterScheduler, states: list[HostState], spec: Reques
     return chosen
 
 
+@pytest.mark.thorough
 @patiently
 @given(hosts(), specs(), st.integers(2, 12), MULTIPLIERS, SETTINGS, METRICS)
 def test_many_in_one_request_are_placed_as_one_by_one(

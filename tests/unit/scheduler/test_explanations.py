@@ -26,7 +26,7 @@ def test_a_filter_names_some_of_the_hosts_that_it_removed() -> None:
     table = a_table(*(a_host(f"h{number}", enabled=number < 2) for number in range(50)))
     decision = a_scheduler().select(table, a_spec(), ["i"], now=NOW)
     [step] = [step for step in decision.explanation.filters if step.removed]
-    assert (step.name, step.entered, step.removed, step.remaining) == ("ComputeFilter", 50, 48, 2)
+    assert (step.name, step.entered, step.removed, step.remaining) == ("ComputeStatus", 50, 48, 2)
     assert step.hosts == tuple(f"h{number}" for number in range(2, 2 + MOST_NAMED))
 
 

@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from micronova.db import allocations, host_states, services, topologies
 from micronova.db.engine import Database, open_database
-from micronova.db.tables import compute_nodes, inventories
+from micronova.db.tables import compute_nodes, inventories, node_topologies
 from micronova.objects.clock import SystemClock, micros
+from micronova.objects.errors import Unavailable
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, decode_use, encode
@@ -142,6 +143,9 @@ class Cloud:
                 add_host(conn, f"host{number}", number + 1, now=self.now)
 
         await self.database.write(add)
+
+    async def add_hosts_from(self, number: int) -> None:
+        await self.database.write(lambda conn: add_host(conn, f"host{number}", number + 1, now=self.now))
 
     async def refresh_for(self, seconds: float) -> None:
         """Refresh the table as a busy scheduler does."""
@@ -336,3 +340,63 @@ def _change_some(conn: sa.Connection, now: int) -> None:
     used = inventories.update().where(inventories.c.node_uuid == "node-host0", inventories.c.resource_class == "VCPU")
     conn.execute(used.values(used=2, changed_at=now))
     conn.execute(compute_nodes.delete().where(compute_nodes.c.uuid == "node-host7"))
+
+
+def _stored_before(memory_mb: int) -> str:
+    """Return a topology that earlier versions have stored."""
+    return f'{{"cells": [{{"id": 0, "memory_mb": {memory_mb}}}]}}'
+
+
+async def test_a_host_that_cannot_be_read_is_left_out_alone(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    """A scheduler that read it placed no servers any more, and a new one did not start."""
+    await cloud.add_hosts(3)
+    await cloud.feed.reload_all()
+    changed = node_topologies.update().where(node_topologies.c.node_uuid == "node-host1")
+
+    async def store(text: str) -> None:
+        cloud.clock.time += 0.2
+        values = {"topology": text, "changed_at": cloud.now}
+        await cloud.database.write(lambda conn: conn.execute(changed.values(**values)))
+        cloud.clock.time += 0.2
+
+    await cloud.database.write(topologies.report, {"node-host1": NodeTopology()}, cloud.now)
+    for number in range(3):
+        await store(_stored_before(2**63 + number))
+        await cloud.add_hosts_from(3 + number)
+        await cloud.feed.refresh(0.0)
+        await cloud.feed.refresh_fully()
+        assert set(cloud.table.uuids) == {f"node-host{n}" for n in range(4 + number) if n != 1}
+    await cloud.feed.reload_all()
+    started = HostFeed(cloud.database, cloud.clock, default_zone="nova")
+    await started.reload_all()
+    assert set(started.table.uuids) == set(cloud.table.uuids) and started.table.left_out == {"node-host1"}
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["node node-host1 gets no servers"] * 2
+    await store(_stored_before(1024))
+    await cloud.feed.refresh(0.0)
+    assert "node-host1" in cloud.table and not cloud.table.left_out
+    await store(_stored_before(2**64))
+    await cloud.feed.refresh(0.0)
+    await cloud.database.write(
+        lambda conn: conn.execute(compute_nodes.delete().where(compute_nodes.c.uuid == "node-host1"))
+    )
+    await cloud.feed.reload_all()
+    assert not cloud.table.left_out
+
+
+@pytest.mark.parametrize("fully", [False, True])
+async def test_an_error_that_nobody_expected_means_later(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, fully: bool
+) -> None:
+    """The server of the request would be in ERROR."""
+    await cloud.add_hosts(1)
+    await cloud.feed.reload_all()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OverflowError("too large")
+
+    cloud.clock.time += 1
+    monkeypatch.setattr(host_states, "load_changes", fail)
+    with pytest.raises(Unavailable, match="cannot read what hosts have"):
+        await (cloud.feed.refresh_fully() if fully else cloud.feed.refresh(0.0))
+    monkeypatch.undo()
+    await cloud.feed.refresh(0.0)

@@ -1,6 +1,9 @@
 """The decision: forced and requested hosts, groups, alternates, chance, and what is said when there is no host."""
 
+import asyncio
+import itertools
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,12 +12,29 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from micronova.objects import device_fitting, fitting
+from micronova.objects.bounded_search import StepMeter
 from micronova.objects.errors import NoValidHost
+from micronova.objects.fitting import fit
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import GroupSpec, RequestSpec
-from micronova.scheduler.filter_scheduler import NOT_ENOUGH, FilterScheduler
+from micronova.objects.pci_devices import parse_aliases
+from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
+from micronova.objects.topology import (
+    NOTHING_USED,
+    HostCell,
+    NodeTopology,
+    PciDevice,
+    TopologyRequest,
+    TopologyUse,
+    encode,
+)
+from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.prefilters import Prefilters
+from micronova.scheduler.refusals import NOT_ENOUGH
+from micronova.scheduler.topologies import LONGEST_AT_ONCE, MOST_STEPS_AT_ONCE, MOST_STEPS_OF_A_REQUEST
 from micronova.scheduler.weights.base import HostWeigher
 from micronova.scheduler.weights.registry import load_weighers
 from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table, free_of
@@ -46,7 +66,11 @@ def test_the_emptiest_host_wins_and_the_reason_is_told() -> None:
     assert [each.host for each in destination.alternates] == ["h3", "h1"]
     (winner,) = decision.explanation.winners
     assert winner.weighers == {"RAMWeigher": 1.0, "CPUWeigher": 1.0, "DiskWeigher": 1.0}  # it has the most of each
-    assert [step.name for step in decision.explanation.filters][:2] == ["Capacity(VCPU)", "RetryFilter"]
+    assert [step.name for step in decision.explanation.filters][:3] == [
+        "RetryFilter",
+        "AvailabilityZoneFilter",
+        "Capacity(VCPU)",
+    ]
     assert free_of(table)["uuid-h2"]["MEMORY_MB"] == 8192 - 1024
 
 
@@ -60,9 +84,25 @@ def test_processors_are_respected_though_no_default_filter_looks_at_them() -> No
     table = a_table(a_host("h1", capacity={"VCPU": 2, "MEMORY_MB": 8192, "DISK_GB": 100}))
     with pytest.raises(NoValidHost) as caught:
         place(table, a_spec(flavor=a_flavor(vcpus=3)))
-    assert caught.value.message == f"{NOT_ENOUGH}: no host has 3 free vCPUs."
+    assert caught.value.message == f"{NOT_ENOUGH}: no host has 3 free vCPUs; 1 host has too little room."
     refused = {"name": "Capacity(VCPU)", "removed": 1, "remaining": 0, "hosts": ("h1",)}
-    assert caught.value.details["reasons"] == [refused]
+    assert caught.value.details["reasons"][-1] == refused
+
+
+def test_no_server_is_larger_than_its_host() -> None:
+    """One host is full, one is too small: of one server it gets at most what it has, whatever the ratio."""
+    full = a_host("h1", used={"VCPU": 30}, max_unit={"VCPU": 8})
+    table = a_table(full, a_host("h2", max_unit={"VCPU": 4}))
+    assert place(table, a_spec(flavor=a_flavor(vcpus=4)), 7) == ["h2"] * 7
+    for chosen in ({}, {"force_host": "h2"}):
+        table = a_table(full, a_host("h2", max_unit={"VCPU": 4}))
+        with pytest.raises(NoValidHost) as caught:
+            place(table, a_spec(flavor=a_flavor(vcpus=5), **chosen))
+        assert "is large enough for 5 vCPUs" in caught.value.message and "too small" in caught.value.message
+        assert caught.value.details["reasons"][-1]["name"] == "MaxUnit(VCPU)"
+        assert caught.value.details["reasons"][-1]["hosts"] == ("h2",)
+    table.update([a_host("h3", max_unit={"VCPU": 8})])
+    assert place(table, a_spec(flavor=a_flavor(vcpus=5)), 6) == ["h3"] * 6
 
 
 def test_any_resource_class() -> None:
@@ -100,9 +140,9 @@ def test_an_empty_cloud_has_no_valid_host() -> None:
         place(HostTable(), a_spec(), 2)
 
 
-def test_a_forced_host_is_not_filtered_but_must_have_room() -> None:
-    table = a_table(a_host("h1"), a_host("down", enabled=False, last_seen=0.0, zone="elsewhere"))
-    spec = a_spec(force_host="down", availability_zone="nova", ignore_hosts=("down",))
+def test_a_forced_host_need_not_be_up_but_must_have_room() -> None:
+    table = a_table(a_host("h1"), a_host("down", last_seen=0.0))
+    spec = a_spec(force_host="down")
     decision = a_scheduler().select(table, spec, ["i"], now=NOW)
     assert decision.destinations[0].selected.host == "down"
     assert decision.destinations[0].alternates == ()
@@ -113,6 +153,156 @@ def test_a_forced_host_is_not_filtered_but_must_have_room() -> None:
     assert [step["name"] for step in caught.value.details["reasons"] if step["removed"]] == ["Capacity(MEMORY_MB)"]
     with pytest.raises(NoValidHost):
         place(table, a_spec(force_host="nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "words"),
+    [
+        ({"availability_zone": "west"}, {}, "is in another availability zone: "
+         "the server needs one that is in the availability zone west"),
+        ({"ignore_hosts": ("h1",)}, {}, "is excluded: the server needs one that was not tried before"),
+        ({}, {"enabled": False}, "is disabled: the server needs one that is enabled"),
+        ({}, {"forced_down": True}, "is down: the server needs one that is up"),
+        ({"server_group": GroupSpec(id="g", policy="anti-affinity", hosts={"h1": 1})}, {},
+         "has members of the group: the server needs one that is without a member of the anti-affinity group"),
+        ({"server_group": GroupSpec(id="g", policy="affinity", hosts={"h2": 1})}, {},
+         "has no member of the group: the server needs one that has the other members of the affinity group"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("named", ["force_host", "force_node", "requested_host"])
+def test_what_holds_for_forced_hosts_too(
+    changes: dict[str, Any], wrong: dict[str, Any], words: str, named: str
+) -> None:
+    table = a_table(a_host("h1", **wrong), a_host("h2"))
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec(**{named: "h1"}, **changes))
+    assert f"{NOT_ENOUGH}: the only possible host {words}" in caught.value.message
+
+
+def test_a_move_by_force_goes_to_a_disabled_host() -> None:
+    assert place(a_table(a_host("h1", enabled=False)), a_spec(force_host="h1", ignore_status=True)) == ["h1"]
+
+
+NOVA_DEFAULT = (
+    "ComputeFilter",
+    "ComputeCapabilitiesFilter",
+    "ImagePropertiesFilter",
+    "ServerGroupAntiAffinityFilter",
+    "ServerGroupAffinityFilter",
+)
+
+
+@pytest.mark.parametrize("names", [NOVA_DEFAULT, ("AllHostsFilter",), ("RamFilter", "AvailabilityZoneFilter")])
+def test_some_rules_hold_whichever_filters_are_enabled(names: tuple[str, ...]) -> None:
+    """The zone, excluded hosts, the server group, and that the host is enabled."""
+    scheduler = FilterScheduler(load_filters(OPTIONS, names), [], random=random.Random(1))
+    table = a_table(
+        a_host("h1"), a_host("h2", zone="west"), a_host("h3", zone="west", enabled=False), a_host("h4", zone="west")
+    )
+
+    def chosen(**changes: Any) -> set[str]:
+        decision = scheduler.preview(table, a_spec(**changes), ["i"], now=NOW)
+        [destination] = decision.destinations
+        return {destination.selected.host, *(each.host for each in destination.alternates)}
+
+    assert chosen() == {"h1", "h2", "h4"}
+    assert chosen(availability_zone="west") == {"h2", "h4"}
+    assert chosen(ignore_hosts=("h1", "h2")) == {"h4"}
+    apart = GroupSpec(id="g", policy="anti-affinity", hosts={"h1": 1, "h2": 1})
+    assert chosen(server_group=apart) == {"h4"}
+    assert chosen(server_group=msgspec.structs.replace(apart, policy="affinity")) == {"h1", "h2"}
+
+
+def test_a_fault_with_many_reasons_still_says_for_how_many_servers_there_is_room() -> None:
+    """It was cut at its end after 255 characters."""
+    many = {
+        "used": {"MEMORY_MB": 8000},
+        "enabled": False,
+        "last_seen": 0.0,
+        "traits": ("CUSTOM_OLD",),
+        "max_unit": {"VCPU": 1},
+        "supported": (("s390x", "kvm", "hvm"),),
+    }
+    zone = "a-zone-of-which-somebody-has-chosen-a-very-long-name" * 2
+    hosts = [a_host(f"h{n}{each}", zone=zone, **{each: many[each]}) for n in range(150) for each in many]
+    table = a_table(*hosts, *(a_host(f"m{n}", zone=zone) for n in range(2)))
+    group = GroupSpec(id="g", policy="anti-affinity", hosts={"m0": 1})
+    flavor = a_flavor(vcpus=2, extra_specs={"trait:CUSTOM_OLD": "forbidden"})
+    image = ImageMeta(id="i", properties={"hw_architecture": "x86_64"})
+    spec = a_spec(availability_zone=zone, ignore_hosts=("m9",), server_group=group, flavor=flavor, image=image)
+    with pytest.raises(NoValidHost) as caught:
+        place(table, spec, 30)
+    message = caught.value.message
+    assert len(message) <= 255
+    assert message.endswith(" There is room for 1 of 30 servers.")
+    assert "; 150 hosts " in message and " are refused for other reasons." in message
+    counts = [int(each) for each in re.findall(r"\d+ (?=host|are|is|have|has|cannot)", message)]
+    assert sum(counts) == len(hosts) + 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"availability_zone": "east", "flavor": a_flavor(ram=65536)},
+         "no host in the availability zone east has 64 GiB of free memory and is enabled; "
+         "2 hosts have too little room, 1 is disabled."),
+        ({"availability_zone": "west", "ignore_hosts": ("h4", "h5")},
+         "no other host is in the availability zone west."),
+        ({"availability_zone": "north"}, "no host is in the availability zone north."),
+        ({"ignore_hosts": ("h1", "h2", "h3", "h4", "h5")}, "there is no other host."),
+        ({"ignore_hosts": ("h5",), "flavor": a_flavor(ram=1500)},
+         "no other host has 1500 MiB of free memory, is enabled and is up; "
+         "2 hosts have too little room, 1 is disabled, 1 is down."),
+    ],
+)  # fmt: skip
+def test_users_read_how_many_hosts_were_refused(changes: dict[str, Any], words: str) -> None:
+    table = a_table(
+        a_host("h1", zone="east", used={"MEMORY_MB": 8000}),
+        a_host("h2", zone="east", used={"MEMORY_MB": 8000}),
+        a_host("h3", zone="east", enabled=False, capacity={"VCPU": 8, "MEMORY_MB": 1 << 20, "DISK_GB": 100}),
+        a_host("h4", zone="west", last_seen=0.0),
+        a_host("h5", zone="west"),
+    )
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec(**changes))
+    assert caught.value.message == f"{NOT_ENOUGH}: {words}"
+
+
+def test_a_host_that_was_forced_down_is_not_called_disabled() -> None:
+    """An operator who reads "disabled" finds an enabled service. Of two steps that ask for the same, one is told."""
+    table = a_table(
+        a_host("h1", forced_down=True), a_host("h2", last_seen=0.0), a_host("h3", forced_down=True, enabled=False)
+    )
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec())
+    assert caught.value.message == f"{NOT_ENOUGH}: no host is enabled and is up; 2 hosts are down, 1 is disabled."
+
+
+def test_the_sentence_of_a_request_for_several_counts_what_was_placed() -> None:
+    table = a_table(
+        a_host("h1", used={"MEMORY_MB": 6000}), a_host("h2", used={"MEMORY_MB": 8000}), a_host("h3", enabled=False)
+    )
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec(), 30)
+    told = "no host has 1 GiB of free memory and is enabled; 2 hosts have too little room, 1 is disabled."
+    assert caught.value.message == f"{NOT_ENOUGH}: {told} There is room for 2 of 30 servers."
+
+
+def test_the_sentence_fits_into_a_fault() -> None:
+    """If there are too many requirements, those that users read are the counts."""
+    table = a_table(
+        a_host("h1", used={"MEMORY_MB": 8000}),
+        a_host("h2", used={"DISK_GB": 99}),
+        a_host("h3", enabled=False),
+        a_host("h4", last_seen=0.0),
+        a_host("h5"),
+    )
+    apart = GroupSpec(id="g", policy="anti-affinity", max_server_per_host=1, hosts={"h5": 1})
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec(server_group=apart, availability_zone="nova", flavor=a_flavor(ram=1500)))
+    told = "2 hosts have too little room, 1 is disabled, 1 is down, 1 has members of the group."
+    assert len(caught.value.message) <= 255 and caught.value.message.endswith(told)
+    assert "no host in the availability zone nova meets all requirements of the request;" in caught.value.message
 
 
 def test_a_forced_node() -> None:
@@ -128,7 +318,7 @@ def test_a_requested_host_is_filtered() -> None:
     with pytest.raises(NoValidHost) as caught:
         place(table, a_spec(requested_host="h2"))
     assert caught.value.details["hosts"] == 1
-    assert caught.value.details["reasons"][-1]["name"] == "ComputeFilter"
+    assert caught.value.details["reasons"][-1]["name"] == "ComputeStatus"
 
 
 def group(policy: str, most: int = 1, **hosts: int) -> RequestSpec:
@@ -245,3 +435,184 @@ def test_an_image_is_checked_on_one_host_that_may_be_full() -> None:
     for spec, node in ((a_spec(image=foreign), "uuid-h1"), (a_spec(image=image), "uuid-gone")):
         with pytest.raises(NoValidHost, match="No valid host"):
             a_scheduler().check_image(table, spec, node, now=NOW)
+
+
+def test_a_rebuild_asks_only_what_the_new_image_asks_for() -> None:
+    """As in Nova: the server is there, though its host is smaller now, disabled, or has lost a trait of the flavor."""
+    small = {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
+    gpu = ImageMeta(id="i", properties={"trait:CUSTOM_GPU": "required"})
+    flavor = a_flavor(vcpus=8, extra_specs={"trait:CUSTOM_SSD": "required"})
+    kept = (("kept", {"trait:CUSTOM_NEW": "required", "filter_tenant_id": "others"}),)
+    of_host: dict[str, Any] = {"capacity": small, "used": small, "max_unit": small, "enabled": False}
+    table = a_table(
+        a_host("h1", aggregates=kept, **of_host), a_host("h2", aggregates=kept, traits=("CUSTOM_GPU",), **of_host)
+    )
+    on = Prefilters(tenants=True, tenants_need_aggregates=True, isolated_aggregates=True, image_types=True)
+    scheduler = FilterScheduler(load_filters(OPTIONS), [], random=random.Random(1), prefilters=on)
+    plain = ImageMeta(id="i", disk_format="raw")
+    scheduler.check_image(table, a_spec(flavor=flavor, image=plain), "uuid-h1", now=NOW)
+    scheduler.check_image(table, a_spec(flavor=flavor, image=gpu), "uuid-h2", now=NOW)
+    with pytest.raises(NoValidHost, match="the only possible host has other traits"):
+        scheduler.check_image(table, a_spec(flavor=flavor, image=gpu), "uuid-h1", now=NOW)
+
+
+# --- requests that take long to compare with each kind of host
+
+ADAPTERS = parse_aliases(
+    [
+        {"name": "pf", "vendor_id": "8086", "product_id": "0001", "device_type": "type-PF"},
+        {"name": "vf", "vendor_id": "8086", "product_id": "0002", "device_type": "type-VF"},
+    ]
+)
+SLOW = a_spec(
+    flavor=a_flavor(ram=8192, vcpus=8, disk=1, extra_specs={"pci_passthrough:alias": "pf:1,vf:1"}),
+    image=ImageMeta(id="i", properties={"hw_numa_nodes": "8", "hw_pci_numa_affinity_policy": "required"}),
+)
+"""A virtual function, and a physical one that is not its own: each host has one family, so that no way is found."""
+
+
+def _adapter(number: int) -> tuple[PciDevice, ...]:
+    address = f"0000:0{number}:00."
+    known: dict[str, Any] = {"vendor_id": "8086", "numa_node": number - 1}
+    return (
+        PciDevice(address=f"{address}0", product_id="0001", dev_type="type-PF", **known),
+        *(
+            PciDevice(address=f"{address}{n}", product_id="0002", dev_type="type-VF", parent=f"{address}0", **known)
+            for n in range(1, 8)
+        ),
+    )
+
+
+def _slow_host(number: int, adapters: int = 1) -> HostState:
+    cells = tuple(
+        HostCell(id=cell, memory_mb=65536 + number, shared=tuple(range(cell * 8, cell * 8 + 8))) for cell in range(16)
+    )
+    devices = tuple(device for each in range(adapters) for device in _adapter(each + 1))
+    amounts = {"VCPU": 512, "MEMORY_MB": 1 << 20, "DISK_GB": 10_000}
+    return a_host(
+        f"h{number}",
+        total=amounts,
+        capacity=amounts,
+        used=dict.fromkeys(amounts, 0),
+        topology=encode(NodeTopology(cells=cells, devices=devices)),
+        held=encode(NOTHING_USED),
+    )
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of each kind of host that was compared with a request."""
+    steps: list[int] = []
+
+    def counted(topology: NodeTopology, use: TopologyUse, request: TopologyRequest, meter: StepMeter) -> Any:
+        before = meter.steps
+        try:
+            return fit(topology, use, request, meter)
+        finally:
+            steps.append(meter.steps - before)
+
+    monkeypatch.setattr("micronova.scheduler.filters.topology.fit", counted)
+    return steps
+
+
+def _slow_scheduler() -> FilterScheduler:
+    filters = load_filters(FilterOptions(service_down_time=60.0, pci_aliases=ADAPTERS))
+    return FilterScheduler(filters, [], random=random.Random(7), aliases=ADAPTERS)
+
+
+def test_a_decision_compares_kinds_of_hosts_for_a_bounded_time(compared: list[int]) -> None:
+    """Each kind took 0.1 s, however many there were."""
+    table = a_table(*map(_slow_host, range(5)))
+    of_one_kind = fitting.MOST_STEPS + device_fitting.MOST_STEPS
+    for decisions in range(1, 4):
+        with pytest.raises(NoValidHost, match="were not compared"):
+            _slow_scheduler().select(table, SLOW, ["i"], now=NOW)
+        assert sum(compared) <= decisions * (MOST_STEPS_AT_ONCE + of_one_kind)
+    assert len(compared) == 3  # what one decision has found, the next does not look for
+
+
+def test_the_fault_says_how_many_hosts_were_not_compared(compared: list[int]) -> None:
+    """A long sentence lost it, and counted them as hosts without room."""
+    table = a_table(*map(_slow_host, range(5)))
+    spec = msgspec.structs.replace(SLOW, availability_zone="nova", ignore_hosts=("elsewhere",))
+    with pytest.raises(NoValidHost) as caught:
+        _slow_scheduler().select(table, spec, ["i"], now=NOW)
+    assert caught.value.message.startswith(
+        f"{NOT_ENOUGH}: no other host in the availability zone nova is known to meet all requirements of the request; "
+        "4 hosts were not compared, 1 has no such"
+    )
+    assert caught.value.details["uncompared"] == 4
+
+
+async def test_what_takes_long_is_found_before_the_decision_and_others_run_meanwhile(compared: list[int]) -> None:
+    """The request has steps for some kinds; the next one with the same flavor goes on with the others."""
+    hosts = 12
+    table = a_table(*map(_slow_host, range(hosts)), _slow_host(hosts, adapters=2))
+    turns: list[int] = []
+
+    async def another_task() -> None:
+        while True:
+            turns.append(len(compared))
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(another_task())
+    scheduler = _slow_scheduler()
+    await scheduler.prepare(table, SLOW)
+    first = len(compared)
+    assert first < hosts and sum(compared) < 1.2 * MOST_STEPS_OF_A_REQUEST
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 2
+    with pytest.raises(NoValidHost, match="were not compared"):
+        scheduler.select(table, SLOW, ["i"], now=NOW)
+    while len(compared) <= hosts:
+        await scheduler.prepare(table, SLOW)
+    other.cancel()
+    decision = scheduler.select(table, SLOW, ["i"], now=NOW)
+    assert decision.destinations[0].selected.host == f"h{hosts}"
+
+
+async def test_others_run_after_a_short_time_however_few_steps_a_kind_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read what a host with many devices has takes milliseconds; 500 kinds were one stretch."""
+    time = 0.0
+    compared, turns = [], []
+
+    def compare(topology: NodeTopology, *rest: Any) -> Any:
+        nonlocal time
+        time += LONGEST_AT_ONCE / 4
+        compared.append(topology)
+        return fit(topology, *rest)
+
+    async def another_task() -> None:
+        while True:
+            turns.append(len(compared))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("micronova.scheduler.filters.topology.fit", compare)
+    table = HostTable(lambda: time)
+    table.update(_slow_host(number, adapters=2) for number in range(40))
+    other = asyncio.create_task(another_task())
+    await _slow_scheduler().prepare(table, SLOW)
+    other.cancel()
+    assert len(compared) == 40
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 5
+
+
+async def test_only_hosts_in_the_zone_with_such_devices_are_compared(compared: list[int]) -> None:
+    """The time of a request went to hosts that cannot take it."""
+    elsewhere = [msgspec.structs.replace(_slow_host(number), zone="elsewhere") for number in range(6)]
+    without = [_slow_host(number, adapters=0) for number in range(6, 12)]
+    table = a_table(*elsewhere, *without, _slow_host(12, adapters=2))
+    scheduler, spec = _slow_scheduler(), msgspec.structs.replace(SLOW, availability_zone="nova")
+    await scheduler.prepare(table, spec)
+    decision = scheduler.select(table, spec, ["i"], now=NOW)
+    assert [each.selected.host for each in decision.destinations] == ["h12"]
+    assert len(compared) == 1
+
+
+async def test_hosts_that_are_gone_are_not_compared(compared: list[int]) -> None:
+    """The table changes while a request is compared with hosts."""
+    table = a_table(*map(_slow_host, range(6)))
+    asked = asyncio.create_task(_slow_scheduler().prepare(table, SLOW))
+    await asyncio.sleep(0)
+    table.remove([f"uuid-h{number}" for number in range(6)])
+    await asked
+    assert 0 < len(compared) < 6

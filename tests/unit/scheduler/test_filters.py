@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from micronova.objects.errors import Invalid, NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
+from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.attributes import TEXTS
 from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, capability_path
-from micronova.scheduler.filters.image import ImagePropertiesFilter, version_fulfils
+from micronova.scheduler.filters.image import ImagePropertiesFilter
 from micronova.scheduler.filters.operators import Requirement
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
 from micronova.scheduler.host_table import Bools, HostView
@@ -70,6 +71,13 @@ def test_a_column_is_judged_as_its_values(values: list[int], operator: str, oper
 
     requirement = Requirement(f"{operator}{operand}")
     assert requirement.match_column(np.array(values, float)).tolist() == [requirement.match(v) for v in values]
+
+
+def test_a_ratio_is_no_whole_number() -> None:
+    """As text it is what Nova shows of it."""
+    ratios = np.array([1.5, 16.0])
+    assert Requirement("<or> 1 <or> 16").match_column(ratios, float).tolist() == [False, False]
+    assert Requirement("<or> 1.5 <or> 16.0").match_column(ratios, float).tolist() == [True, True]
 
 
 def test_scope_of_extra_specs() -> None:
@@ -157,7 +165,11 @@ def test_image_properties(properties: dict[str, Any], expected: list[str] | None
         (6_002_000, ">6.0, <6.2", False),
         (6_001_009, ">6.0, <6.2", True),
         (6_001_000, "!=6.1", False),
-        (6_001_000, "6.1", True),
+        (6_001_000, "6.1", False),  # Nova refuses it
+        (6_001_000, ">= 6.1.0rc1", True),
+        (6_001_000, "<6.1.0.dev3", False),
+        (6_001_000, ">=6.1.post1", False),
+        (6_001_000, "==v6.1", True),
         (6_001_000, "==6.1.0", True),
         (6_001_000, "~6.1", False),
     ],
@@ -184,6 +196,19 @@ class Broken(HostFilter):
         raise RuntimeError("out of order")
 
 
+class Speechless(OnlyH2):
+    """A filter that decides, and fails at all else."""
+
+    name = "Speechless"
+    asks_remaining = True
+
+    def concerns(self, spec: RequestSpec) -> bool:
+        raise RuntimeError("out of order")
+
+    def describe(self, spec: RequestSpec) -> str:
+        raise RuntimeError("out of order")
+
+
 class Unmakeable(OnlyH2):
     """A filter that cannot be made."""
 
@@ -199,7 +224,13 @@ def with_filters(*names: str) -> FilterScheduler:
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry_points(*, group: str) -> list[metadata.EntryPoint]:
-        values = {"OnlyH2": "OnlyH2", "Broken": "Broken", "Unmakeable": "Unmakeable", "Gone": "NoSuchName"}
+        values = {
+            "OnlyH2": "OnlyH2",
+            "Speechless": "Speechless",
+            "Broken": "Broken",
+            "Unmakeable": "Unmakeable",
+            "Gone": "NoSuchName",
+        }
         return [metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in values.items()]
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
@@ -234,6 +265,19 @@ def test_a_plugin_that_fails_lets_no_host_pass(caplog: pytest.LogCaptureFixture)
     assert "out of order" not in caught.value.message  # for admins
     assert caught.value.details["reasons"][-1]["error"] == "RuntimeError: out of order"
     assert "Broken" in caplog.text
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_a_plugin_that_fails_beside_its_decision_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """The request ended with the plugin's error, and not with that there is no host."""
+    scheduler = with_filters("Speechless")
+    table = a_table(a_host("h1"), a_host("h2"))
+    with caplog.at_level(logging.ERROR):
+        await scheduler.prepare(table, a_spec())
+        assert scheduler.select(table, a_spec(), ["i"], now=NOW).destinations[0].selected.host == "h2"
+        with pytest.raises(NoValidHost, match="no host meets all requirements of the request; 1 host does not meet"):
+            scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
+    assert caplog.text.count("the filter Speechless failed to") == 2
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))

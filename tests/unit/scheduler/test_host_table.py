@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from micronova.objects.scheduling import HostState
 from micronova.objects.topology import HostCell, NodeTopology, encode
+from micronova.placement.model import MOST_UNITS
 from micronova.scheduler.host_table import HostTable
 from tests.unit.scheduler.factory import a_host, a_table
 
@@ -28,6 +29,8 @@ def a_state(draw: st.DrawFn) -> HostState:
         capacity=capacity,
         total=capacity,
         used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
+        max_unit=draw(st.sampled_from([{}, dict.fromkeys(classes, 8)])),
+        allocation_ratio=draw(st.sampled_from([{}, dict.fromkeys(classes, 1.5)])),
         enabled=draw(st.booleans()),
         capabilities=draw(st.sampled_from([{}, {"gpu": "yes"}])),
         aggregates=draw(st.sampled_from([(), (("agg", {"k": "v"}),), (("agg", {"k": "w"}), ("other", {}))])),
@@ -45,6 +48,8 @@ def full(state: HostState, table: HostTable) -> HostState:
         reserved=zeros | state.reserved,
         capacity=zeros | state.capacity,
         used=zeros | state.used,
+        max_unit=zeros | dict.fromkeys(state.capacity, MOST_UNITS) | state.max_unit,
+        allocation_ratio=dict.fromkeys(zeros, 0.0) | dict.fromkeys(state.capacity, 1.0) | state.allocation_ratio,
     )
 
 
@@ -75,7 +80,7 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
                 if state.host == value:
                     model[uuid] = msgspec.structs.replace(state, enabled=False, forced_down=True, last_seen=5.0)
         else:
-            unknown = table.set_amounts([(value, "VCPU", 9, 1, 18, 4)])
+            unknown = table.set_amounts([(value, "VCPU", 9, 1, 18, 4, 9, 2.0)])
             assert unknown == ({value} - model.keys())
             if value in model:
                 state = model[value]
@@ -85,6 +90,8 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
                     reserved=state.reserved | {"VCPU": 1},
                     capacity=state.capacity | {"VCPU": 18},
                     used=state.used | {"VCPU": 4},
+                    max_unit=state.max_unit | {"VCPU": 9},
+                    allocation_ratio=state.allocation_ratio | {"VCPU": 2.0},
                 )
     assert set(table.uuids) == set(model)
     view = table.view()
@@ -93,6 +100,11 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
         assert row is not None
         assert table.state(row) == full(state, table)
         assert view.in_zone(state.zone)[row]
+        able = view.may_give("VCPU", 9)
+        assert (
+            "VCPU" not in state.capacity or state.max_unit.get("VCPU", 9) >= 9 or (able is not None and not able[row])
+        )
+        assert able is None or able[row] == ("VCPU" in state.capacity and state.max_unit.get("VCPU", 9) >= 9)
         assert view.by_host({state.host: 3})[row] == 3
         assert view.by_facts(("gpu",), lambda facts: "gpu" in facts.capabilities)[row] == ("gpu" in state.capabilities)
         assert row in table.rows_of_host(state.host)
@@ -166,3 +178,66 @@ def test_a_host_that_is_read_again_unchanged_leaves_the_answers_about_it() -> No
     table.update([msgspec.structs.replace(states[0], traits=("CUSTOM_NEW",))])
     ask()
     assert len(asked) == 8 + 3, "a new kind of host is asked about"
+
+
+NUMBERS = st.one_of(
+    st.integers(0, 8), st.sampled_from([-1, 2**31 - 1, 2**31, 2**41, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**70])
+)
+
+
+@st.composite
+def a_bad_state(draw: st.DrawFn) -> HostState:
+    """Draw a host as an earlier version may have stored it, with any numbers and pages."""
+    pages = st.fixed_dictionaries({"size_kib": NUMBERS, "total": NUMBERS}, optional={"reserved": NUMBERS})
+    cell = st.fixed_dictionaries(
+        {"id": NUMBERS, "memory_mb": NUMBERS, "shared": st.lists(NUMBERS, max_size=2)},
+        optional={"pages": st.lists(pages, max_size=3), "dedicated": st.lists(NUMBERS, max_size=2)},
+    )
+    topology = draw(st.fixed_dictionaries({"cells": st.lists(cell, max_size=12)}))
+    held = draw(st.sampled_from(["", '{"cells": {"0": {"memory_mb": 9223372036854775808}}}', "no JSON"]))
+    return msgspec.structs.replace(
+        draw(a_state()),
+        topology=msgspec.json.encode(topology).decode(),
+        held=held,
+        num_instances=draw(NUMBERS),
+        hypervisor_version=draw(NUMBERS),
+        traits=(draw(st.sampled_from(["CUSTOM_A", "CUSTOM_B"])),),
+    )
+
+
+@given(st.lists(st.one_of(a_state(), a_bad_state()), max_size=12))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_cannot_be_taken_is_left_out_alone(states: list[HostState]) -> None:
+    """Codes that a failed row had released without having taken them were given to other hosts' facts."""
+    table, good = HostTable(), HostTable()
+    kept: dict[str, HostState] = {}
+    for state in states:
+        table.update([state])
+        table.set_topologies([(state.node_uuid, state.topology, state.held)])
+        if state.node_uuid in table:
+            kept[state.node_uuid] = state
+        else:
+            kept.pop(state.node_uuid, None)
+            assert state.node_uuid in table.left_out
+    good.update(kept.values())
+    assert set(table.uuids) == set(good.uuids) == kept.keys() and not table.left_out & kept.keys()
+    for uuid, state in kept.items():
+        row = table.index(uuid)
+        assert row is not None and table.state(row) == full(state, table)
+    for interner in (table._zones, table._facts, table._aggregates, table._topologies._interner):
+        assert sum(interner._users) == len(kept)
+    table.remove(list(kept))
+    assert not any(sum(each._users) for each in (table._zones, table._facts, table._topologies._interner))
+
+
+def test_two_bad_rows_give_no_host_the_facts_of_another() -> None:
+    table = a_table(a_host("h0"), a_host("h1"))
+    for number in (10, 11):
+        cells = f'{{"cells": [{{"id": 0, "memory_mb": {2**63 + number}}}]}}'
+        for _ in range(2):
+            table.update([a_host(f"h{number}", zone="evil", hypervisor_type="evil", topology=cells)])
+    table.update([a_host("h20", zone="other", traits=("CUSTOM_TRUSTED",))])
+    view = table.view()
+    trusted = view.by_facts("trusted", lambda facts: "CUSTOM_TRUSTED" in facts.traits)
+    assert [each.host for each in view.selections()] == ["h0", "h1", "h20"]
+    assert trusted.tolist() == [False, False, True] and view.in_zone("nova").tolist() == [True, True, False]

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from micronova.conf.control import SchedulerSettings
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
@@ -31,9 +32,9 @@ def _table() -> HostTable:
 def _passing(prefilters: Prefilters, spec: RequestSpec) -> str:
     hosts = _table().view()
     left = set(range(3))
-    for _, _, mask in prefilters.masks(hosts, spec):
-        left &= {position for position in range(3) if mask[position]}
-    return "".join(each.host for position, each in enumerate(hosts.selections()) if position in left)
+    for each in prefilters.masks(hosts, spec):
+        left &= {position for position in range(3) if each.mask[position]}
+    return "".join(place.host for position, place in enumerate(hosts.selections()) if position in left)
 
 
 def _spec(project: str = "p", **more: str) -> RequestSpec:
@@ -66,3 +67,59 @@ def test_projects_have_the_hosts_of_their_aggregates(project: str, optional: str
 def test_a_project_whose_aggregates_have_no_host_has_none() -> None:
     spec = msgspec.structs.replace(_spec("r"), has_aggregates=True)
     assert _passing(Prefilters(tenants=True), spec) == ""
+
+
+def test_aggregates_are_kept_for_servers_that_require_their_traits() -> None:
+    def passing(wanted: dict[str, str], properties: dict[str, str] | None = None, *, on: bool = True) -> str:
+        table = HostTable()
+        metadata: dict[str, dict[str, str]] = {
+            "a": {"trait:CUSTOM_A": "required"},
+            "b": {"trait:CUSTOM_A": "required", "trait:CUSTOM_B": "required"},
+            "c": {"trait:CUSTOM_C": "wanted", "ssd": "required"},
+        }
+        table.update(
+            HostState(
+                host=name, node=name, node_uuid=name, aggregates=((name, values),), traits=("CUSTOM_A", "CUSTOM_B")
+            )
+            for name, values in metadata.items()
+        )
+        image = ImageMeta(id="i", properties=properties or {})
+        flavor = msgspec.structs.replace(FLAVOR, extra_specs=wanted)
+        spec = RequestSpec(project_id="p", user_id="u", flavor=flavor, image=image)
+        left = set("abc")
+        prefilters = Prefilters.of(SchedulerSettings(enable_isolated_aggregate_filtering=on))
+        for each in prefilters.masks(table.view(), spec):
+            left &= {name for name, passes in zip("abc", each.mask, strict=True) if passes}
+        return "".join(sorted(left))
+
+    assert passing({}, on=False) == "abc"
+    assert passing({}) == "c"
+    assert passing({"trait:CUSTOM_A": "required"}) == "ac"
+    assert passing({"trait:CUSTOM_A": "required"}, {"trait:CUSTOM_B": "required"}) == "abc"
+    assert passing({"resources1:CUSTOM_X": "1", "trait1:CUSTOM_A": "required"}) == "ac"
+    assert passing({"trait:CUSTOM_D": "forbidden"}) == "c"
+
+
+def test_properties_of_images_count_if_the_setting_says_so() -> None:
+    table = HostTable()
+    table.update(
+        [
+            HostState(host="a", node="a", node_uuid="a", traits=("COMPUTE_STORAGE_BUS_VIRTIO", "HW_ARCH_X86_64")),
+            HostState(host="b", node="b", node_uuid="b", traits=("COMPUTE_NET_VIF_MODEL_SPAPR_VLAN",)),
+        ]
+    )
+
+    def passing(on: bool, **properties: str) -> list[bool]:
+        image = ImageMeta(id="i", properties=properties)
+        spec = RequestSpec(project_id="p", user_id="u", flavor=FLAVOR, image=image)
+        masks = list(Prefilters.of(SchedulerSettings(image_metadata_prefilter=on)).masks(table.view(), spec))
+        return list(masks[0].mask) if masks else [True, True]
+
+    assert passing(False, hw_disk_bus="virtio") == [True, True]
+    assert passing(True, os_type="linux") == [True, True]
+    assert passing(True, hw_disk_bus="virtio", hw_architecture="x86_64") == [True, False]
+    for name in ("hw_architecture", "architecture"):  # which is an older name of the same
+        assert passing(True, **{name: "amd64"}) == [True, False]
+        assert passing(True, **{name: "s390x"}) == [False, False]
+    assert passing(True, hw_vif_model="spapr-vlan") == [False, True]
+    assert passing(True, hw_cdrom_bus="virtio", hw_video_model="qxl") == [False, False]

@@ -81,6 +81,7 @@ from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
 from micronova.servers.shelving import ServerShelving
+from micronova.servers.volumes import ServerVolumes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ class APIDependencies:
     image_caching: CacheImagesRequests
     interfaces: Interfaces
     security_groups: ServerSecurityGroups
+    volumes: ServerVolumes
     external_events: ExternalEvents
     guests: GuestQueries
     consoles: ConsoleLinks
@@ -159,7 +161,7 @@ def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
         *server_password.routes(db),
         *server_security_groups.routes(db, needs.security_groups, needs.network_client),
         *server_topology.routes(db),
-        *volume_attachments.routes(db, max_limit),
+        *volume_attachments.routes(db, needs.volumes, max_limit),
         *server_shares.routes(db),
         *volumes.routes(),
         *assisted_volume_snapshots.routes(),

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from micronova.api.compute import extra_spec_rules
 from micronova.api.compute.flavors import announce_update
 from micronova.api.inputs import STRICT, Body, Key, NoQuery
 from micronova.db import flavors
@@ -15,6 +14,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.notifications.notifier import Announcer
 from micronova.objects.errors import Invalid, NotFound
+from micronova.servers import extra_spec_rules
 
 Value = Annotated[str, Meta(max_length=255)] | int | float
 Specs = dict[Key, Value]

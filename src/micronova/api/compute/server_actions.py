@@ -1,7 +1,8 @@
 """Server actions that have no module of their own: power, locks, rescue, security groups, os-resetState and others."""
 
+import re
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
@@ -22,6 +23,9 @@ from micronova.servers.guest_queries import GuestQueries
 from micronova.servers.interfaces import Interfaces
 from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
+
+_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f]")
+"""What Nova leaves out of console logs: control characters, but for tabs and line feeds."""
 
 
 class Reboot(msgspec.Struct, forbid_unknown_fields=True):
@@ -239,7 +243,7 @@ class ActionHandlers:
         row = await authorized_server(self._database, request, id)
         asked = request.body.value.length
         length = None if asked is None else _length(asked)
-        return {"output": await self._guests.console_output(request.context, row, length)}
+        return {"output": _CONTROL.sub("", await self._guests.console_output(request.context, row, length))}
 
 
 def _length(value: int | str) -> int | None:

@@ -50,6 +50,7 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         """Create servers."""
         wanted = create_request(request)
         wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
+        wanted.may_share_volumes = request.minor >= 60
         wanted.may_attach_external = request.allows("network:attach_external_network")
         _authorize(request, wanted)
         by_reservation = inputs.flag(request.body.server.return_reservation_id)
@@ -65,7 +66,7 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         body=Body,
         answer=({"server": _CREATED}, {"reservation_id": str}),
         has_location=True,
-        errors=(501,),  # it asks for volumes
+        errors=(501,),  # it asks for volumes, and there is no service that has them
     )
     return with_old_path([route])
 
@@ -132,7 +133,7 @@ def create_request(request: Request) -> CreateRequest:
         key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},
         user_data=_user_data(server, request.is_v2),
-        files=[] if server.personality is UNSET else injected_files(server.personality),
+        injected_files=[] if server.personality is UNSET else injected_files(server.personality),
         config_drive=inputs.flag(server.config_drive),
         availability_zone=zone,
         force_host=force_host,
@@ -141,7 +142,7 @@ def create_request(request: Request) -> CreateRequest:
         requested_node=node,
         min_count=least,
         max_count=most,
-        block_devices=_devices(server, minor),
+        block_devices=_devices(server),
         hints=_hints(body),
         access_ip_v4=access_address("accessIPv4", server.access_ip_v4, 4),
         access_ip_v6=access_address("accessIPv6", server.access_ip_v6, 6),
@@ -222,7 +223,7 @@ def _devices_v2(server: NewServer) -> list[Device]:
     return server.block_device_mapping_v2 if server.block_device_mapping_v2 is not UNSET else []
 
 
-def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
+def _devices(server: NewServer) -> list[BlockDevice]:
     if server.block_device_mapping is not UNSET:
         if server.block_device_mapping_v2 is not UNSET:
             raise Invalid("Using different block_device_mapping syntaxes is not allowed in the same request.")
@@ -237,9 +238,12 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
                 volume_id=given(item.volume_id),
                 snapshot_id=given(item.snapshot_id),
                 device_name=given(item.device_name),
+                size_gb=None if item.volume_size is UNSET else int(item.volume_size),
+                delete_on_termination=item.delete_on_termination is not UNSET
+                and inputs.flag(item.delete_on_termination),
                 boot_index=0 if number == 0 and server.image_ref in (UNSET, "") else -1,
             )
-            for number, item in enumerate(server.block_device_mapping)
+            for number, item in enumerate(each for each in server.block_device_mapping if not each.no_device)
         ]
     return [_device(item) for item in _devices_v2(server) if not item.no_device]
 
@@ -256,10 +260,11 @@ def _device(item: Device) -> BlockDevice:
         raise Invalid(f"Invalid input for field/attribute {where}.uuid: a blank device has none.")
     if source != "blank" and not (uuid or image or volume or snapshot):
         raise Invalid(f"Block Device Mapping is Invalid: a device of source_type {source} needs a uuid.")
+    destination = given(item.destination_type) or ("local" if source in ("image", "blank") else "volume")
     return BlockDevice(
         uuid="",
         source_type=source,
-        destination_type=given(item.destination_type) or ("local" if source in ("image", "blank") else "volume"),
+        destination_type=destination,
         image_id=(uuid or image) if source == "image" else None,
         volume_id=(uuid or volume) if source == "volume" else None,
         snapshot_id=(uuid or snapshot) if source == "snapshot" else None,
@@ -271,7 +276,9 @@ def _device(item: Device) -> BlockDevice:
         device_type=given(item.device_type),
         tag=given(item.tag),
         volume_type=given(item.volume_type),
-        delete_on_termination=item.delete_on_termination is UNSET or inputs.flag(item.delete_on_termination),
+        delete_on_termination=destination == "local"
+        if item.delete_on_termination is UNSET
+        else inputs.flag(item.delete_on_termination),
     )
 
 
@@ -280,9 +287,12 @@ MOST_HINT_BYTES: Final = 8192
 
 
 def _hints(body: Body) -> dict[str, list[str]]:
+    """Return the hints of a request as lists. Nova keeps names that begin with _nova for itself and drops them."""
     raw = next((each for each in (body.hints, body.prefixed_hints, body.server.hints) if each is not UNSET), {})
     found: dict[str, list[str]] = {}
     for name, value in raw.items():
+        if name.startswith("_nova"):
+            continue
         values = (
             [str(part) for part in value]
             if isinstance(value, list)

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.api import inputs
 from micronova.api.compute.server_inputs import id_in
 from micronova.db.server_lists import SORT_KEYS, Filters
+from micronova.http.paging import check_filter
 from micronova.http.request import Request
 from micronova.http.versions import since
 from micronova.objects import power_state, states
@@ -300,7 +301,9 @@ def _set_times(asked: dict[str, Any], filters: Filters) -> None:
 
 def _set_tags(asked: dict[str, Any], filters: Filters) -> None:
     def words(name: str) -> list[str]:
-        return [part for part in asked.get(name, "").split(",") if part]
+        found = list(dict.fromkeys(part for part in asked.get(name, "").split(",") if part))
+        check_filter(name, found)
+        return found
 
     filters.tags_all, filters.tags_any = words("tags"), words("tags-any")
     filters.not_tags_all, filters.not_tags_any = words("not-tags"), words("not-tags-any")

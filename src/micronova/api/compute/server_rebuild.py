@@ -92,7 +92,7 @@ def routes(database: Database, servers: Servers, rebuilder: ServerRebuilder, *, 
         rebuilt, password = await rebuilder.rebuild(request.context, row, wanted)
         # The first has the state of the host's service.
         shown = cast(InstanceRow, {**row, **rebuilt, "admin_password": password})
-        body = servers.body(request, shown, REBUILT, flags | {"password"} if shows_passwords else flags)
+        body = await servers.body(request, shown, REBUILT, flags | {"password"} if shows_passwords else flags)
         return Response(body=body, headers={"location": Links(request).of("servers", id)[0]["href"]})
 
     return action_routes(
@@ -136,7 +136,7 @@ def _rebuild_request(request: Request) -> RebuildRequest:
     return RebuildRequest(
         image_id=asked.image_ref,
         changes=changes,
-        files=[] if asked.personality is UNSET else injected_files(asked.personality),
+        injected_files=[] if asked.personality is UNSET else injected_files(asked.personality),
         admin_password=None if asked.admin_pass is UNSET else asked.admin_pass,
         preserve_ephemeral=asked.preserve_ephemeral is not UNSET and inputs.flag(asked.preserve_ephemeral),
         allow_zero_disk=request.allows(ZERO_DISK),

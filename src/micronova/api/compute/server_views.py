@@ -1,6 +1,5 @@
 """The JSON form of servers: each field with its microversions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -8,7 +7,8 @@ from micronova.api.links import LINKS, Links, host_id
 from micronova.api.view import OMIT, Field, View
 from micronova.http.paging import iso, iso_micros
 from micronova.http.versions import Range, since, until
-from micronova.objects.instance import InstanceRow
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.instance import InstanceRow, InstanceWithService
 from micronova.objects.states import status
 
 _WITH_PROGRESS = frozenset({"ACTIVE", "BUILD", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"})
@@ -25,6 +25,7 @@ class ViewContext:
     up_since: int = 0  # a host that was heard of since this time is up
     all_host_states: bool = False  # policy shows other states of the host than UNKNOWN
     server_groups: dict[str, list[str]] = field(default_factory=dict)  # by server
+    volumes: dict[str, tuple[BlockDevice, ...]] = field(default_factory=dict)  # by server
 
 
 def _status(row: InstanceRow, _: ViewContext) -> str:
@@ -45,8 +46,8 @@ def _fault(row: InstanceRow, context: ViewContext) -> Any:
     return visible
 
 
-def _host_status(row: Mapping[str, Any], context: ViewContext) -> str:
-    """Return the state of the server's host; the row has the columns of its service.
+def _host_status(row: InstanceWithService, context: ViewContext) -> str:
+    """Return the state of the server's host.
 
     The host is up by the rule of `db.services.is_up`.
     """
@@ -179,8 +180,21 @@ _CORE = (
     Field("tags", "tags", since(26), type=list[str]),
     Field("trusted_image_certificates", "trusted_certs", since(63), type=list[str] | None),
     Field("pinned_availability_zone", "pinned_availability_zone", since(96), type=str | None),
-    Field("scheduler_hints", lambda row, _: _shown_hints(row["hints"]), since(100), type=dict[str, str | list[str]]),
+    Field("scheduler_hints", "hints", since(100), type=dict[str, list[str]]),
 )
+
+
+def _volume_ids(row: InstanceRow, context: ViewContext) -> Any:
+    return [{"id": device.volume_id} for device in context.volumes.get(row["uuid"], ())]
+
+
+def _volumes(row: InstanceRow, context: ViewContext) -> Any:
+    return [
+        {"id": device.volume_id, "delete_on_termination": device.delete_on_termination}
+        for device in context.volumes.get(row["uuid"], ())
+    ]
+
+
 _EXTENDED = (
     Field("OS-EXT-AZ:availability_zone", lambda row, _: row["availability_zone"] or "", type=str),
     Field("config_drive", lambda row, _: "True" if row["config_drive"] else "", type=Literal["True", ""]),
@@ -191,8 +205,12 @@ _EXTENDED = (
     Field("OS-EXT-STS:task_state", "task_state", type=str | None),
     Field("OS-EXT-STS:vm_state", "vm_state", type=str),
     Field("OS-EXT-STS:power_state", "power_state", type=int),
+    Field("os-extended-volumes:volumes_attached", _volume_ids, until(2), type=[{"id": str}]),
     Field(
-        "os-extended-volumes:volumes_attached", lambda row, _: [], type=[{"id": str, "delete_on_termination?": bool}]
+        "os-extended-volumes:volumes_attached",
+        _volumes,
+        since(3),
+        type=[{"id": str, "delete_on_termination": bool}],
     ),
     Field("host_status", _host_status, since(16), when="host_status", type=str),
     Field("OS-EXT-SRV-ATTR:host", "host", when="attributes", type=str | None),
@@ -210,11 +228,6 @@ _EXTENDED = (
 _GROUPS = Field(
     "server_groups", lambda row, context: context.server_groups.get(row["uuid"], []), since(71), type=list[str]
 )
-
-
-def _shown_hints(hints: dict[str, list[str]]) -> dict[str, Any]:
-    """Return hints as they were sent: a single value, or a list of several."""
-    return {name: values[0] if len(values) == 1 else values for name, values in hints.items()}
 
 
 def _usage_time(micros: int | None) -> str | None:

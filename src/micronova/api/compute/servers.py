@@ -5,12 +5,13 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
+import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
 from micronova.api.compute.action_routes import PATH, with_old_path
 from micronova.api.compute.server_inputs import access_address, disk_config, hostname
-from micronova.api.compute.server_lookup import authorized_server
+from micronova.api.compute.server_lookup import authorized_server, authorized_server_to_show
 from micronova.api.compute.server_query import ListQuery, list_filters
 from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, ViewContext
 from micronova.api.inputs import STRICT
@@ -21,6 +22,7 @@ from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
+from micronova.objects.block_device import BlockDevice
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
@@ -87,10 +89,14 @@ class Servers:
         filters = list_filters(request, self._max_limit)
         flags = self.flags(request) if view is not BRIEF else frozenset()
         rows: Sequence[server_lists.Row] = []
+        volumes: dict[str, tuple[BlockDevice, ...]] = {}
         if filters is not None:
             columns = _columns(view, request.minor, flags)
-            rows = await self._database.read(server_lists.list_, filters, columns, with_services="host_status" in flags)
+            rows, volumes = await self._database.read(
+                _listed, filters, columns, with_services="host_status" in flags, with_volumes=view is not BRIEF
+            )
         context = self._view_context(request)
+        context.volumes = volumes
         shape = view.at(request.minor, flags)
         body: dict[str, Any] = {"servers": [shape(row, context) for row in rows]}
         if filters is not None and rows and len(rows) == filters.limit and filters.limit > 0:
@@ -100,12 +106,23 @@ class Servers:
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a server."""
         flags = self.flags(request)
-        row = await authorized_server(self._database, request, id, with_service="host_status" in flags)
-        return self.body(request, row, SHOW, flags)
+        row, volumes = await authorized_server_to_show(self._database, request, id, with_service="host_status" in flags)
+        return self._body(request, row, SHOW, flags, {id: volumes})
 
-    def body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
+    async def body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
         """Return a response about one server."""
+        return self._body(request, row, view, flags, await self._database.read(instances.volumes, [row["uuid"]]))
+
+    def _body(
+        self,
+        request: Request,
+        row: InstanceRow,
+        view: View,
+        flags: frozenset[str],
+        volumes: dict[str, tuple[BlockDevice, ...]],
+    ) -> dict[str, Any]:
         context = self._view_context(request)
+        context.volumes = volumes
         if request.minor >= 71 and row["server_group_id"]:
             context.server_groups = {row["uuid"]: [row["server_group_id"]]}
         return {"server": view.at(request.minor, flags)(row, context)}
@@ -143,7 +160,7 @@ class Servers:
             if not there:
                 raise Conflict(f"Instance {id} was deleted meanwhile.")
             row = {**changed(row, values), "updated_at": now}
-        return self.body(request, row, UPDATED, flags)
+        return await self.body(request, row, UPDATED, flags)
 
     def _values(self, request: Request, row: InstanceRow) -> InstanceChanges:
         asked: Changes = request.body.server
@@ -173,6 +190,19 @@ class Servers:
     async def delete(self, request: Request, id: str) -> None:
         """Delete a server."""
         await self._actions.delete(request.context, await authorized_server(self._database, request, id))
+
+
+def _listed(
+    conn: sa.Connection,
+    filters: server_lists.Filters,
+    columns: tuple[str, ...],
+    *,
+    with_services: bool,
+    with_volumes: bool,
+) -> tuple[Sequence[server_lists.Row], dict[str, tuple[BlockDevice, ...]]]:
+    """Return a page of servers, and their volumes."""
+    rows = server_lists.list_(conn, filters, columns, with_services=with_services)
+    return rows, instances.volumes(conn, [row["uuid"] for row in rows]) if with_volumes and rows else {}
 
 
 def _columns(view: View, minor: int, flags: frozenset[str]) -> tuple[str, ...]:

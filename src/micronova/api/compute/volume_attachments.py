@@ -1,7 +1,4 @@
-"""The volumes of servers: those of their block devices that are volumes.
-
-Compute uses no block storage service, so volumes can be neither attached nor detached nor swapped.
-"""
+"""The volumes of servers: those of their block devices that are volumes. They cannot be swapped."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -13,7 +10,6 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.api import inputs
 from micronova.api.compute.server_inputs import Id, Tag, given
 from micronova.api.compute.server_lookup import authorized_server
-from micronova.api.compute.volumes import no_block_storage
 from micronova.api.inputs import Body, NoQuery, Slice
 from micronova.api.view import OMIT, Field, View
 from micronova.db import instances
@@ -21,8 +17,10 @@ from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since, until
+from micronova.objects import states
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import Conflict, Invalid, NotFound, NotSupported
+from micronova.servers.volumes import ServerVolumes, not_attached
 
 RULE = "os_compute_api:os-volumes-attachments"
 
@@ -35,6 +33,15 @@ ATTACHMENT = View(
     Field("delete_on_termination", "delete_on_termination", since(79), type=bool),
     Field("attachment_id", "attachment_id", since(89), type=str | None),
     Field("bdm_uuid", "uuid", since(89), type=str),
+)
+
+CREATED = View(
+    Field("id", "volume_id", type=str),
+    Field("volumeId", "volume_id", type=str),
+    Field("serverId", lambda device, server: server, type=str),
+    Field("device", "device_name", type=str | None),
+    Field("tag", "tag", since(70), type=str | None),
+    Field("delete_on_termination", "delete_on_termination", since(79), type=bool),
 )
 
 DeviceName = Annotated[str, Meta(max_length=255, pattern=r"^/dev/x?[a-z]?d?[a-z]+[0-9]*\Z")]
@@ -79,8 +86,9 @@ class Update(Body, rename={"volume_attachment": "volumeAttachment"}):
 class VolumeAttachments:
     """The handlers."""
 
-    def __init__(self, database: Database, max_limit: int) -> None:
+    def __init__(self, database: Database, volumes: ServerVolumes, max_limit: int) -> None:
         self._database = database
+        self._server_volumes = volumes
         self._max_limit = max_limit
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
@@ -94,17 +102,31 @@ class VolumeAttachments:
         for device in await self._volumes(request, id):
             if device.volume_id == volume:
                 return {"volumeAttachment": ATTACHMENT.at(request.minor)(device, id)}
-        raise _not_attached(id, volume)
+        raise not_attached(id, volume)
 
-    async def create(self, request: Request, id: str) -> None:
-        """Raise NotSupported."""
-        await authorized_server(self._database, request, id)
-        no_block_storage("volumes cannot be attached.")
+    async def create(self, request: Request, id: str) -> dict[str, Any]:
+        """Attach a volume."""
+        wanted: NewAttachment = request.body.volume_attachment
+        row = await authorized_server(self._database, request, id)
+        if request.minor < 20 and row["vm_state"] in (states.SHELVED, states.SHELVED_OFFLOADED):
+            raise Conflict(f"Cannot 'attach_volume' instance {id} while it is in vm_state {row['vm_state']}")
+        device = BlockDevice(
+            uuid="",
+            volume_id=wanted.volume_id,
+            device_name=wanted.device,
+            tag=given(wanted.tag),
+            delete_on_termination=wanted.delete_on_termination is not UNSET
+            and inputs.flag(wanted.delete_on_termination),
+        )
+        made = await self._server_volumes.attach(request.context, row, device, may_be_shared=request.minor >= 60)
+        return {"volumeAttachment": CREATED.at(request.minor)(made, id)}
 
     async def swap(self, request: Request, id: str, volume: str) -> None:
-        """Raise NotFound: there is no volume whose place another could take."""
-        await authorized_server(self._database, request, id)
-        raise _no_volume(volume)
+        """Raise NotSupported if the server has the volume."""
+        row = await authorized_server(self._database, request, id)
+        if not await self._database.read(_attached, row["uuid"], volume):
+            raise _no_volume(volume)
+        raise _no_swap()
 
     async def update(self, request: Request, id: str, volume: str) -> None:
         """Change what happens to a volume when its server is deleted."""
@@ -113,24 +135,24 @@ class VolumeAttachments:
         row = await authorized_server(self._database, request, id, rule=f"{RULE}:swap" if swaps else None)
         await self._database.write(_change, row["uuid"], volume, wanted)
         if swaps:
-            raise _no_volume(volume)
+            raise _no_swap()
 
     async def delete(self, request: Request, id: str, volume: str) -> None:
-        """Raise NotFound, or NotSupported if the server has the volume."""
+        """Detach a volume."""
         row = await authorized_server(self._database, request, id)
-        if not await self._database.read(_attached, row["uuid"], volume):
-            raise _not_attached(id, volume)
-        no_block_storage("volumes cannot be detached.")
+        if request.minor < 20 and row["vm_state"] in (states.SHELVED, states.SHELVED_OFFLOADED):
+            raise Conflict(f"Cannot 'detach_volume' instance {id} while it is in vm_state {row['vm_state']}")
+        await self._server_volumes.detach(request.context, row, volume)
 
     async def _volumes(self, request: Request, id: str) -> list[BlockDevice]:
         """Return the devices of a server that are volumes; since 2.89 those whose attachment is known."""
         row = await authorized_server(self._database, request, id)
-        devices = (await self._database.read(instances.devices, [row["uuid"]])).get(row["uuid"], ())
+        devices = (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
         return [each for each in devices if each.volume_id and (request.minor < 89 or each.attachment_id)]
 
 
-def _not_attached(id: str, volume: str) -> NotFound:
-    return NotFound(f"Instance {id} is not attached to volume {volume[:64]}")
+def _no_swap() -> NotSupported:
+    return NotSupported("Volumes of servers cannot be swapped in this cloud yet: detach one and attach the other.")
 
 
 def _no_volume(volume: str) -> NotFound:
@@ -139,7 +161,7 @@ def _no_volume(volume: str) -> NotFound:
 
 def _attached(conn: sa.Connection, id: str, volume: str) -> list[BlockDevice]:
     """Return a server's devices with this volume."""
-    return [device for device in instances.devices(conn, [id]).get(id, ()) if device.volume_id == volume]
+    return [device for device in instances.volumes(conn, [id]).get(id, ()) if device.volume_id == volume]
 
 
 def _change(conn: sa.Connection, id: str, volume: str, wanted: Changes) -> None:
@@ -159,9 +181,9 @@ def _change(conn: sa.Connection, id: str, volume: str, wanted: Changes) -> None:
         instances.change_device(conn, msgspec.structs.replace(device, delete_on_termination=kept))
 
 
-def routes(database: Database, max_limit: int) -> list[Route]:
+def routes(database: Database, volumes: ServerVolumes, max_limit: int) -> list[Route]:
     """Declare the routes."""
-    handlers = VolumeAttachments(database, max_limit)
+    handlers = VolumeAttachments(database, volumes, max_limit)
     path = "/servers/{id}/os-volume_attachments"
     one = f"{path}/{{volume}}"
     route = partial(Route, checks_policy=True)
@@ -189,7 +211,8 @@ def routes(database: Database, max_limit: int) -> list[Route]:
             handler=handlers.create,
             policy=f"{RULE}:create",
             body=Create,
-            errors=(501,),
+            answer={"volumeAttachment": CREATED},
+            errors=(500, 501),
         ),
         route(
             method="PUT",
@@ -198,6 +221,7 @@ def routes(database: Database, max_limit: int) -> list[Route]:
             policy=f"{RULE}:swap",
             body=Update,
             status=202,
+            errors=(501,),
             versions=until(84),
         ),
         route(
@@ -207,6 +231,7 @@ def routes(database: Database, max_limit: int) -> list[Route]:
             policy=f"{RULE}:update",
             body=Update,
             status=202,
+            errors=(501,),
             versions=since(85),
         ),
         route(

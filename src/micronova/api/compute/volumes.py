@@ -1,8 +1,8 @@
 """Volumes and their snapshots (until 2.35), which compute handed on to a block storage service.
 
-Compute uses no block storage service: no volume or snapshot exists, so lists are empty, none is found by its id, and
-what would make one answers 501 and says why. Nova without such a service in its catalog answers 500, which clients
-take for a failure that may pass; they do not repeat a request that got 501.
+Compute does not hand them on: lists are empty, nothing is found by its id, and what would make one answers 501 and
+says where to ask. Nova without such a service in its catalog answers 500, which clients take for a failure that may
+pass; they do not repeat a request that got 501.
 """
 
 from functools import partial
@@ -54,8 +54,8 @@ class CreateSnapshot(Body):
 
 
 def no_block_storage(advice: str) -> Never:
-    """Raise NotSupported: what the request asks for takes a block storage service."""
-    raise NotSupported(f"This cloud has no block storage service: {advice}")
+    """Raise NotSupported: compute does not hand such requests on."""
+    raise NotSupported(f"Compute makes no volumes: {advice}")
 
 
 async def list_volumes(request: Request) -> dict[str, Any]:
@@ -71,7 +71,7 @@ async def find_volume(request: Request, id: str) -> None:
 async def create_volume(request: Request) -> None:
     """Raise NotSupported."""
     inputs.whole(request.body.volume.size, "volume.size", 1)
-    no_block_storage("volumes cannot be created.")
+    no_block_storage("create them at the block storage service.")
 
 
 async def list_snapshots(request: Request) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def find_snapshot(request: Request, id: str) -> None:
 
 async def create_snapshot(request: Request) -> None:
     """Raise NotSupported."""
-    no_block_storage("snapshots of volumes cannot be created.")
+    no_block_storage("create snapshots of volumes at the block storage service.")
 
 
 def routes() -> list[Route]:

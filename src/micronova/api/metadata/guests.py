@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.api.metadata.signed import Asker
-from micronova.clients.network.cache import ExpiringCache
+from micronova.clients.expiring_cache import ExpiringCache
 from micronova.db import instances, server_migrations
 from micronova.db.engine import Database
 from micronova.db.specs import instance_spec, vifs

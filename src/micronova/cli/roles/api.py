@@ -30,6 +30,7 @@ from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
 from micronova.servers.image_caching import CacheImagesRequests
+from micronova.servers.image_refs import BootImages
 from micronova.servers.image_signatures import ImageSignatures, SignatureRules
 from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
@@ -40,6 +41,7 @@ from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
 from micronova.servers.shelving import ServerShelving
+from micronova.servers.volumes import ServerVolumes
 
 
 async def make(process: Process) -> Role:
@@ -110,7 +112,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
     image_client, network_client = shared.image_client, shared.network_client
     compute = ComputeAPI(process.bus)
     guests = GuestQueries(database=database, clock=clock, compute=compute, service_down_time=default.service_down_time)
-    actions = ServerActions(shared, reclaim_interval=default.reclaim_instance_interval)
+    actions = ServerActions(shared, compute, reclaim_interval=default.reclaim_instance_interval)
     interfaces = Interfaces(
         database=database,
         clock=clock,
@@ -118,6 +120,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
         network_client=network_client,
         check_host=guests.check_host,
     )
+    volumes = ServerVolumes(shared, actions, guests.check_host)
     images = ServerImages(shared, actions, non_inheritable=default.non_inheritable_image_properties)
     return APIDependencies(
         database=database,
@@ -134,15 +137,20 @@ def _api_dependencies(process: Process) -> APIDependencies:
             signatures=shared.signatures,
         ),
         interfaces=interfaces,
+        volumes=volumes,
         security_groups=ServerSecurityGroups(database=database, clock=clock, network_client=network_client),
-        external_events=ExternalEvents(database=database, clock=clock, compute=compute, interfaces=interfaces),
+        external_events=ExternalEvents(
+            database=database, clock=clock, compute=compute, interfaces=interfaces, volumes=volumes
+        ),
         guests=guests,
         consoles=_console_links(process, guests),
         rescue=ServerRescue(shared, actions, rescue_image_id=settings.libvirt.rescue_image_id),
         admin_passwords=AdminPasswords(database=database, clock=clock, actions=actions, check_host=guests.check_host),
         moves=ServerMoves(shared, allow_resize_to_same_host=bool(default.allow_resize_to_same_host)),
         shelving=ServerShelving(shared, actions, images),
-        live_migrations=LiveMigrations(database=database, clock=clock, compute=compute, notifier=process.notifier),
+        live_migrations=LiveMigrations(
+            database=database, clock=clock, compute=compute, conductor=shared.conductor, notifier=process.notifier
+        ),
         service_removal=ServiceRemoval(
             database=database, compute=compute, network_client=network_client, notifier=process.notifier
         ),
@@ -164,6 +172,7 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
     """Return what the classes that accept requests about servers need."""
     assert process.database is not None and process.bus is not None
     settings, default = process.settings, process.settings.default
+    image_client, signatures = process.clients.image_client(), _image_signatures(process)
     return RequestDependencies(
         database=process.database,
         clock=process.clock,
@@ -171,10 +180,12 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
         conductor=ConductorAPI(process.bus),
         notifier=process.notifier,
         secrets=process.secret_box(),
-        image_client=process.clients.image_client(),
+        image_client=image_client,
         network_client=process.clients.network_client(),
+        volume_client=process.clients.volume_client(),
         unsupported=unsupported(settings),
-        signatures=_image_signatures(process),
+        signatures=signatures,
+        boot_images=BootImages(image_client, signatures, settings.glance.max_kernel_images_mb),
         quota_defaults=settings.quota.limits(),
         operation_timeout=default.instance_build_timeout,
         service_down_time=default.service_down_time,

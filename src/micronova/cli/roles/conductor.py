@@ -50,6 +50,8 @@ async def make(process: Process) -> Role:
         secrets=process.secret_box(),
         network_client=process.clients.network_client(),
         image_client=process.clients.image_client(),
+        volume_client=process.clients.volume_client(),
+        volume_creation_timeout=settings.cinder.creation_timeout,
         notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
         operation_timeout=settings.default.instance_build_timeout,

@@ -28,6 +28,7 @@ async def make(process: Process) -> Role:
         project_bytes=process.settings.image.user_storage_quota or None,
         project_uploads=process.settings.image.uploads_per_project or None,
         idle_timeout=process.settings.api.client_timeout,
+        random_source=process.random,
         certificates=process.clients.certificates(),
     )
     process.embedded["image"] = role

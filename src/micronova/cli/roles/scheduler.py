@@ -30,10 +30,6 @@ async def make(process: Process) -> Role:
         refresh_interval=settings.scheduler.refresh_interval,
         max_attempts=settings.scheduler.max_attempts,
         default_zone=settings.default.default_availability_zone,
-        prefilters=Prefilters(
-            image_types=settings.scheduler.query_placement_for_image_type_support,
-            tenants=settings.scheduler.limit_tenants_to_placement_aggregate,
-            tenants_need_aggregates=settings.scheduler.placement_aggregate_required_for_tenants,
-        ),
+        prefilters=Prefilters.of(settings.scheduler),
         pci_aliases=parse_aliases(settings.pci.alias),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.clients.network.cache import ExpiringCache
+from micronova.clients.expiring_cache import ExpiringCache
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, PortLimitExceeded
 

@@ -36,6 +36,7 @@ Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 TRIES = 10  # how often a change is repeated because others change the port, too
 _IN_TRUNK = ("PortInUseAsTrunkParent", "PortInUseAsSubPort")  # why a port is not deleted
+AGENT_BINARY = "micronova-network-agent"  # Micronova's own network agents, which other network services have none of
 BINDINGS = "bindings"  # the key in our entry of how often a port was bound; absent until the second time
 
 
@@ -151,7 +152,7 @@ class NetworkClient:
     ) -> tuple[VIF, ...]:
         """Bind the ports of a server to the host that it moves to; return those of `port_ids` that exist, in order."""
         known = {port["id"]: port for port in await self.calls.ports_of(instance_uuid)}
-        owner = f"compute:{zone or self._default_zone}"
+        owner = self._device_owner(zone)
         bound = await _all(
             [self._bind(known[id], instance_uuid, host, check, device_owner=owner) for id in port_ids if id in known]
         )
@@ -179,30 +180,32 @@ class NetworkClient:
 
     async def list_network_agents(self) -> list[dict[str, Any]]:
         """Return host, alive and configurations of each of Micronova's own network agents that is enabled."""
-        query = (("binary", "micronova-network-agent"), ("admin_state_up", "true"))
         fields = (("fields", "host"), ("fields", "alive"), ("fields", "configurations"))
-        try:
-            return await self.calls.all_of("agents", *query, *fields)
-        except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
-            return []
+        return await self._own_agents(("admin_state_up", "true"), *fields)
 
     async def delete_network_agents(self, host: str) -> None:
         """Delete Micronova's own network agents of a host; one that lives registers again with its next report."""
-        query = (("binary", "micronova-network-agent"), ("host", host), ("fields", "id"))
-        try:
-            found = await self.calls.all_of("agents", *query)
-        except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
-            return
-        for agent in found:
+        for agent in await self._own_agents(("host", host), ("fields", "id")):
             await self.calls.delete("agents", agent["id"])
 
     # --- steps ---
+
+    async def _own_agents(self, *query: tuple[str, str]) -> list[dict[str, Any]]:
+        """Return those of Micronova's own network agents that the query finds."""
+        try:
+            return await self.calls.all_of("agents", ("binary", AGENT_BINARY), *query)
+        except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
+            return []
+
+    def _device_owner(self, zone: str | None) -> str:
+        """Return the device_owner of ports of servers in an availability zone."""
+        return f"compute:{zone or self._default_zone}"
 
     async def _common(self, instance_uuid: str, host: str, zone: str | None, hostname: str) -> dict[str, Any]:
         """Return the attributes that all ports of a server share."""
         common: dict[str, Any] = {
             "device_id": instance_uuid,
-            "device_owner": f"compute:{zone or self._default_zone}",
+            "device_owner": self._device_owner(zone),
             "binding:host_id": host,
         }
         if hostname and await self.calls.has_extension("dns-integration"):

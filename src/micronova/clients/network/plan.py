@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.clients.network.cache import ExpiringCache
+from micronova.clients.expiring_cache import ExpiringCache
 from micronova.clients.network.calls import Calls, Network, network_of
 from micronova.objects.errors import (
     AddressInUse,

@@ -4,11 +4,12 @@ A handler may run twice for an order: after a crash of the agent the conductor s
 was done but not reported is then repeated; no record could prevent that.
 """
 
+import asyncio
 import dataclasses
 from contextlib import nullcontext
+from typing import Final
 
 from micronova.compute.handlers.shared import (
-    capable_driver,
     check_driver_boots,
     guest_of,
     guest_plan,
@@ -22,7 +23,20 @@ from micronova.objects import power_state, states
 from micronova.objects.errors import Conflict, Invalid, NotSupported
 from micronova.objects.image import CANNOT_UPLOAD
 from micronova.objects.network import VIF
-from micronova.virt.driver import AdminPassword, CrashDump, HotPlug, Pause, Rescue, Snapshot, Suspend
+from micronova.virt.driver import (
+    AdminPassword,
+    CrashDump,
+    DiskCopy,
+    HotPlug,
+    Pause,
+    Rescue,
+    Snapshot,
+    Suspend,
+    capable_driver,
+)
+
+NOTICEABLE: Final = 0.05
+"""Seconds that a copy of a disk may take before users are told that it is being made."""
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
@@ -69,7 +83,7 @@ async def start(host: Host, work: Work) -> Outcome:
 
 
 async def soft_delete(host: Host, work: Work) -> Outcome:
-    """Switch the guest off at once; a server that cannot have a guest any more has none."""
+    """Switch the guest off at once, if there is one."""
     guest = await host.driver.info(work.order.instance.uuid)
     if guest is None:
         return Outcome(outcome="done", power_state=power_state.NOSTATE)
@@ -90,7 +104,7 @@ async def reboot(host: Host, work: Work) -> Outcome:
 
 async def pause(host: Host, work: Work) -> Outcome:
     """Pause the guest."""
-    driver = capable_driver(host, Pause, "pause guests")
+    driver = capable_driver(host.driver, Pause, "The server's host cannot pause guests.")
     guest = await guest_to_switch(host, work)
     await driver.pause(guest.uuid)
     return switched(host, guest.uuid, power_state.PAUSED)
@@ -98,7 +112,7 @@ async def pause(host: Host, work: Work) -> Outcome:
 
 async def unpause(host: Host, work: Work) -> Outcome:
     """Unpause the guest."""
-    driver = capable_driver(host, Pause, "pause guests")
+    driver = capable_driver(host.driver, Pause, "The server's host cannot pause guests.")
     guest = await guest_to_switch(host, work)
     await driver.unpause(guest.uuid)
     return switched(host, guest.uuid, power_state.RUNNING)
@@ -106,7 +120,7 @@ async def unpause(host: Host, work: Work) -> Outcome:
 
 async def suspend(host: Host, work: Work) -> Outcome:
     """Suspend the guest: its memory is saved to disk."""
-    driver = capable_driver(host, Suspend, "suspend guests")
+    driver = capable_driver(host.driver, Suspend, "The server's host cannot suspend guests.")
     guest = await guest_to_switch(host, work)
     await driver.suspend(guest.uuid)
     return switched(host, guest.uuid, power_state.SUSPENDED)
@@ -114,7 +128,7 @@ async def suspend(host: Host, work: Work) -> Outcome:
 
 async def resume(host: Host, work: Work) -> Outcome:
     """Resume the guest from its saved memory."""
-    driver = capable_driver(host, Suspend, "suspend guests")
+    driver = capable_driver(host.driver, Suspend, "The server's host cannot suspend guests.")
     guest = await guest_to_switch(host, work)
     await driver.resume(guest_plan(work))
     return switched(host, guest.uuid, power_state.RUNNING)
@@ -122,7 +136,7 @@ async def resume(host: Host, work: Work) -> Outcome:
 
 async def rescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from the rescue image."""
-    driver = capable_driver(host, Rescue, "rescue guests")
+    driver = capable_driver(host.driver, Rescue, "The server's host cannot rescue guests.")
     check_driver_boots(host, work.order.rescue_image)
     guest = await guest_to_switch(host, work)
     timeout = host.shutdown_timeout(work.order.instance.image)
@@ -135,7 +149,7 @@ async def rescue(host: Host, work: Work) -> Outcome:
 
 async def unrescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from its own disks again."""
-    driver = capable_driver(host, Rescue, "rescue guests")
+    driver = capable_driver(host.driver, Rescue, "The server's host cannot rescue guests.")
     guest = await guest_to_switch(host, work)
     await driver.unrescue(guest_plan(work))
     host.boots.guest_started(guest.uuid)
@@ -144,7 +158,7 @@ async def unrescue(host: Host, work: Work) -> Outcome:
 
 async def change_password(host: Host, work: Work) -> Outcome:
     """Set the password of the guest's administrator."""
-    driver = capable_driver(host, AdminPassword, "set passwords in guests")
+    driver = capable_driver(host.driver, AdminPassword, "The server's host cannot set passwords in guests.")
     guest = await guest_of(host, work)
     if guest.power_state != power_state.RUNNING:
         raise Conflict("The guest does not run.")
@@ -154,7 +168,7 @@ async def change_password(host: Host, work: Work) -> Outcome:
 
 async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
     """Send the guest a non-maskable interrupt."""
-    driver = capable_driver(host, CrashDump, "make guests dump their memory")
+    driver = capable_driver(host.driver, CrashDump, "The server's host cannot make guests dump their memory.")
     guest = await guest_of(host, work)
     await driver.trigger_crash_dump(guest.uuid)
     return Outcome(outcome="done")
@@ -162,7 +176,9 @@ async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
 
 async def attach_interface(host: Host, work: Work) -> Outcome:
     """Plug an interface into the guest."""
-    driver = capable_driver(host, HotPlug, "plug interfaces into guests that exist already")
+    driver = capable_driver(
+        host.driver, HotPlug, "The server's host cannot plug interfaces into guests that exist already."
+    )
     guest = await guest_of(host, work)
     plan = guest_plan(work)
     if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
@@ -174,7 +190,9 @@ async def attach_interface(host: Host, work: Work) -> Outcome:
 
 async def detach_interface(host: Host, work: Work) -> Outcome:
     """Unplug an interface of the guest."""
-    driver = capable_driver(host, HotPlug, "plug interfaces into guests that exist already")
+    driver = capable_driver(
+        host.driver, HotPlug, "The server's host cannot plug interfaces into guests that exist already."
+    )
     guest = await guest_of(host, work)
     await driver.detach_interface(guest.uuid, _vif(work))
     return Outcome(outcome="done")
@@ -186,7 +204,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
     At most default.max_concurrent_snapshots run at once, because copies keep disk and network busy; one fewer of one
     project.
     """
-    driver = capable_driver(host, Snapshot, "make images of guests")
+    driver = capable_driver(host.driver, Snapshot, "The server's host cannot make images of guests.")
     async with host.snapshot_slots.one(work.order.instance.project_id):
         await guest_of(host, work)
         await _upload(host, work, driver, states.IMAGE_PENDING_UPLOAD, states.IMAGE_UPLOADING)
@@ -195,7 +213,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
 
 async def shelve(host: Host, work: Work) -> Outcome:
     """Switch the guest off, copy its root disk and upload the copy; the guest stays."""
-    driver = capable_driver(host, Snapshot, "make images of guests")
+    driver = capable_driver(host.driver, Snapshot, "The server's host cannot make images of guests.")
     guest = await guest_of(host, work)
     # Its image says how long a guest may take to shut down: no image of another guest waits for that.
     if guest.power_state != power_state.SHUTDOWN:
@@ -212,8 +230,7 @@ async def shelve(host: Host, work: Work) -> Outcome:
 
 async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads: str) -> None:
     """Copy the guest's root disk and upload the copy; these are the task states before and during the upload."""
-    await work.progress(waits)
-    copy = await driver.snapshot(guest_plan(work))
+    copy = await _copied(work, driver, waits)
     try:
         upload_url = (await work.progress(uploads)).upload_url
         if upload_url is None:
@@ -222,6 +239,25 @@ async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads:
         await host.uploads.put(url, copy.chunks(), copy.size)
     finally:
         await copy.close()
+
+
+async def _copied(work: Work, driver: Snapshot, waits: str) -> DiskCopy:
+    """Return a copy of the guest's root disk; the task state `waits` is told only if the copy takes a while.
+
+    A copy of a moment is made before anybody could see that state, which costs a message and a transaction.
+    """
+    copying = asyncio.ensure_future(driver.snapshot(guest_plan(work)))
+    try:
+        await asyncio.wait({copying}, timeout=NOTICEABLE)
+        if not copying.done():
+            await work.progress(waits)
+        return await copying
+    except BaseException:
+        copying.cancel()
+        await asyncio.wait({copying})
+        if not copying.cancelled() and copying.exception() is None:
+            await copying.result().close()
+        raise
 
 
 async def _return_at_once() -> None:

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 
 from micronova.compute.handlers.guests import remove
 from micronova.compute.handlers.shared import (
-    capable_driver,
     guest_plan,
     guest_to_switch,
     is_made,
@@ -28,7 +27,7 @@ from micronova.objects.errors import Invalid, MicronovaError, NotSupported, Stal
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
 from micronova.objects.orders import Guest, InstanceSpec, MoveOrder
-from micronova.virt.driver import LiveMigrate, Migrate, Resize
+from micronova.virt.driver import LiveMigrate, Migrate, Resize, capable_driver
 
 log = logging.getLogger(__name__)
 
@@ -226,11 +225,13 @@ async def _remove_again(host: Host, work: Work) -> None:
         await work.check_stands()
     except Stale:
         log.warning("host %s: the guest of instance %s could not be started, and is kept", host.name, uuid)
+        work.left_behind = True
         return
     try:
         await host.destroy(uuid)
     except Exception:
         log.exception("host %s: a part of the guest of instance %s is left; it is removed later", host.name, uuid)
+        work.left_behind = True
 
 
 def _shrinks(old: Flavor, new: Flavor, *, has_root: bool) -> str | None:
@@ -256,12 +257,14 @@ def _checked(data: bytes) -> bytes:
 
 
 def _resize_driver(host: Host) -> Resize:
-    return capable_driver(host, Resize, "change the size of guests")
+    return capable_driver(host.driver, Resize, "The server's host cannot change the size of guests.")
 
 
 def _migrate_driver(host: Host) -> Migrate:
-    return capable_driver(host, Migrate, "exchange guests with other hosts")
+    return capable_driver(host.driver, Migrate, "The server's host cannot exchange guests with other hosts.")
 
 
 def _live_driver(host: Host) -> LiveMigrate:
-    return capable_driver(host, LiveMigrate, "exchange running guests with other hosts")
+    return capable_driver(
+        host.driver, LiveMigrate, "The server's host cannot exchange running guests with other hosts."
+    )

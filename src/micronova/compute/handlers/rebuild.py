@@ -10,19 +10,19 @@ import logging
 import msgspec
 
 from micronova.compute.handlers.build import wants_config_drive
-from micronova.compute.handlers.shared import capable_driver, check_driver_boots, guest_plan, is_made, is_newer
+from micronova.compute.handlers.shared import check_driver_boots, guest_plan, is_made, is_newer
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states
 from micronova.telemetry.spans import span
-from micronova.virt.driver import Rebuild
+from micronova.virt.driver import Rebuild, capable_driver
 
 log = logging.getLogger(__name__)
 
 
 async def rebuild(host: Host, work: Work) -> Outcome | None:
     """Rebuild the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
-    driver = capable_driver(host, Rebuild, "rebuild guests")
+    driver = capable_driver(host.driver, Rebuild, "The server's host cannot rebuild guests.")
     order = work.order
     uuid = order.instance.uuid
     check_driver_boots(host, order.instance.image)

@@ -1,22 +1,20 @@
-"""What the handlers of orders share: the guest of an order, what the host's driver can do, and undoing failed work."""
+"""What the handlers of orders share: the guest of an order, whether a host boots its image, undoing failed work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard
 
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, NotSupported, Unavailable
+from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest
-from micronova.virt.driver import CAPABILITIES, GuestPlan, verifies
+from micronova.virt.driver import GuestPlan, KernelBoot, if_capable, verifies
 
 Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
 """Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
-
-T = TypeVar("T")
 
 
 def guest_plan(work: Work) -> GuestPlan:
@@ -28,6 +26,7 @@ def guest_plan(work: Work) -> GuestPlan:
         plugged=work.plug_wait.wait,
         network_info=order.network_info,
         block_devices=order.block_devices,
+        volumes=order.volumes,
         image_url=order.image_url,
         kernel_url=order.kernel_url,
         ramdisk_url=order.ramdisk_url,
@@ -37,22 +36,15 @@ def guest_plan(work: Work) -> GuestPlan:
     )
 
 
-def capable_driver(host: Host, capability: type[T], able_to: str) -> T:
-    """Return the host's driver if it has a capability; else raise NotSupported, which names it by `able_to`."""
-    driver = host.driver
-    [name] = [name for name, protocol in CAPABILITIES.items() if protocol is capability]
-    if not isinstance(driver, capability) or name not in host.driver.capabilities():
-        raise NotSupported(f"The server's host cannot {able_to}.")
-    return driver
-
-
 def check_driver_boots(host: Host, image: ImageMeta | None) -> None:
     """Raise BuildAborted if an image has to be verified, or has a kernel, and the host's driver ignores that."""
     if image is None:
         return
     if not all(verifies(host.driver, each) for each in (image, image.kernel, image.ramdisk) if each is not None):
-        raise BuildAborted(f"The server's host does not verify signatures of images, and image {image.id} has to be.")
-    if image.kernel is not None and "kernel_boot" not in host.driver.capabilities():
+        raise BuildAborted(
+            f"The server's host does not verify signatures of images, and image {image.id} has to be verified."
+        )
+    if image.kernel is not None and if_capable(host.driver, KernelBoot) is None:
         raise BuildAborted(f"The server's host boots disks only, and image {image.id} has a kernel.")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from micronova.compute.handlers import guests, moves
+from micronova.compute.handlers import guests, moves, volumes
 from micronova.compute.handlers.build import build
 from micronova.compute.handlers.rebuild import rebuild
 from micronova.compute.handlers.shared import Handler
@@ -26,6 +26,9 @@ HANDLERS: Final[dict[str, Handler]] = {
     "restore": guests.start,
     "attach_interface": guests.attach_interface,
     "detach_interface": guests.detach_interface,
+    "attach_volume": volumes.attach_volume,
+    "detach_volume": volumes.detach_volume,
+    "extend_volume": volumes.extend_volume,
     "create_image": guests.create_image,
     "create_backup": guests.create_image,
     "shelve": guests.shelve,

@@ -48,7 +48,7 @@ class ChangePassword(Power):
     def failed_payload(self, operation: Operation, code: str | None, message: str) -> bytes | None:
         """Return the payload with the error for the caller."""
         payload = operation.payload_as(PasswordPayload)
-        return msgspec.msgpack.encode(msgspec.structs.replace(payload, error_code=code, error=message))
+        return msgspec.structs.replace(payload, error_code=code, error=message).encode()
 
 
 def encrypt(password: str, public_key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Binding the ports of a server to its host again, after a later request has ended a move."""
+"""Binding the ports and volumes of a server to its host again, after a later request has ended a move."""
 
 import functools
 
@@ -32,7 +32,8 @@ class BindPorts(FollowUpKind):
                 await self.end(operation)
                 continue
             check = functools.partial(self._check, operation, row["host"])
-            vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"], check)
+            lock = functools.partial(self._lock, row["host"])
+            vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"], check, lock)
             await self.end(operation, functools.partial(self._bound, row["host"], vifs))
 
     async def _check(self, operation: Operation, host: str) -> None:
@@ -40,6 +41,13 @@ class BindPorts(FollowUpKind):
         await self.transitions.check_owned(operation)
         if not await self._engine.database.read(self._stays, operation.instance_uuid, host):
             raise Unavailable(f"The server moves, leaves its host, or has left host {host}.")
+
+    def _lock(self, host: str, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
+        """Lock the server, and return it if its volumes may be connected to this host."""
+        row = instances.lock(conn, operation.instance_uuid)
+        return (
+            row if self.transitions.owns(conn, operation) and self._stays(conn, operation.instance_uuid, host) else None
+        )
 
     def _stays(self, conn: sa.Connection, instance_uuid: str, host: str) -> bool:
         row, migration = instances.get(conn, instance_uuid), server_migrations.open_of(conn, instance_uuid)

@@ -1,8 +1,9 @@
 """Building servers: place them, prepare their networks, send orders to hosts; reschedule or fail what did not succeed.
 
 Steps: `schedule` (place and prepare; only the claim is persisted, and a second attempt replaces it) → `dispatched` (a
-host builds: success) → if that failed, back to `schedule` for the next host, or `cleanup` (the server is in ERROR, its
-ports are still to be deleted: error). `build_outcomes` has the transactions that end an attempt.
+host builds; the operation ends with success) → if that failed, back to `schedule` for the next host, or `cleanup` (the
+server is in ERROR, its ports are still to be deleted; the operation ends with error). `build_outcomes` has the
+transactions that end an attempt.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
+from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, hosts_went_down, payload_with_times
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind, reported_error
@@ -22,7 +23,7 @@ from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, 
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import Placer, ServerToBuild, host_changes, load_builds
 from micronova.conductor.operations.transitions import server_of
-from micronova.db import instances, nodes, services
+from micronova.db import explanations, instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
@@ -90,6 +91,9 @@ class Build(HostKind):
                 await self._overtaken(operation)
                 continue
             payload = operation.payload_as(BuildPayload)
+            if payload.volume_error:
+                await self.fail(operation, BuildAborted(f"Failed to create a volume: {payload.volume_error}"))
+                continue
             if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
             servers.append(ServerToBuild(operation, payload, row, spec, ports=ports, times=BuildTimes(begun)))
@@ -130,12 +134,41 @@ class Build(HostKind):
         return [server for server in prepared if isinstance(server, ServerToBuild)]
 
     async def _prepare(self, server: ServerToBuild) -> ServerToBuild | None:
-        """Allocate the server's ports and bind them to its host; return None if the build cannot continue now."""
+        """Make ports and volumes ready on the server's host, side by side; return None if the build cannot go on."""
+        # Both end before the build goes on or fails: nothing may be attached after that.
+        ready = await asyncio.gather(self._prepare_ports(server), self._prepare_volumes(server), return_exceptions=True)
+        for error in ready:
+            if isinstance(error, Stale):
+                return None  # another conductor continues, or the server is being deleted
+            if isinstance(error, Unavailable):
+                # Only this server waits. Its next attempt replaces the claim.
+                await self._engine.later([server.operation], error)
+                return None
+            if isinstance(error, MicronovaError):
+                await self.fail(server.operation, error)
+                return None
+            if isinstance(error, BaseException):
+                raise error
+        return server
+
+    async def _prepare_volumes(self, server: ServerToBuild) -> None:
+        """Connect the server's volumes to its host."""
+        if not server.payload.volumes:
+            return
+        try:
+            await self.transitions.volumes.connect(server.operation, server.row, server.chosen.host)
+        except (Stale, Unavailable):
+            raise
+        except MicronovaError as error:
+            raise BuildAborted(f"Failed to attach the volume(s): {error.message}") from error
+
+    async def _prepare_ports(self, server: ServerToBuild) -> None:
+        """Allocate the server's ports and bind them to its host."""
         network_client = self._dependencies.network_client
         if server.ports == "none" or network_client is None:
-            return server
+            return
         if await self._engine.database.read(self.transitions.continued_elsewhere, server.operation):
-            return None  # placing took longer than the lease
+            raise Stale(f"Operation {server.operation.id} was placed for longer than its lease.")
         chosen = server.chosen
         try:
             with span("network", instance=server.row["uuid"]):
@@ -150,24 +183,18 @@ class Build(HostKind):
                     fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
                     check=functools.partial(self.transitions.check_owned, server.operation),
                 )
-        except Stale:
-            return None  # another conductor continues
-        except Unavailable as error:
-            # Only this server waits. Its next attempt replaces the claim.
-            await self._engine.later([server.operation], error)
-            return None
+        except (Stale, Unavailable):
+            raise
         except MicronovaError as error:
-            await self.fail(server.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
-            return None
+            raise BuildAborted(f"Failed to allocate the network(s): {error.message}") from error
         server.times.networked = self._engine.now()
         server.payload.wait_for_plugs = unplugged(server.vifs)
-        return server
 
     async def _dispatch(self, servers: Sequence[ServerToBuild], preparations: int = PREPARATIONS) -> None:
         """Make the hosts the owners of all these builds and send the orders.
 
-        If this conductor dies after a part of them, the others are placed again, where they hold their resources. A
-        server that changed since it was loaded is prepared again: an event of the network
+        If this conductor dies after it has dispatched some, another one places the rest again, on the nodes where they
+        hold their resources. A server that changed since it was loaded is prepared again: an event of the network
         service may have changed what is stored of its ports.
         """
         result = _Dispatched()
@@ -234,7 +261,7 @@ class Build(HostKind):
                 first = result.explained.setdefault(id(server.explanation), server.operation.id)
                 same_as = first if first != server.operation.id else ""
                 own = server.explanation.of_one(server.row["uuid"], chosen.host, chosen.node, same_as)
-                operation_rows.explain(conn, server.operation.id, own, again=server.payload.placed_before)
+                explanations.record(conn, server.operation.id, own, again=server.payload.placed_before)
             order = self.order(conn, dispatched, changed(server.row, changes))
             result.orders.append((server, order))
         return result
@@ -258,7 +285,7 @@ class Build(HostKind):
         """Apply a report: the server is built, is rescheduled if another host may succeed, or goes to ERROR."""
         if report.outcome == "done":
             return self._outcomes.built(conn, operation, row, report)
-        payload = timed(operation, report)
+        payload = payload_with_times(operation, report)
         error: MicronovaError = reported_error(report)
         if report.outcome == "reschedule":
             nodes.note_failed_build(conn, row["node_uuid"], self._engine.now())
@@ -275,7 +302,7 @@ class Build(HostKind):
         limits how many hosts meet such a service. If no other host may build the server, it stays with its host, where
         it holds resources.
         """
-        payload = timed(operation, report)
+        payload = payload_with_times(operation, report)
         if not self._may_go_elsewhere(conn, row, payload):
             return super().postponed(conn, operation, row, report)
         reason = reported_error(report).message
@@ -289,9 +316,9 @@ class Build(HostKind):
         row = self.transitions.lock_current(conn, operation)
         if row is None or not self._may_go_elsewhere(conn, row, operation.payload_as(BuildPayload)):
             return None
-        return self._host_lost(conn, operation, row, "The host was stopped.")
+        return self._go_elsewhere(conn, operation, row, "The host was stopped.")
 
-    def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
+    def _take_from_host_down(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
         """Take the build from its host, which is down.
 
         Return None, and change nothing, if the request forces this host and the host may return soon.
@@ -306,20 +333,42 @@ class Build(HostKind):
         if forced and services.host_may_return(conn, row["host"], now, down_time):
             return None
         nodes.note_failed_build(conn, row["node_uuid"], now)
-        if not forced:
-            return self._host_lost(conn, operation, row, reason)
-        return self._outcomes.fail(conn, operation, row, exhausted(row["uuid"], [row["host"]], reason))
+        if forced:
+            return self._outcomes.fail(conn, operation, row, exhausted(row["uuid"], [row["host"]], reason))
+        went_down = self._went_down(conn, operation, row["host"])
+        if len(went_down) > self._max_attempts:
+            return self._outcomes.fail(conn, operation, row, hosts_went_down(row["uuid"], went_down))
+        return self._go_elsewhere(conn, operation, row, reason, went_down)
 
-    def _host_lost(self, conn: sa.Connection, operation: Operation, row: InstanceRow, reason: str) -> Continue:
+    def _went_down(self, conn: sa.Connection, operation: Operation, host: str) -> list[str]:
+        """Return the hosts that went down while they built the server, with this one, which is down.
+
+        It does not count if none of the other hosts is up: then something else than this build may have ended all of
+        them.
+        """
+        before = operation.payload_as(BuildPayload).went_down
+        counted = sorted({*before, host})
+        return counted if self._placer.any_host_besides(conn, counted) else before
+
+    def _go_elsewhere(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        reason: str,
+        went_down: list[str] | None = None,
+    ) -> Continue:
         """Reschedule a build that has not failed on its host: it may return there, and has not used up an attempt.
 
         Other hosts are preferred: the scheduler may not know yet that this one is gone. The record of the departure
-        lets the host remove, when it is back, what it could not undo. The operation's deadline limits how often hosts
-        may be lost.
+        lets the host remove, when it is back, what it could not undo. `went_down` are the hosts that went down so far,
+        if this is one of them.
         """
         payload = operation.payload_as(BuildPayload)
         assert row["host"] is not None  # the operation was dispatched at this epoch
         payload.prefer_others(row["host"], reason)
+        if went_down is not None:
+            payload.went_down = went_down
         return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
 
     def _may_go_elsewhere(self, conn: sa.Connection, row: InstanceRow, payload: BuildPayload) -> bool:
@@ -337,7 +386,7 @@ class Build(HostKind):
         if row is None or row["host"] is None:
             await self._overtaken(operation)
         elif await self.transitions.host_is_down(row["host"]):
-            result = await self._engine.database.write(self._take_from_lost_host, operation)
+            result = await self._engine.database.write(self._take_from_host_down, operation)
             if result is None:
                 raise Unavailable(f"Host {row['host']} does not answer.")
             self._engine.committed(self.name, "rescheduled")
@@ -382,7 +431,7 @@ class Build(HostKind):
         """Delete the ports of a failed build; deleting the server does the same, so this may run twice."""
         await self.transitions.delete_ports(operation)
         waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
-        await self.transitions.ended_and_wake(operation, "error", waiting)
+        await self.transitions.count_end_and_run_waiting(operation, "error", waiting)
 
 
 def _final_error(server: ServerToBuild, error: MicronovaError) -> MicronovaError:

@@ -6,20 +6,19 @@ All methods run in a transaction: the server, its operation, its instance action
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
+from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork, StepResult
 from micronova.conductor.operations.placing import NO_HOST
 from micronova.conductor.operations.transitions import Notification, Transitions
-from micronova.db import allocations, departures, instances, nodes
+from micronova.db import allocations, departures, explanations, instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
 from micronova.objects.clock import micros
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import Explanation, refusal
+from micronova.objects.explanation import refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import Report
@@ -49,7 +48,7 @@ class BuildOutcomes:
             **self._access_addresses(row),
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
-        payload = timed(operation, report).encode()
+        payload = payload_with_times(operation, report).encode()
         self._transitions.end(conn, operation, "success", host=report.host, payload=payload)
         nodes.note_built(conn, row["node_uuid"], now)
         return NoMoreWork(ended="success", notifications=[Notification("create.end", changed(row, values))], built=True)
@@ -125,10 +124,11 @@ class BuildOutcomes:
         `same_as` is the operation of the same request that has the filters of the decision.
         """
         now = self._engine.now()
-        decision = _decision(error, same_as)
+        payload = operation.payload_as(BuildPayload)
+        decision = refusal(error) if isinstance(error, NoValidHost) else None
         if decision is not None:
-            attempts = BuildPayload.decode(operation.payload).dispatches
-            operation_rows.explain(conn, operation.id, decision, again=bool(attempts))
+            own = decision.sharing_filters(same_as)
+            explanations.record(conn, operation.id, own, again=payload.placed_before)
         fault = fault_of(error, now)
         values: InstanceChanges = {
             "vm_state": states.ERROR,
@@ -141,50 +141,40 @@ class BuildOutcomes:
             # The record of the departure lets the host remove what it left behind.
             departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         # A build that was never dispatched to a host, because there was none, sends no create.error.
-        begun = bool(operation.payload_as(BuildPayload).dispatches) or not isinstance(error, NoValidHost)
+        begun = payload.placed_before or not isinstance(error, NoValidHost)
         notifications = [Notification("create.error", changed(row, values), fault)] if begun else []
-        gave_up = self._gave_up(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
+        failed_task = self._failed_task(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
         event = self._event if row["host"] is not None else CONDUCTOR_EVENT
         has_ports = self._dependencies.network_client is not None and instances.may_have_ports(conn, row)
         result: StepResult
         if has_ports:
             self._transitions.end_event(conn, operation, host=row["host"], error=fault["message"], event=event)
             taken = self._transitions.advance(conn, operation, "cleanup", changes=values)
-            result = Continue(taken, notifications, gave_up)
+            result = Continue(taken, notifications, failed_task)
         else:
             values["epoch"] = operation.epoch + 1
             instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
             self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
-            result = NoMoreWork(ended="error", notifications=notifications, gave_up=gave_up)
+            result = NoMoreWork(ended="error", notifications=notifications, failed_task=failed_task)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return result
 
-    def _gave_up(self, conn: sa.Connection, row: InstanceRow, fault: Fault) -> GaveUp | None:
+    def _failed_task(self, conn: sa.Connection, row: InstanceRow, fault: Fault) -> FailedTask | None:
         if not self._dependencies.notifier.enabled:
             return None
-        return GaveUp("build_instances", row, instances.request_spec(conn, row["uuid"]), fault)
+        return FailedTask("build_instances", row, instances.request_spec(conn, row["uuid"]), fault)
 
     def cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str] | None:
         """End a failed build whose ports are deleted; return the operations that waited for this.
 
-        Return None, and change nothing, if it has got another owner.
+        Return None, and change nothing, if it has another owner.
         """
-        instances.lock(conn, operation.instance_uuid)
-        operation_rows.lock_open_of(conn, operation.instance_uuid)
-        if not self._transitions.end_without_event(conn, operation):
-            return None
-        return operation_rows.wake(conn, operation.instance_uuid)
+        return self._transitions.end_and_wake(
+            conn, operation, lambda _: self._transitions.end_without_event(conn, operation)
+        )
 
 
-def _decision(error: Exception, same_as: str) -> Explanation | None:
-    """Return why the scheduler found no host; another operation may have the filters already."""
-    found = refusal(error) if isinstance(error, NoValidHost) else None
-    if found is None or not same_as:
-        return found
-    return msgspec.structs.replace(found, filters=(), same_as=same_as)
-
-
-def timed(operation: Operation, report: Report) -> BuildPayload:
+def payload_with_times(operation: Operation, report: Report) -> BuildPayload:
     """Return the operation's payload with the times at which the host worked on it."""
     payload = operation.payload_as(BuildPayload)
     if payload.dispatches:
@@ -200,4 +190,13 @@ def exhausted(uuid: str, tried: list[str], last: str, **details: Any) -> NoValid
         f"instance {uuid}. Last error: {last}",
         tried=", ".join(tried),
         **details,
+    )
+
+
+def hosts_went_down(uuid: str, names: list[str]) -> NoValidHost:
+    """Return the error of a build whose hosts went down one after the other; their names are for admins."""
+    return NoValidHost(
+        f"Exceeded maximum number of retries. {len(names)} hosts went down one after the other while they built "
+        f"instance {uuid}, so that no further host is tried.",
+        tried=", ".join(names),
     )

@@ -6,13 +6,14 @@ what the server holds there is given back) → `bind` (the ports return) → `fi
 success). The last two are repeated until they succeed.
 
 Before one guest is removed, the host of the other one must be up: that guest is all that is left. The conductor checks
-it when it sends the order, when it goes on without a host, and when the host asks right before it begins. Until then
-the operation waits; if that lasts until its deadline, and no host has begun, the server is RESIZED again as before.
+it when it sends the order, when it goes on without a host, and when the host asks right before it begins; that host
+gets its answer when the other one has answered a call, or sent a heartbeat. Until then the operation waits; if that
+lasts until its deadline, and no host has begun, the server is RESIZED again as before.
 
 A host that is left and cannot remove its guest, because it is down, fails, hangs or lacks something, does it later,
 when it reads the record of the departure. Only a revert waits until its deadline for a destination that lacks
-something: the guest there may run. If source and destination are the same host, that host has both guests' disks, and
-its order says which of them to keep.
+something: the guest there may run. The old guest is not started before that one is removed, or its host is down. If
+source and destination are the same host, that host has both guests' disks, and its order says which of them to keep.
 """
 
 import logging
@@ -51,7 +52,7 @@ class ResizedKind(MoveKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR; it keeps the host that it belongs to."""
-        if not await self.recorded_failure(operation, error, self.failed):
+        if not await self.commit_failure(operation, error, self.failed):
             await self.overtaken(operation)
 
     def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
@@ -72,25 +73,25 @@ class ResizedKind(MoveKind):
     ) -> None:
         """Give the migration its last status, and release what it holds; the operation has ended."""
 
-    def may_leave(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
-        """Raise HostUnavailable unless the server's own host is up, if its other guest is on another host."""
-        self.transitions.require_other_copy(conn, row, migration)
-
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Let a host remove its guest, if the other one can stay; one that does not ask may have begun from now on."""
-        self.may_leave(conn, row, self.migration_of(conn, operation))
-        if not nodes.host_asks(conn, host):
+        asks = nodes.host_asks(conn, host)
+        since = None if asks else operation.created_at
+        self.transitions.require_own_copy(conn, row, self.migration_of(conn, operation), since)
+        if not asks:
             payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
-            operation = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+            operation = msgspec.structs.replace(operation, payload=payload.encode())
         return super().dispatch(conn, operation, row, host)
 
-    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+    def destruction_begins(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, unheard_since: int | None
+    ) -> None:
         """Note that the host begins to remove its guest, if the other one can stay."""
         migration = self.migration_of(conn, operation)
         if operation.step == "dispatched" and server_migrations.other_host(row, migration) is not None:
-            self.may_leave(conn, row, migration)
+            self.transitions.require_own_copy(conn, row, migration, since=unheard_since)
             payload = msgspec.structs.replace(operation.payload_as(ResizedPayload), begun=True)
-            encoded = msgspec.msgpack.encode(payload)
+            encoded = payload.encode()
             self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
 
     def resized_again(
@@ -145,7 +146,7 @@ class ResizedKind(MoveKind):
 
         `error` is why it has not removed its guest now.
         """
-        self.may_leave(conn, row, migration)
+        self.transitions.require_own_copy(conn, row, migration, since=operation.created_at)
         self.record_departure(conn, operation, row, migration)
         return self.other_host_left(conn, operation, row, migration, error)
 
@@ -184,7 +185,7 @@ class ConfirmResize(ResizedKind):
                 raise Unavailable(f"Host {source} does not answer.")
             await self.continue_without_other_host(operation)
             return
-        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, source)
+        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, source)
         if order is None:
             return
         if operation.step == "new":
@@ -296,7 +297,7 @@ class RevertResize(ResizedKind):
         if other is None or await self.transitions.host_is_down(other):
             await self.continue_without_other_host(operation)
             return
-        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, other)
+        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, other)
         if order is None:
             return
         if operation.step == "new":
@@ -308,7 +309,7 @@ class RevertResize(ResizedKind):
 
         If the source is down, too, nothing is removed; as long as the destination has not begun to, the server stays.
         """
-        if not await self.recorded_failure(operation, error, self._returned_or_stays):
+        if not await self.commit_failure(operation, error, self._returned_or_stays):
             await self.overtaken(operation)
 
     def _returned_or_stays(
@@ -354,18 +355,19 @@ class RevertResize(ResizedKind):
             reason = None if error is None else fault_of(error, now)["message"]
             self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
         away = migration["dest_compute"] != row["host"]
-        step: Step = "bind" if away and row["network_info"] else "finish"
+        step: Step = "bind" if away and self.transitions.has_devices(conn, row) else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])
 
     async def _bind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
+        await self._engine.database.read(self.transitions.require_no_other_guest, row["uuid"], row["host"])
         vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
         await self._finish(msgspec.structs.replace(operation, step="finish"), vifs)
 
     async def _finish(self, operation: Operation, vifs: tuple[VIF, ...] | None) -> None:
-        order = await self.dispatched(operation, "finish", self._dispatch_finish, operation, vifs)
+        order = await self.commit_dispatch(operation, "finish", self._dispatch_finish, operation, vifs)
         if order is not None:
             await self.transitions.send(operation, order)
 
@@ -375,6 +377,7 @@ class RevertResize(ResizedKind):
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["host"] is None:
             return None
+        self.transitions.require_no_other_guest(conn, row["uuid"], row["host"])
         changes: InstanceChanges = {} if vifs is None else {"network_info": msgspec.to_builtins(vifs)}
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, step="finish", event=FINISH_EVENT)
         return None if dispatched is None else self.order(conn, dispatched, changed(row, changes))

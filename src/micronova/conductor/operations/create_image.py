@@ -13,7 +13,6 @@ only if it is complete.
 
 from typing import ClassVar, Final
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
@@ -26,7 +25,7 @@ from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import states
-from micronova.objects.clock import micros
+from micronova.objects.clock import micros, seconds
 from micronova.objects.errors import OperationFailed, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload
@@ -60,47 +59,56 @@ class CreateImage(HostKind):
         for operation in operations:
             if operation.step == "cleanup":
                 await self._clean_up(operation)
-                continue
-            row = await self._engine.database.read(server_of, operation)
-            if row is None or row["host"] is None:
-                await self._overtaken(operation)
-            elif operation.step == "rotate":
-                await self._rotate(operation)
+            elif operation.step == "new" and operation.payload_as(ImagePayload).answered:
+                await self._order_host(operation)
             else:
-                await self._order_host(operation, row, row["host"])
+                await self._continue(operation)
 
-    async def _order_host(self, operation: Operation, row: InstanceRow, host: str) -> None:
-        """Send the order; if it was sent before, find out first whether the host has carried it out.
+    async def _continue(self, operation: Operation) -> None:
+        """Continue an operation of which it is not known whether its image exists, or is complete."""
+        row = await self._engine.database.read(server_of, operation)
+        if row is None or row["host"] is None:
+            await self._overtaken(operation)
+        elif operation.step == "rotate":
+            await self._rotate(operation)
+        else:
+            await self._order_unless_complete(operation, row["host"])
+
+    async def _order_unless_complete(self, operation: Operation, host: str) -> None:
+        """Send the order, unless it was sent before and the host has carried it out.
 
         Without an image nothing is sent: a shelve would switch the guest off for nothing.
         """
         sent = operation.step == "dispatched"
-        if sent or not operation.payload_as(ImagePayload).answered:
-            status = await self.images.status(operation.id)
-            if status is None:
-                reason = "was deleted before it was complete" if sent else "could not be created"
-                await self.fail(operation, OperationFailed(f"The image {reason}."))
-                return
-        if sent:
-            if status == COMPLETE:
-                result = await self._engine.database.write(self._uploaded, operation)
-                if isinstance(result, Continue):
-                    self._engine.committed(self.name, result.operation.step)
-                await self.continue_with(operation, result)
-                return
-            if await self.transitions.host_is_down(host):
-                raise Unavailable(f"Host {host} does not answer.")
-        order = await self._engine.database.write(self._dispatch, operation, row, host)
+        status = await self.images.status(operation.id)
+        if status is None:
+            reason = "was deleted before it was complete" if sent else "could not be created"
+            await self.fail(operation, OperationFailed(f"The image {reason}."))
+            return
+        if sent and status == COMPLETE:
+            result = await self._engine.database.write(self._uploaded, operation)
+            if isinstance(result, Continue):
+                self._engine.committed(self.name, result.operation.step)
+            await self.continue_with(operation, result)
+            return
+        if sent and await self.transitions.host_is_down(host):
+            raise Unavailable(f"Host {host} does not answer.")
+        await self._order_host(operation)
+
+    async def _order_host(self, operation: Operation) -> None:
+        dispatched = await self._engine.database.write(self.dispatch_current, operation)
         self._engine.committed(self.name, "dispatched")
-        if order is None:
+        if dispatched is None:
             await self._overtaken(operation)
             return
+        row, order = dispatched
         if operation.step == "new":
             details = self.notification_details(operation)
             self.transitions.notify(f"{self.notification}.start", operation, row, details=details)
         await self.transitions.send(operation, order)
 
-    def _dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Make the host the owner; the server shows that its image is being made from now on."""
         # The API has set image_snapshot_pending for a snapshot; the others keep their task state here.
         task_state = states.ACTIONS[self.name].task_state
         changes: InstanceChanges = {"task_state": states.IMAGE_SNAPSHOT if self.name == "create_image" else task_state}
@@ -138,9 +146,7 @@ class CreateImage(HostKind):
         """End the operation, or continue it, because the image is complete."""
         if self.name == "create_image":
             return self._succeed(conn, operation, row)
-        if not self.transitions.persist(conn, operation, "rotate"):
-            return NoMoreWork()
-        return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="rotate"))
+        return Continue(self.transitions.continue_at(conn, operation, "rotate"))
 
     def _succeed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> NoMoreWork:
         changes: InstanceChanges = {"task_state": None}
@@ -209,31 +215,29 @@ class CreateImage(HostKind):
         fault = fault_of(error, self._engine.now())
         payload = operation.payload_as(ImagePayload)
         payload.error = fault["message"]
-        encoded = msgspec.msgpack.encode(payload)
-        if not self.transitions.persist(conn, operation, "cleanup", payload=encoded):
-            return NoMoreWork()
+        taken = self.transitions.continue_at(conn, operation, "cleanup", payload=payload.encode())
         if row is not None and row["epoch"] == operation.epoch:
             changes: InstanceChanges = {"task_state": None, "fault": fault}
             if power is not None:
                 changes |= {"power_state": power, "vm_state": states.after_power_change(row["vm_state"], power)}
             instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-        return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup", payload=encoded))
+        return Continue(taken)
 
     async def _clean_up(self, operation: Operation) -> None:
         if not await self._delete_own(operation):
             return
         waiting = await self._engine.database.write(self._cleaned_up, operation)
-        await self.transitions.ended_and_wake(operation, "error", waiting)
+        await self.transitions.count_end_and_run_waiting(operation, "error", waiting)
 
     def _cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str] | None:
-        """End the operation; return the operations that waited for this, or None if it has got another owner."""
-        row = instances.lock(conn, operation.instance_uuid)
-        operation_rows.lock_open_of(conn, operation.instance_uuid)
+        """End the operation; return the operations that waited for this, or None if it has another owner."""
         fault = fault_of(operation.payload_as(ImagePayload).error, self._engine.now())
-        host = None if row is None else row["host"]
-        if not self.transitions.end(conn, operation, "error", host=host, fault=fault):
-            return None
-        return operation_rows.wake(conn, operation.instance_uuid)
+
+        def end(row: InstanceRow | None) -> bool:
+            host = None if row is None else row["host"]
+            return self.transitions.end(conn, operation, "error", host=host, fault=fault)
+
+        return self.transitions.end_and_wake(conn, operation, end)
 
     async def _overtaken(self, operation: Operation) -> None:
         """Delete the image unless it is complete, and cancel the operation.
@@ -260,5 +264,5 @@ class CreateImage(HostKind):
         left = operation.created_at + micros(IMAGE_CREATION_TIME) - self._engine.now()
         if left <= 0:
             return True
-        await self._engine.later([operation], Unavailable("Its image may still be created."), longest=left / 1e6)
+        await self._engine.later([operation], Unavailable("Its image may still be created."), longest=seconds(left))
         return False

@@ -7,23 +7,23 @@ claim waits for an image service that is away.
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations import volume_records
 from micronova.conductor.operations.discard_image import DiscardImage, discard_operation_ids, record_discard
-from micronova.conductor.operations.engine import Operation, retry_pause
+from micronova.conductor.operations.engine import NeverFails, Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import allocations, departures, instances, quotas
 from micronova.db import operations as operation_rows
-from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import IMAGE_KINDS, OperationRow
+from micronova.objects.operations import IMAGE_KINDS, UNDO_MOVE, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 
-_WITH_IMAGE = (*IMAGE_KINDS, DiscardImage.name)
+_OF_OTHER_SERVICES = (*IMAGE_KINDS, DiscardImage.name, volume_records.NAME)
 
 
-class Delete(HostKind):
+class Delete(NeverFails, HostKind):
     """Steps: new → dispatched (the host destroys the guest) → cleanup (ports). It always ends in "success"."""
 
     name = "delete"
@@ -38,7 +38,7 @@ class Delete(HostKind):
         database = self._engine.database
         row = await database.read(instances.get, operation.instance_uuid)
         if row is None:
-            if await database.write(self.transitions.end, operation, "success"):
+            if await database.write(self._end_without_server, operation):
                 self._engine.ended(operation, "success")
             return
         host = row["host"]
@@ -60,6 +60,11 @@ class Delete(HostKind):
                 self.transitions.notify("shutdown.start", operation, row)
             await self.transitions.send(operation, order)
 
+    def _end_without_server(self, conn: sa.Connection, operation: Operation) -> bool:
+        """End a delete whose server is gone, because another delete has removed it; locks begin with the instance."""
+        instances.lock(conn, operation.instance_uuid)
+        return self.transitions.end(conn, operation, "success")
+
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to destroy the guest."""
         return removal_order(operation, row, now=self._engine.now())
@@ -69,8 +74,7 @@ class Delete(HostKind):
         if report.outcome != "done":
             return self.postponed(conn, operation, row, report)
         if instances.may_have_ports(conn, row) or self._has_open_operations(conn, operation):
-            self.transitions.persist(conn, operation, "cleanup")
-            taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
+            taken = self.transitions.continue_at(conn, operation, "cleanup")
             return Continue(taken, notifications=[Notification("shutdown.end", row)])
         result = self._move_to_deleted(conn, operation, row)
         return msgspec.structs.replace(result, notifications=[Notification("shutdown.end", row), *result.notifications])
@@ -98,10 +102,11 @@ class Delete(HostKind):
     def _has_open_operations(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another operation is open: a build may still allocate until it sees the new epoch.
 
-        Those that only have an image to delete do not count.
+        Those that only have an image or volumes to give back do not count, nor those that end when they see the delete.
         """
         others = operation_rows.open_of(conn, operation.instance_uuid)
-        return any(row["id"] != operation.id and not _changes_only_image(row) for row in others)
+        others = [row for row in others if row["id"] != operation.id and row["kind"] != UNDO_MOVE]
+        return not all(map(_changes_only_others, others))
 
     def _continue_without_host(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Record that the instance left its host, which is down, and persist that only the ports are left."""
@@ -123,6 +128,7 @@ class Delete(HostKind):
         """Move the server to the deleted ones and release all that it held, in one transaction."""
         # The row is removed, so its changes are not needed.
         record_discard(conn, operation, row, self._engine.now())
+        volumes = volume_records.record_release_of_all(conn, operation, row, self._engine.now())
         instances.move_to_deleted(conn, row, self._engine.now())
         ended = self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])
@@ -131,17 +137,13 @@ class Delete(HostKind):
         return NoMoreWork(
             ended="success" if ended else None,
             notifications=[Notification("delete.end", row)],
-            follow_ups=discard_operation_ids(row),
+            follow_ups=(*discard_operation_ids(row), *volumes),
         )
 
-    async def fail(self, operation: Operation, error: Exception) -> None:
-        """Raise Unavailable: a delete does not fail, but is repeated with growing pauses."""
-        raise Unavailable(f"The delete is tried again: {error}")
 
-
-def _changes_only_image(row: OperationRow) -> bool:
-    """Return whether an operation has nothing left to change but an image.
+def _changes_only_others(row: OperationRow) -> bool:
+    """Return whether an operation has nothing left to change but an image, or volumes that the server has left.
 
     A shelve at the steps `unbind` and `offload` changes ports and the guest.
     """
-    return row["kind"] in _WITH_IMAGE and row["step"] not in ("unbind", "offload")
+    return row["kind"] in _OF_OTHER_SERVICES and row["step"] not in ("unbind", "offload")

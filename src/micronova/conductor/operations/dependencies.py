@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from micronova.clients.image.client import ImageClient
 from micronova.clients.network.client import NetworkClient
+from micronova.clients.volume.client import VolumeClient
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.operations.engine import Engine
 from micronova.db.secrets import SecretBox
@@ -22,9 +23,11 @@ class ConductorDependencies:
     secrets: SecretBox
     network_client: NetworkClient | None
     image_client: ImageClient | None
+    volume_client: VolumeClient | None = None
     notifier: Notifier
     service_down_time: float
     operation_timeout: float  # seconds after which an operation that has not ended fails
+    volume_creation_timeout: float = 600.0  # seconds that a build waits for a volume that is made for it
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
     audit_period: str = "month"  # of instance.exists

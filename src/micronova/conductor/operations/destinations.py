@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.placing import Placer, ServerToPlace
-from micronova.db import operations as operation_rows
+from micronova.db import explanations
 from micronova.objects.errors import MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.network import VIF
 from micronova.objects.operations import ChosenPayload, RequestedPayload
@@ -36,10 +36,15 @@ class Destinations:
         self._placer = Placer(dependencies, scheduler)
 
     async def choose(self, server: ServerToPlace[P]) -> bool:
-        """Choose and claim a destination; return False if there is none, so that the operation waits or has failed."""
+        """Choose and claim a destination; return False if there is none, so that the operation waits or has failed.
+
+        A forced one may be in another availability zone, and disabled, as in Nova.
+        """
         payload = server.payload
         server.spec = msgspec.structs.replace(
             server.spec,
+            availability_zone=None if payload.forced else server.spec.availability_zone,
+            ignore_status=payload.forced,
             force_host=payload.requested_host if payload.forced else None,
             force_node=None,
             requested_host=None if payload.forced else payload.requested_host,
@@ -79,4 +84,4 @@ def record_explanation(conn: sa.Connection, server: ServerToPlace[C]) -> None:
     """Record why the scheduler chose the host, if it did; those of earlier attempts are kept."""
     if server.explanation is not None:
         own = server.explanation.of_one(server.row["uuid"], server.chosen.host, server.chosen.node, "")
-        operation_rows.explain(conn, server.operation.id, own, again=server.payload.placed_before)
+        explanations.record(conn, server.operation.id, own, again=server.payload.placed_before)

@@ -27,10 +27,10 @@ from micronova.conductor.operations.health import Health
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.background import keep_running
-from micronova.objects.clock import Clock, micros
+from micronova.objects.clock import Clock, micros, seconds
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
-from micronova.objects.operations import FOLLOW_UP_KINDS, VERSIONS, OperationRow, Payload, Result, Step
+from micronova.objects.operations import BACKGROUND_KINDS, VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
 
 P = ParamSpec("P")
 T = TypeVar("T")
+PayloadType = TypeVar("PayloadType", bound=Payload)
 
 
 class Crash(BaseException):
@@ -88,9 +89,9 @@ class Operation(msgspec.Struct, kw_only=True):
         """The lease with which its owner may change the row."""
         return operation_rows.Lease(self.owner, self.epoch, self.leases)
 
-    def payload_as(self, type: type[T]) -> T:
+    def payload_as(self, type: type[PayloadType]) -> PayloadType:
         """Return the decoded payload."""
-        return msgspec.msgpack.decode(self.payload, type=type)
+        return type.decode(self.payload)
 
     def is_late(self, now: int, undisturbed: int) -> bool:
         """Return whether it has not ended in time, although the conductor was `undisturbed` (both in us)."""
@@ -112,8 +113,10 @@ def log_retry(operation: Operation, pause: float, reason: str) -> None:
     log.warning("%s of instance %s is tried again in %.1f s: %s", operation.kind, uuid, pause, reason)
 
 
-def _late(operation: Operation) -> MicronovaError:
-    """Return the error of an operation whose deadline is over."""
+def _deadline_error(operation: Operation) -> MicronovaError:
+    """Return the error of an operation whose deadline is over, or that an operator has cancelled."""
+    if operation.deadline == operation_rows.CANCELLED:
+        return MicronovaError(f"{operation.kind} was cancelled by an operator.")
     last = operation.payload_as(Payload).last_error
     return MicronovaError(f"{operation.kind} did not end in time.{f' Last error: {last}' if last else ''}")
 
@@ -121,7 +124,7 @@ def _late(operation: Operation) -> MicronovaError:
 class Kind(ABC):
     """One kind of operation, as the engine sees it: what its steps do.
 
-    `OperationKind` is the base of all kinds. It is apart, because it needs what the engine does not know.
+    `OperationKind`, the base of all kinds, is in another module: it imports modules that import this one.
     """
 
     name: str
@@ -132,7 +135,10 @@ class Kind(ABC):
         return VERSIONS[self.name]
 
     def may_fail(self, operation: Operation) -> bool:
-        """Return whether an operation may fail at its step; else the step is repeated until it succeeds."""
+        """Return whether an operation may fail at its step; else the step is repeated until it succeeds.
+
+        The engine calls `fail` only if this is True; `NeverFails` is for a kind that may fail at no step.
+        """
         return True
 
     @abstractmethod
@@ -142,6 +148,18 @@ class Kind(ABC):
     @abstractmethod
     async def fail(self, operation: Operation, error: Exception) -> None:
         """End an operation that cannot succeed: set the instance to the state that the failure of this kind means."""
+
+
+class NeverFails(Kind):
+    """A kind of operation whose steps are repeated, with growing pauses, until they succeed."""
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False."""
+        return False
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Raise AssertionError: nothing calls this."""
+        raise AssertionError(f"{self.name} never fails") from error
 
 
 class Observer(Protocol):
@@ -188,10 +206,10 @@ class Engine:
         self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased and works on
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
-        self._batches = 0  # that it works on or that wait for a place, without follow-ups
+        self._batches = 0  # that it works on or that wait for a place, without those in the background
         self._limit = asyncio.Semaphore(concurrency)
-        # Nobody waits for follow-ups, and they are repeated as long as another service does not answer.
-        self._follow_ups = asyncio.Semaphore(max(1, concurrency // 8))
+        # Of BACKGROUND_KINDS.
+        self._background = asyncio.Semaphore(max(1, concurrency // 8))
         self._after_commit = after_commit
         self._observer = observer or _NoObserver()
         self._loops: list[asyncio.Task[None]] = []
@@ -261,7 +279,7 @@ class Engine:
 
     def ended(self, operation: Operation, result: Result) -> None:
         """Note that the end of an operation is persisted."""
-        self._observer.ended(operation.kind, result, (self.now() - operation.created_at) / 1e6)
+        self._observer.ended(operation.kind, result, seconds(self.now() - operation.created_at))
 
     async def lease_and_run(self, ids: Sequence[str]) -> None:
         """Lease these operations and start to run those that were free.
@@ -288,7 +306,7 @@ class Engine:
         for operation in batch:
             self._leased[operation.id] = operation
         task = asyncio.create_task(self._run(batch), name=f"{batch[0].kind}-{batch[0].batch_id}")
-        if batch[0].kind not in FOLLOW_UP_KINDS:
+        if batch[0].kind not in BACKGROUND_KINDS:
             self._batches += 1
             task.add_done_callback(self._batch_done)
         self._tasks.add(task)
@@ -316,11 +334,11 @@ class Engine:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
         try:
-            async with self._follow_ups if kind.name in FOLLOW_UP_KINDS else contextlib.nullcontext(), self._limit:
+            async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), self._limit:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [each for each in batch if each.is_late(now, undisturbed) and kind.may_fail(each)]
                 for operation in late:
-                    await self._fail(kind, [operation], _late(operation))
+                    await self._fail(kind, [operation], _deadline_error(operation))
                 if timely := [operation for operation in batch if operation not in late]:
                     await kind.run(timely)
         except Crash as crash:
@@ -330,8 +348,6 @@ class Engine:
         except Stale as error:
             # Another owner continues one of them, which `later` does not change.
             await self.later(timely, Unavailable(f"Another conductor has taken over: {error}"))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             lack = resource_exhausted(error)
             if lack is not None:

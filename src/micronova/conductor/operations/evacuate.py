@@ -10,20 +10,23 @@ A host that was only silent, because the bus or its agent was away, still has th
 that can hear hosts asks whether the host is lost: before anything of the server changes, before each attempt, when it
 dispatches the build, and before it lets the server leave. At the step `new` the operation is not bound to the server's
 epoch: other operations go on, and nothing is interrupted for a host that is not lost. If the host is not lost any more
-later, the evacuation ends, and the server is on it as before; it is in ERROR if other work on it was interrupted.
+later, the evacuation ends, and the server is on it as before: a move that was interrupted is undone. It is in ERROR if
+other work was interrupted that may have left its guest half changed.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.build_attempts import BuildAttempts
+from micronova.conductor.operations.build_elsewhere import BuildElsewhere
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.move import MOVE_KINDS
 from micronova.conductor.operations.move_kind import MoveKind
-from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork, StepResult
+from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification
@@ -53,7 +56,7 @@ class Evacuate(MoveKind):
     def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies)
         self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
-        self._attempts = BuildAttempts(
+        self._attempts = BuildElsewhere(
             dependencies,
             self,
             self._destinations,
@@ -111,16 +114,14 @@ class Evacuate(MoveKind):
         if reason is not None:
             return self._refused(conn, operation, row, reason)
         now, epoch = self._engine.now(), row["epoch"] + 1
-        open_ones = operation_rows.open_of(conn, row["uuid"])
-        payload.interrupted = any(each["id"] != operation.id and _works(each) for each in open_ones)
-        begun = msgspec.structs.replace(
-            operation, step="schedule", epoch=epoch, payload=msgspec.msgpack.encode(payload)
-        )
+        others = [each for each in operation_rows.open_of(conn, row["uuid"]) if each["id"] != operation.id]
+        payload.interrupted = any(map(_leaves_half_done, others))
+        begun = msgspec.structs.replace(operation, step="schedule", epoch=epoch, payload=payload.encode())
         self.transitions.persist(conn, operation, begun.step, epoch=epoch, payload=begun.payload)
         changes: InstanceChanges = {"task_state": ACTION.task_state, "progress": 0, "epoch": epoch}
         instances.update(conn, row["uuid"], now, changes)
         to_end = operation_rows.cancel_open(conn, row["uuid"], now)
-        server_migrations.abandon(conn, row, now, epoch=epoch, down_time=None)
+        server_migrations.abandon(conn, row, now, epoch=epoch, down_time=None, context=operation.context)
         server_migrations.insert(conn, self._migration(operation, row, migration_states.ACCEPTED))
         allocations.hand_over(conn, row["uuid"], holder=payload.migration)
         return Continue(begun, follow_ups=to_end)
@@ -157,8 +158,8 @@ class Evacuate(MoveKind):
         if row["host"] is not None:
             server_migrations.insert(conn, self._migration(operation, row, migration_states.ERROR))
         spec = instances.request_spec(conn, row["uuid"])
-        gave_up = GaveUp("rebuild_server", changed(row, changes), spec, fault)
-        return NoMoreWork(ended="error", gave_up=gave_up)
+        failed_task = FailedTask("rebuild_server", changed(row, changes), spec, fault)
+        return NoMoreWork(ended="error", failed_task=failed_task)
 
     def _migration(self, operation: Operation, row: InstanceRow, status: str) -> MigrationRow:
         payload = operation.payload_as(EvacuatePayload)
@@ -191,7 +192,9 @@ class Evacuate(MoveKind):
         if bound is None:
             return
         try:
-            order = await self.dispatched(operation, "dispatched", self._dispatch_build, server, source, bound.vifs)
+            order = await self.commit_dispatch(
+                operation, "dispatched", self._dispatch_build, server, source, bound.vifs
+            )
         except OperationFailed as error:
             await self.fail(operation, error)
             return
@@ -216,7 +219,7 @@ class Evacuate(MoveKind):
         changes: InstanceChanges = {"epoch": operation.epoch + 1, "task_state": states.REBUILD_SPAWNING}
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
@@ -236,7 +239,7 @@ class Evacuate(MoveKind):
                 raise Unavailable(f"Host {chosen.host} does not answer.")
             await self._attempts.continue_without_host(operation)
             return
-        order = await self.dispatched(operation, operation.step, self._dispatch_again, operation)
+        order = await self.commit_dispatch(operation, operation.step, self._dispatch_again, operation)
         if order is not None:
             await self.transitions.send(operation, order)
 
@@ -334,7 +337,7 @@ class Evacuate(MoveKind):
         """Give the evacuation up; its ports return to the host that it belongs to."""
         if operation.step == "new":
             await self._begin(operation, error)
-        elif not await self.recorded_failure(operation, error, self._failed):
+        elif not await self.commit_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
@@ -353,7 +356,7 @@ class Evacuate(MoveKind):
         """Persist that only the ports are left, and whether the host is lost: at the end that may have changed."""
         payload = operation.payload_as(EvacuatePayload)
         payload.lost = not isinstance(error, HostNotLost)
-        noted = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+        noted = msgspec.structs.replace(operation, payload=payload.encode())
         return self._attempts.give_up(conn, noted, row, error, left_behind=left_behind)
 
     def _leave_host(
@@ -384,7 +387,8 @@ class Evacuate(MoveKind):
         payload, now = operation.payload_as(EvacuatePayload), self._engine.now()
         migration = self.migration_of(conn, operation)
         fault = fault_of(payload.error, now)
-        changes: InstanceChanges = {"task_state": None, "fault": fault}
+        task_state = server_migrations.idle_task_state(conn, row["uuid"])
+        changes: InstanceChanges = {"task_state": task_state, "fault": fault}
         if payload.lost or payload.interrupted:
             changes["vm_state"] = states.state_after(ACTION, row["vm_state"], failed=True)
         if vifs is not None:
@@ -395,7 +399,7 @@ class Evacuate(MoveKind):
         if payload.chosen is None:  # no host was ever found
             server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
             spec = instances.request_spec(conn, row["uuid"])
-            return NoMoreWork(ended="error", gave_up=GaveUp("rebuild_server", failed, spec, fault))
+            return NoMoreWork(ended="error", failed_task=FailedTask("rebuild_server", failed, spec, fault))
         server_migrations.stay_on_source(conn, row, migration, migration_states.FAILED, now)
         told = Notification("rebuild.error", failed, fault, sender=payload.chosen.host)
         return NoMoreWork(ended="error", notifications=[told])
@@ -408,6 +412,12 @@ class HostNotLost(OperationFailed):
         super().__init__("The server's host is not lost: the server stays on it. Force its service down if it is.")
 
 
-def _works(operation: OperationRow) -> bool:
-    """Return whether an operation works on its server, so that its early end leaves the server half changed."""
-    return operation["kind"] not in FOLLOW_UP_KINDS and (operation["kind"], operation["step"]) != ("evacuate", "new")
+_LEAVES_NOTHING: Final = frozenset({*FOLLOW_UP_KINDS, *MOVE_KINDS, "create_image", "create_backup", "change_password"})
+"""Kinds whose early end leaves no guest half changed: a move is undone (`conductor/operations/undo_move.py`)."""
+
+
+def _leaves_half_done(operation: OperationRow) -> bool:
+    """Return whether the early end of an operation leaves its server half changed."""
+    if operation["kind"] == "evacuate":  # it has changed nothing on the host, but may have ended other work
+        return EvacuatePayload.decode(operation["payload"]).interrupted
+    return operation["kind"] not in _LEAVES_NOTHING

@@ -1,20 +1,18 @@
-"""The base class of kinds that follow from another change of a server; conductors do the work, without a host."""
+"""The base class of kinds that follow from another change of a server; conductors do the work, most without a host."""
 
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.engine import NeverFails, Operation
 from micronova.conductor.operations.operation_kind import OperationKind
-from micronova.db import instances
 from micronova.db import operations as operation_rows
-from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
 
 Record = Callable[[sa.Connection, InstanceRow], None]
 
 
-class FollowUpKind(OperationKind):
+class FollowUpKind(NeverFails, OperationKind):
     """A kind of operation that `db/operations.py` `follow_up` records; FOLLOW_UP_KINDS lists these kinds.
 
     There is no instance action. No later request ends it, and it is repeated until it succeeds.
@@ -26,17 +24,14 @@ class FollowUpKind(OperationKind):
         `record` writes the result in the same transaction, unless the server is gone.
         """
         waiting = await self._engine.database.write(self._end, operation, record)
-        await self.transitions.ended_and_wake(operation, "success", waiting)
+        await self.transitions.count_end_and_run_waiting(operation, "success", waiting)
 
     def _end(self, conn: sa.Connection, operation: Operation, record: Record | None) -> list[str] | None:
-        row = instances.lock(conn, operation.instance_uuid)
-        operation_rows.lock_open_of(conn, operation.instance_uuid)
-        if not operation_rows.finish(conn, operation.id, self._engine.now(), "success", operation.lease):
-            return None
-        if row is not None and record is not None:
-            record(conn, row)
-        return operation_rows.wake(conn, operation.instance_uuid)
+        def end(row: InstanceRow | None) -> bool:
+            if not operation_rows.finish(conn, operation.id, self._engine.now(), "success", operation.lease):
+                return False
+            if row is not None and record is not None:
+                record(conn, row)
+            return True
 
-    async def fail(self, operation: Operation, error: Exception) -> None:
-        """Raise Unavailable: this is repeated until it succeeds."""
-        raise Unavailable(f"{self.name} is tried again: {error}")
+        return self.transitions.end_and_wake(conn, operation, end)

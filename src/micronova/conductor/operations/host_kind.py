@@ -9,12 +9,13 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation, log_retry, retry_pause
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, StepResult
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL, server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
 from micronova.objects import states
-from micronova.objects.errors import NotSupported, OperationFailed, Stale, Unavailable
+from micronova.objects.clock import micros
+from micronova.objects.errors import GuestElsewhere, NotSupported, OperationFailed, Stale, Unavailable
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow, Step, with_last_error
 from micronova.objects.orders import Progress, Report, WorkOrder
@@ -46,6 +47,23 @@ class HostKind(OperationKind):
         dispatched = self.transitions.dispatch(conn, operation, host, {})
         return None if dispatched is None else self.order(conn, dispatched, row)
 
+    def dispatch_current(self, conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, WorkOrder] | None:
+        """Make the server's host the owner of an operation; return the server as it was, and the order.
+
+        Return None if the server is gone or has no host, or if another request or conductor has taken over.
+        """
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            return None
+        order = self.dispatch(conn, operation, row, row["host"])
+        return None if order is None else (row, order)
+
+    async def check_host_answers(self, operation: Operation) -> None:
+        """Raise Unavailable if the server's host is down: it gets its order again when it is back."""
+        row = await self._engine.database.read(server_of, operation)
+        if row is not None and row["host"] is not None and await self.transitions.host_is_down(row["host"]):
+            raise Unavailable(f"Host {row['host']} does not answer.")
+
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the host, which lacks something for the moment, have its order again after a pause.
 
@@ -69,9 +87,12 @@ class HostKind(OperationKind):
         """Return where the host uploads an image, if that follows the task state that it has reached."""
         return None
 
-    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+    def destruction_begins(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, unheard_since: int | None
+    ) -> None:
         """Note that the host is about to do what cannot be undone.
 
+        It asked first at `unheard_since`, which is None if the server's own host, another one, has answered since.
         Raise HostUnavailable if the host has to wait for the answer, Stale if it must go on without doing it. Both rows
         are locked, and the order still stands. The host repeats its question until it gets an answer.
         """
@@ -96,6 +117,8 @@ class SteppedKind(HostKind):
         for operation in operations:
             try:
                 await self.run_one(operation)
+            except GuestElsewhere as error:
+                await self._engine.later([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
             except Stale:
                 await self.overtaken(operation)
 
@@ -107,7 +130,7 @@ class SteppedKind(HostKind):
     async def overtaken(self, operation: Operation) -> None:
         """Cancel, unless another conductor continues, and release what the operation holds."""
 
-    async def dispatched(
+    async def commit_dispatch(
         self,
         operation: Operation,
         step: Step,
@@ -134,17 +157,14 @@ class OneOrderKind(HostKind):
     async def run(self, operations: list[Operation]) -> None:
         """Send the order to the server's host; send it again if the host's lease has expired."""
         for operation in operations:
-            row = await self._engine.database.read(server_of, operation)
-            if row is None or row["host"] is None:
-                await self.transitions.cancel(operation)
-                continue
-            if operation.step == "dispatched" and await self.transitions.host_is_down(row["host"]):
-                raise Unavailable(f"Host {row['host']} does not answer.")
-            order = await self._engine.database.write(self.dispatch, operation, row, row["host"])
+            if operation.step == "dispatched":
+                await self.check_host_answers(operation)
+            dispatched = await self._engine.database.write(self.dispatch_current, operation)
             self._engine.committed(self.name, "dispatched")
-            if order is None:
+            if dispatched is None:
                 await self.transitions.cancel(operation)
                 continue
+            row, order = dispatched
             if operation.step == "new" and self.notification is not None:
                 details = self.notification_details(operation)
                 self.transitions.notify(f"{self.notification}.start", operation, row, details=details)
@@ -203,11 +223,12 @@ def apply_report(conn: sa.Connection, kinds: Mapping[str, OperationKind], report
 
 
 def apply_progress(
-    conn: sa.Connection, kinds: Mapping[str, OperationKind], progress: Progress, now: int
+    conn: sa.Connection, kinds: Mapping[str, OperationKind], progress: Progress, now: int, answered: str | None = None
 ) -> tuple[HostKind, Operation] | None:
     """Set the task state that a host has reached; return None if the operation is not the host's any more.
 
-    A message that arrives twice, or after a later one, changes nothing: a task state only goes on.
+    A message that arrives twice, or after a later one, changes nothing: a task state only goes on. `answered` is
+    another host that has answered since this one asked whether it may destroy something.
     """
     row = instances.lock(conn, progress.instance_uuid)
     found = operation_rows.get(conn, progress.operation_id, lock=True)
@@ -218,7 +239,7 @@ def apply_progress(
         return None
     if progress.destroys:
         try:
-            kind.destruction_begins(conn, operation, row)
+            kind.destruction_begins(conn, operation, row, _unheard_since(operation, row, progress, now, answered))
         except Stale:
             return None
     # The action of the kind's name has the task states that a host may report; a kind without one has none.
@@ -227,6 +248,16 @@ def apply_progress(
         instances.update(conn, row["uuid"], now, {"task_state": progress.task_state}, epoch=operation.epoch)
     kind.progressed(conn, operation)
     return kind, operation
+
+
+def _unheard_since(
+    operation: Operation, row: InstanceRow, progress: Progress, now: int, answered: str | None
+) -> int | None:
+    """Return since when the server's host has to be heard of before another host may destroy; None if it answered."""
+    if answered is not None and answered == row["host"]:
+        return None
+    # Of an older host only the request is known to be earlier than its question.
+    return operation.created_at if progress.waited is None else now - micros(progress.waited)
 
 
 def _is_at_work(kind: HostKind, row: InstanceRow, found: OperationRow, message: Report | Progress) -> bool:

@@ -103,9 +103,8 @@ class InterfaceKind(HostKind):
 
     def to_clean_up(self, conn: sa.Connection, operation: Operation, payload: InterfacePayload) -> Continue:
         """Persist that only the port is left to release, by this conductor."""
-        encoded = msgspec.msgpack.encode(payload)
-        self.transitions.persist(conn, operation, "cleanup", payload=encoded)
-        return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup", payload=encoded))
+        encoded = payload.encode()
+        return Continue(self.transitions.continue_at(conn, operation, "cleanup", payload=encoded))
 
     async def finish(self, operation: Operation) -> None:
         """End the operation as its payload says and record the security groups of the ports that are left."""
@@ -141,7 +140,7 @@ class InterfaceKind(HostKind):
         fault = fault_of(payload.error, now) if payload.error else None
         vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state, **(values or {})}
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         result: Result = "error" if fault else "success"
         if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
             return NoMoreWork()
@@ -186,7 +185,7 @@ class AttachInterface(InterfaceKind):
             return
         payload.port_id = vif.port_id
         payload.wait_for_plugs = unplugged([vif])
-        await self.send(operation, row, vif, msgspec.msgpack.encode(payload))
+        await self.send(operation, row, vif, payload.encode())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """End the operation if the interface is plugged; else release its port."""
@@ -268,7 +267,7 @@ class DetachInterface(InterfaceKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the interface with the server."""
-        if not await self.recorded_failure(operation, error, self._failed):
+        if not await self.commit_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:

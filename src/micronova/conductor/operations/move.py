@@ -4,7 +4,8 @@ Steps: `schedule` (choose the destination and claim it) → `prep` (the destinat
 else the next host) → `migrate` (the source stops the guest and sends its disks) → `bind` (its ports are bound to the
 destination) → `finish` (the destination makes the guest: the server is RESIZED). Until then the server belongs to its
 source. What fails from `migrate` on is undone: `unbind` (the ports return) → `undo` (the source makes the guest run
-again as before: error), which is repeated until it succeeds. Source and destination of a resize may be the same host.
+again as before: error), which is repeated until it succeeds. If the guest may run on a destination that is up, `undo`
+waits until it is removed there. Source and destination of a resize may be the same host.
 
 A live migration takes the same steps: in `migrate` the guest runs while its memory is sent, and `finish` ends the move.
 """
@@ -28,13 +29,25 @@ from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, server_migrations, topologies
 from micronova.objects.block_device import resized
-from micronova.objects.errors import HostUnavailable, MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
+from micronova.objects.errors import (
+    HostNotHeard,
+    HostUnavailable,
+    Invalid,
+    MicronovaError,
+    NoValidHost,
+    OperationFailed,
+    Stale,
+    Unavailable,
+)
 from micronova.objects.flavor import Flavor
+from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationChanges, MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import MovePayload, OperationRow, Step
 from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.pci_devices import device_requests
+from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.rpcapi import SchedulerAPI
 
@@ -54,6 +67,7 @@ class Move(MoveKind):
         super().__init__(dependencies)
         self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
         self._outcomes = MoveOutcomes(dependencies, self.transitions, self._names)
+        self._pci_aliases = dependencies.pci_aliases
 
     def may_fail(self, operation: Operation) -> bool:
         """Return False if the move is being undone."""
@@ -83,18 +97,18 @@ class Move(MoveKind):
             await self.transitions.cancel(operation)
             return
         payload = operation.payload_as(MovePayload)
-        if self._names.live and (problem := await self._source_problem(row, payload)) is not None:
-            await self.fail(operation, problem)
-            return
         wanted = msgspec.structs.replace(
             spec,
             flavor=msgspec.convert(migration["new_flavor"], Flavor),
             ignore_hosts=tuple(payload.excluded),
         )
+        if self._names.live and (problem := await self._source_problem(row, payload, wanted)) is not None:
+            await self.fail(operation, problem)
+            return
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
         if not await self._destinations.choose(server):
             return
-        order = await self.dispatched(operation, "prep", self._dispatch_prep, server)
+        order = await self.commit_dispatch(operation, "prep", self._dispatch_prep, server)
         if order is None:
             return
         if not self._names.live:  # there the destination only checks whether it can take the guest
@@ -102,14 +116,38 @@ class Move(MoveKind):
             self.transitions.notify(start.name, operation, row, details=start.details, sender=start.sender)
         await self.transitions.send(operation, order)
 
-    async def _source_problem(self, row: InstanceRow, payload: MovePayload) -> MicronovaError | None:
+    async def _source_problem(self, row: InstanceRow, payload: MovePayload, spec: RequestSpec) -> MicronovaError | None:
         """Return why a live migration cannot begin, or None: the API does not check this before it answers."""
         host = row["host"] or ""
         if payload.requested_host == host:
-            return OperationFailed(f"Unable to migrate instance ({row['uuid']}) to current host ({host}).")
+            return OperationFailed(f"Unable to migrate instance ({row['uuid']}) to its current host.", details=host)
         if await self.transitions.host_is_down(host):
-            return OperationFailed(f"Compute service of {host} is unavailable at this time.")
+            return OperationFailed(
+                "The compute service of the server's host is unavailable at this time.", details=host
+            )
+        if "pci_passthrough:alias" in spec.flavor.extra_specs and not await self._engine.database.read(
+            self._devices_can_go, spec, [row["uuid"], payload.migration]
+        ):
+            return OperationFailed(
+                f"Migration pre-check error: instance {row['uuid']} has PCI devices that were not requested as "
+                "live_migratable, so it cannot be moved while it runs. Migrate it cold."
+            )
         return None
+
+    def _devices_can_go(self, conn: sa.Connection, spec: RequestSpec, holders: list[str]) -> bool:
+        """Return whether all PCI devices of a server were, and those of its destination will be, live_migratable."""
+        held = [
+            device
+            for _, assignment in topologies.assignments_of(conn, holders).values()
+            for device in assignment.devices
+        ]
+        try:
+            wanted = device_requests(GuestProperties(spec.flavor, spec.image), self._pci_aliases)
+        except Invalid:  # the alias has been removed
+            return False
+        return (
+            bool(held) and all(each.live_migratable for each in held) and all(each.live_migratable for each in wanted)
+        )
 
     def _dispatch_prep(self, conn: sa.Connection, server: ServerToPlace[MovePayload]) -> WorkOrder | None:
         operation, chosen = server.operation, server.chosen
@@ -122,7 +160,7 @@ class Move(MoveKind):
             operation,
             chosen.host,
             changes,
-            msgspec.msgpack.encode(payload),
+            payload.encode(),
             step="prep",
             event=self._event("prep"),
         )
@@ -169,11 +207,16 @@ class Move(MoveKind):
         await self.transitions.send(operation, order)
 
     def _dispatch(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> WorkOrder | None:
-        """Make the host of the step the owner; `vifs` are the interfaces as they are bound now."""
+        """Make the host of the step the owner; `vifs` are the interfaces as they are bound now.
+
+        Raise GuestElsewhere if the guest returns to its source, and may run on the destination.
+        """
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch:
             return None
         step = operation.step
+        if step == "undo" and operation.payload_as(MovePayload).waits:
+            self.transitions.require_no_other_guest(conn, row["uuid"], row["host"] or "")
         changes = self._task_state(step)
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
@@ -183,8 +226,9 @@ class Move(MoveKind):
         )
         if dispatched is None:
             return None
-        if step == "migrate":
-            status: MigrationChanges = {"status": self._names.statuses["migrate"]}
+        if step in ("migrate", "finish"):  # of an attempt to finish that is repeated, the guest was perhaps removed
+            name = "migrate" if step == "migrate" else "migrated"
+            status: MigrationChanges = {"status": self._names.statuses[name]}
             server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
         return self.order(conn, dispatched, changed(row, changes))
 
@@ -247,18 +291,28 @@ class Move(MoveKind):
                 return self._outcomes.arrived(conn, operation, row, migration, report, event)
             return self._migrated(conn, operation, row, migration, report)
         error, arrived = reported_error(report), step == "finish"
+        left = arrived and report.left_behind
         try:
-            return self._outcomes.begin_undo(conn, operation, row, migration, error, event=event, arrived=arrived)
+            return self._outcomes.begin_undo(
+                conn, operation, row, migration, error, event=event, arrived=arrived, left_behind=left
+            )
         except HostUnavailable:  # the destination tries again
             return super().postponed(conn, operation, row, report)
 
-    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+    def destruction_begins(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, unheard_since: int | None
+    ) -> None:
         """Let the destination remove a guest that it could not start; raise Stale if nothing else is left."""
-        if operation.step == "finish":
-            try:
-                self.transitions.require_other_copy(conn, row, self.migration_of(conn, operation))
-            except HostUnavailable as error:
-                raise Stale(error.message) from error
+        if operation.step != "finish":
+            return
+        migration = self.migration_of(conn, operation)
+        try:
+            self.transitions.require_own_copy(conn, row, migration, since=unheard_since)
+        except HostNotHeard:
+            raise
+        except HostUnavailable as error:
+            raise Stale(error.message) from error
+        self._outcomes.copy_is_removed(conn, migration)
 
     def has_applied(self, found: OperationRow, report: Report) -> bool:
         """Return whether the report led to the next step, at the next epoch, and that was not undone since."""
@@ -275,7 +329,7 @@ class Move(MoveKind):
         reason = reported_error(report).message
         payload.prefer_others(report.host, reason)
         self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         self.transitions.advance(conn, operation, "schedule", payload=encoded, lease_seconds=retry_pause(operation))
         migration = self.migration_of(conn, operation)
         return NoMoreWork(notifications=self._after_prep(row, migration, report.host))
@@ -354,7 +408,7 @@ class Move(MoveKind):
             return self._give_up_prep(conn, operation, row, migration, last, notifications)
         self.transitions.end_event(conn, operation, host=None, error=error.message, event=self._event("prep"))
         payload.last_error = error.message
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         return Continue(
             self.transitions.advance(conn, operation, "schedule", payload=encoded),
             [*notifications, *self._after_prep(row, migration, host)],
@@ -373,8 +427,8 @@ class Move(MoveKind):
         self.transitions.end_event(conn, operation, host=report.host, event=self._event("migrate"))
         assert payload.chosen is not None
         away = payload.chosen.host != row["host"]
-        step: Step = "bind" if away and row["network_info"] else "finish"
-        encoded = msgspec.msgpack.encode(payload)
+        step: Step = "bind" if away and self.transitions.has_devices(conn, row) else "finish"
+        encoded = payload.encode()
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
         return Continue(taken, [Notification(self._names.notifications["migrated"], changed(row, changes))])
 
@@ -387,7 +441,9 @@ class Move(MoveKind):
         migration = self.migration_of(conn, operation)
         if operation.step == "finish":
             event = self._event("finish")
-            return self._outcomes.begin_undo(conn, operation, row, migration, error, event=event, arrived=True)
+            return self._outcomes.begin_undo(
+                conn, operation, row, migration, error, event=event, arrived=True, left_behind=True
+            )
         return self._try_another(conn, operation, row, migration, error)
 
     # --- ports -----------------------------------------------------------------------------------------------
@@ -406,6 +462,8 @@ class Move(MoveKind):
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
+        if operation.payload_as(MovePayload).waits:
+            await self._engine.database.read(self.transitions.require_no_other_guest, row["uuid"], row["host"])
         vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
         await self._dispatch_bound(operation, row, "undo", vifs)
 
@@ -432,7 +490,7 @@ class Move(MoveKind):
             await self.run([operation])
 
     async def _undo(self, operation: Operation, error: Exception) -> None:
-        if not await self.recorded_failure(operation, error, self._failed):
+        if not await self.commit_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
     def _about_prep(self, phase: str, row: InstanceRow, migration: MigrationRow, host: str) -> Notification:
@@ -459,7 +517,10 @@ class Move(MoveKind):
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
         arrived = operation.step in ("bind", "finish")
-        return self._outcomes.begin_undo(conn, operation, row, migration, known, event=event, arrived=arrived)
+        left = operation.step == "finish"  # the destination may be at work
+        return self._outcomes.begin_undo(
+            conn, operation, row, migration, known, event=event, arrived=arrived, left_behind=left
+        )
 
 
 def _host(operation: Operation, row: InstanceRow) -> str:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.move_names import MoveNames
-from micronova.conductor.operations.operation_kind import Continue, GaveUp, NoMoreWork
+from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork
 from micronova.conductor.operations.orders import devices_of
 from micronova.conductor.operations.placing import host_changes
 from micronova.conductor.operations.transitions import Notification, Transitions
@@ -102,11 +102,11 @@ class MoveOutcomes:
         fault = fault_of(error, self._engine.now())
         values = self._stay(conn, operation, row, migration, fault, migration_states.ERROR)
         self._transitions.end(conn, operation, "error", fault=fault, event=event)
-        gave_up = None
+        failed_task = None
         if isinstance(error, NoValidHost) or operation.step == "schedule":
             spec = instances.request_spec(conn, row["uuid"])
-            gave_up = GaveUp("migrate_server", changed(row, values), spec, fault)
-        return NoMoreWork(ended="error", notifications=notifications, gave_up=gave_up)
+            failed_task = FailedTask("migrate_server", changed(row, values), spec, fault)
+        return NoMoreWork(ended="error", notifications=notifications, failed_task=failed_task)
 
     def _stay(
         self,
@@ -140,30 +140,35 @@ class MoveOutcomes:
         *,
         event: str,
         arrived: bool,
+        left_behind: bool,
     ) -> Continue:
         """Persist that the guest returns to the source as it was; that is repeated until it succeeds.
 
-        If the guest may have `arrived`, the destination removes it. Raise HostUnavailable, and change nothing, if the
+        If the guest may have `arrived`, the destination removes it; `left_behind` says that it has not done so itself,
+        and the guest may run. Raise HostUnavailable, and change nothing, if the
         source is down then: what has arrived is all that is left.
         """
         now = self._engine.now()
         if arrived:
-            self._transitions.require_other_copy(conn, row, migration)
+            self._transitions.require_own_copy(conn, row, migration)
         payload = operation.payload_as(MovePayload)
         payload.error = payload.last_error = error.message
-        payload.migrate_data, payload.arrived = b"", arrived
+        payload.migrate_data, payload.arrived, payload.waits = b"", arrived, left_behind
         assert payload.chosen is not None
         self._transitions.end_event(conn, operation, host=None, error=error.message, event=event)
         away = payload.chosen.host != row["host"]
         if away and arrived:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
-            # From now on the copy on the destination may be gone.
-            returns = self._names.statuses.get("under_way", self._names.statuses["migrate"])
-            server_migrations.update(conn, migration["uuid"], now, {"status": returns})
-        step: Step = "unbind" if away and arrived and row["network_info"] else "undo"
-        encoded = msgspec.msgpack.encode(payload)
+            self.copy_is_removed(conn, migration)
+        step: Step = "unbind" if away and arrived and self._transitions.has_devices(conn, row) else "undo"
+        encoded = payload.encode()
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
         return Continue(taken, self._about_undo("undo", row))
+
+    def copy_is_removed(self, conn: sa.Connection, migration: MigrationRow) -> None:
+        """Record that from now on the copy on the destination may be gone."""
+        returns = self._names.statuses.get("under_way", self._names.statuses["migrate"])
+        server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": returns})
 
     def _about_undo(self, phase: str, row: InstanceRow) -> list[Notification]:
         """Return the notification that an undo begins or has ended, if there is one: it has no fault, as in Nova."""

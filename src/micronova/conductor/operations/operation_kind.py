@@ -24,7 +24,7 @@ class Continue(msgspec.Struct):
 
     operation: Operation
     notifications: Sequence[Notification] = ()
-    gave_up: "GaveUp | None" = None
+    failed_task: "FailedTask | None" = None
     follow_ups: Sequence[str] = ()  # operations that the transaction may have recorded: they start now
 
 
@@ -39,14 +39,14 @@ class NoMoreWork(msgspec.Struct):
     destroy: bool = False  # the instance is not on the reporting host: that host destroys its guest
     built: bool = False  # a server became ACTIVE: the hooks that follow a build run
     notifications: Sequence[Notification] = ()
-    gave_up: "GaveUp | None" = None
+    failed_task: "FailedTask | None" = None
     follow_ups: Sequence[str] = ()  # as in `Continue`
 
 
-class GaveUp(msgspec.Struct):
-    """Work on a server that this conductor gave up, such as a build for which it found no host."""
+class FailedTask(msgspec.Struct):
+    """A task of this conductor that has failed, such as a build for which it found no host: Nova's compute_task."""
 
-    method: str  # Nova's name of the work
+    method: str  # Nova's name of the task
     row: InstanceRow
     spec: RequestSpec | None
     fault: Fault
@@ -72,14 +72,16 @@ class OperationKind(Kind):
         for each in result.notifications:
             details = {**self.notification_details(operation), **(each.details or {})}
             self.transitions.notify(each.name, operation, each.row, each.fault, details, each.sender)
-        if (gave_up := result.gave_up) is not None:
-            self.announce_failed_task(operation, gave_up)
+        if (failed_task := result.failed_task) is not None:
+            self.announce_failed_task(operation, failed_task)
         if isinstance(result, NoMoreWork) and result.ended is not None:
             self._engine.ended(operation, result.ended)
 
-    def announce_failed_task(self, operation: Operation, gave_up: GaveUp) -> None:
-        """Send the notification that this conductor gave up work on a server."""
-        failed = partial(resources.task_failed, gave_up.method, gave_up.row, gave_up.spec, gave_up.fault)
+    def announce_failed_task(self, operation: Operation, failed_task: FailedTask) -> None:
+        """Send the notification that a task of this conductor has failed."""
+        failed = partial(
+            resources.task_failed, failed_task.method, failed_task.row, failed_task.spec, failed_task.fault
+        )
         self._dependencies.notifier.announce(operation.context, failed)
 
     async def continue_with(self, operation: Operation, result: StepResult) -> None:
@@ -92,7 +94,7 @@ class OperationKind(Kind):
         if isinstance(result, Continue):
             await self.run([result.operation])
 
-    async def recorded_failure(self, operation: Operation, error: Exception, record: RecordFailure) -> bool:
+    async def commit_failure(self, operation: Operation, error: Exception, record: RecordFailure) -> bool:
         """Record that an operation has failed, under the lock of its instance, and continue with what is left of it.
 
         Return False, and do nothing, if a later request has overtaken the operation, or another conductor has it.

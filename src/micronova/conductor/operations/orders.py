@@ -10,7 +10,8 @@ from micronova.conductor.operations.engine import Operation
 from micronova.db import instances, topologies
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
-from micronova.objects.block_device import BlockDevice
+from micronova.objects.block_device import BlockDevice, attached_volumes, root_volume
+from micronova.objects.clock import seconds
 from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
@@ -51,8 +52,12 @@ def work_order(
     known = instance_spec(row)
     image = rescue_image or known.image
 
+    devices = devices_of(conn, row["uuid"]) if block_devices is None else block_devices
+    # The image of a server that boots from a volume is in the volume.
+    needs_image = rescue_image is not None or root_volume(devices) is None
+
     def url(of: ImageMeta | None) -> str | None:
-        return None if of is None or download_url is None else download_url(of.id)
+        return None if of is None or download_url is None or not needs_image else download_url(of.id)
 
     order = WorkOrder(
         operation_id=operation.id,
@@ -60,11 +65,12 @@ def work_order(
         epoch=operation.epoch,
         host=host,
         instance=_with_assignment(conn, known, host, holder),
-        issued_at=now / 1e6,
+        issued_at=seconds(now),
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
         network_info=vifs(row),
-        block_devices=devices_of(conn, row["uuid"]) if block_devices is None else block_devices,
+        block_devices=tuple(msgspec.structs.replace(device, connection=None) for device in devices),
+        volumes=attached_volumes(devices),
         image_url=url(image),
         kernel_url=None if image is None else url(image.kernel),
         ramdisk_url=None if image is None else url(image.ramdisk),
@@ -77,8 +83,8 @@ def work_order(
     )
     if (size := size_of(order)) > LARGEST_ORDER:
         raise OperationFailed(
-            f"The server has too much data for an order to its host: {size} bytes, of which {LARGEST_ORDER} may be. "
-            "Remove interfaces, metadata or properties of the image."
+            f"The server has too much data for an order to its host: {size} bytes; at most {LARGEST_ORDER} are "
+            "allowed. Remove interfaces, metadata or properties of the image."
         )
     return order
 
@@ -97,7 +103,10 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
         return instance
     node, assignment = found
     if (claimed := topologies.host_of(conn, node)) not in (host, None):
-        raise OperationFailed(f"The server's CPUs and devices are claimed on host {claimed}, and not on host {host}.")
+        raise OperationFailed(
+            "The server's CPUs and devices are claimed on another host than the one that has to use them.",
+            details=f"They are claimed on host {claimed}, and not on host {host}.",
+        )
     return msgspec.structs.replace(instance, assignment=assignment)
 
 
@@ -141,7 +150,7 @@ def removal_order(
             flavor=known.flavor,
             node=known.node,
         ),
-        issued_at=now / 1e6,
+        issued_at=seconds(now),
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
         move=move,

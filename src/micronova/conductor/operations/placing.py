@@ -68,10 +68,11 @@ class Placer:
         self._pci_aliases = dependencies.pci_aliases
 
     async def place(self, servers: Sequence[ServerToPlace[Any]]) -> None:
-        """Claim a host for each, which the scheduler chooses, also after a host has failed.
+        """Let the scheduler choose a host for each server and claim its resources.
 
-        The scheduler knows what was placed since its last decision. The alternates of that one are the same for all
-        servers of a request, so they are taken only if the scheduler cannot be asked.
+        The scheduler is asked again after a host has failed, because it knows what was placed since its last decision.
+        The alternates of that decision are the same for all servers of a request, so one is taken only if the scheduler
+        cannot be asked.
         """
         unpreferred = servers[0].payload.unpreferred
         try:
@@ -84,7 +85,7 @@ class Placer:
                 raise
             await self._select(servers, ())
             for server in servers:
-                server.payload.unpreferred = []  # it has been to all hosts that there are
+                server.payload.unpreferred = []  # no other host is left: none is preferred
 
     def any_host_besides(self, conn: sa.Connection, hosts: Sequence[str]) -> bool:
         """Return whether another host than these is up."""

@@ -90,7 +90,7 @@ class Power(OneOrderKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the state that the server's action has for a failure."""
-        if not await self.recorded_failure(operation, error, self._failed):
+        if not await self.commit_failure(operation, error, self._failed):
             await self.transitions.cancel(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:

@@ -11,12 +11,11 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, reported_error
-from micronova.conductor.operations.operation_kind import GaveUp, NoMoreWork, StepResult
+from micronova.conductor.operations.operation_kind import FailedTask, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import asking_scheduler
 from micronova.conductor.operations.transitions import Notification, server_of
-from micronova.db import allocations, instances, nodes, providers
-from micronova.db import operations as operation_rows
+from micronova.db import allocations, explanations, instances, nodes, providers
 from micronova.notifications.notifier import CONDUCTOR
 from micronova.objects import states
 from micronova.objects.errors import NoValidHost, Unavailable
@@ -99,14 +98,14 @@ class Rebuild(HostKind):
             changes = {"epoch": operation.epoch + 1}
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=False)
         payload.begun = payload.begun or not nodes.host_asks(conn, row["host"])
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded)
         if dispatched is None:
             return None
         if operation.step == "new":
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
         if explanation is not None:
-            operation_rows.explain(conn, operation.id, explanation)
+            explanations.record(conn, operation.id, explanation)
         return self.order(conn, dispatched, changed(row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
@@ -145,20 +144,22 @@ class Rebuild(HostKind):
         self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
 
-    def destruction_begins(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+    def destruction_begins(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, unheard_since: int | None
+    ) -> None:
         """Note that the host begins to replace the guest."""
-        encoded = msgspec.msgpack.encode(msgspec.structs.replace(operation.payload_as(RebuildPayload), begun=True))
+        encoded = msgspec.structs.replace(operation.payload_as(RebuildPayload), begun=True).encode()
         self.transitions.persist(conn, operation, operation.step, payload=encoded, owner=operation.owner)
 
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Let the host have its order again; note whether the guest is as it was, in case there is no more time."""
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=report.unchanged)
-        noted = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+        noted = msgspec.structs.replace(operation, payload=payload.encode())
         return super().postponed(conn, noted, row, report)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR; if its host has not begun, its guest still has the old image."""
-        if not await self.recorded_failure(operation, error, self._failed):
+        if not await self.commit_failure(operation, error, self._failed):
             await self.transitions.cancel(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
@@ -187,8 +188,10 @@ class Rebuild(HostKind):
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         if operation.step == "new":
             self.transitions.end(conn, operation, "error", fault=fault, event=CONDUCTOR_EVENT)
-            gave_up = GaveUp("rebuild_server", changed(row, changes), instances.request_spec(conn, row["uuid"]), fault)
-            return NoMoreWork(ended="error", gave_up=gave_up)
+            failed_task = FailedTask(
+                "rebuild_server", changed(row, changes), instances.request_spec(conn, row["uuid"]), fault
+            )
+            return NoMoreWork(ended="error", failed_task=failed_task)
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
         return NoMoreWork(ended="error", notifications=[Notification("rebuild.error", changed(row, changes), fault)])
 
@@ -196,10 +199,11 @@ class Rebuild(HostKind):
 def _lacks_traits(conn: sa.Connection, uuid: str, spec: RequestSpec) -> bool:
     """Return whether a server has an image whose traits the providers do not have that it holds resources of.
 
-    The scheduler compares the traits that the node itself must have, or must not have.
+    The scheduler compares the traits that the node itself must have, or must not have. What the flavor asks for was
+    compared when the server was placed.
     """
-    required, forbidden = extra_specs.traits(spec.flavor, spec.image)
-    if required == extra_specs.node_traits(spec.flavor, spec.image)[0]:
+    required, forbidden = extra_specs.traits_of_image(spec.image)
+    if required == extra_specs.node_traits_of_image(spec.flavor, spec.image)[0]:
         return False
     held = {each.node_uuid for each in allocations.get_many(conn, [uuid]).get(uuid, ())}
     traits = set[str]().union(*providers.traits_of(conn, held).values())

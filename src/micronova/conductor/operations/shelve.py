@@ -29,7 +29,6 @@ from micronova.conductor.operations.shelve_offload import Offloading
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import power_state, shelved, states
-from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.orders import Report, WorkOrder
 
@@ -97,8 +96,6 @@ class Shelve(CreateImage):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Delete the image; a server that is SHELVED stays so."""
-        if operation.step == "offload":
-            raise Unavailable(f"The offload is tried again: {error}")
         if operation.step == "unbind":
             await self._offloading.fail(operation, error)
         else:

@@ -2,7 +2,7 @@
 
 Steps: `unbind` (the server's ports are unbound, and stay its own) → `offload` (the host removes the guest): the server
 has no host and no claim any more. Before `unbind` the image is looked for once more, because it is all that is left of
-the server's disk; if it is gone, the server stays SHELVED. Once the host has got its order, nothing but a later request
+the server's disk; if it is gone, the server stays SHELVED. Once the host has its order, nothing but a later request
 stops the operation. A host that is down removes the guest when it is back and reads the record of the departure.
 """
 
@@ -22,7 +22,7 @@ from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved, states
-from micronova.objects.errors import OperationFailed, Unavailable
+from micronova.objects.errors import OperationFailed
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.orders import Report, WorkOrder
 
@@ -70,6 +70,7 @@ class Offloading:
         await self._kind.transitions.send(operation, order)
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
+        await self._kind.transitions.volumes.connect(operation, row, None)
         if self._dependencies.network_client is not None and row["network_info"]:
             await self._dependencies.network_client.unbind(
                 row["uuid"], check=functools.partial(self._kind.transitions.check_not_overtaken, operation)
@@ -114,7 +115,7 @@ class Offloading:
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the server SHELVED on its host, and bind its ports again, which may be unbound."""
-        if not await self._kind.recorded_failure(operation, error, self._failed):
+        if not await self._kind.commit_failure(operation, error, self._failed):
             await self._kind.transitions.cancel(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
@@ -123,7 +124,7 @@ class Offloading:
         changes: InstanceChanges = {"task_state": None, "fault": fault}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._kind.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=EVENT)
-        if not row["network_info"]:
+        if not self._kind.transitions.has_devices(conn, row):
             return NoMoreWork(ended="error")
         id, context = str(uuid.uuid5(NAMESPACE, f"{operation.id} {operation.epoch}")), operation.context
         operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=operation.epoch, now=now, context=context)
@@ -159,6 +160,4 @@ class ShelveOffload(HostKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the server SHELVED."""
-        if operation.step == "offload":
-            raise Unavailable(f"The offload is tried again: {error}")
         await self._offloading.fail(operation, error)

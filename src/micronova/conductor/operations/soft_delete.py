@@ -7,7 +7,7 @@ So a server is charged exactly if it has no `deleted_at`.
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.engine import NeverFails, Operation
 from micronova.conductor.operations.host_kind import OneOrderKind
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
@@ -15,12 +15,11 @@ from micronova.conductor.operations.power import Power
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, quotas
 from micronova.objects import states
-from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.orders import Report, WorkOrder
 
 
-class SoftDelete(OneOrderKind):
+class SoftDelete(NeverFails, OneOrderKind):
     """Steps: new → dispatched (the host switches the guest off). It is repeated until it succeeds, as a delete is."""
 
     name = "soft_delete"
@@ -41,10 +40,6 @@ class SoftDelete(OneOrderKind):
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(ended="success", notifications=[Notification("soft_delete.end", changed(row, changes))])
-
-    async def fail(self, operation: Operation, error: Exception) -> None:
-        """Raise Unavailable: a soft delete does not fail, but is repeated with growing pauses."""
-        raise Unavailable(f"The soft delete is tried again: {error}")
 
 
 class Restore(Power):

@@ -1,7 +1,9 @@
 """The transitions of operations of all kinds: to a host, to the next step, to the end.
 
 Methods with a connection run in the transaction of the caller, so that an operation and its instance change together.
-`dispatch`, `cancel_in` and `lock_current` lock the instance; the callers of the others have locked it.
+`dispatch`, `end_and_wake`, `cancel_in` and `lock_current` lock the instance. The callers of the others that write have
+locked it, except those of `return_to_host` and `_explain_wait`, which change only operations, and of `end` for an
+instance that is gone.
 """
 
 import functools
@@ -15,12 +17,13 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.placing import ServerToPlace
-from micronova.db import allocations, instance_actions, instances, server_migrations
+from micronova.conductor.operations.volume_connections import LockCurrent, VolumeConnections
+from micronova.db import allocations, departures, explanations, instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
 from micronova.objects import states
-from micronova.objects.errors import HostUnavailable, NoValidHost, Stale, Unavailable
+from micronova.objects.errors import GuestElsewhere, HostNotHeard, HostUnavailable, NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import COMPUTE_FILTER, Explanation, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
@@ -33,6 +36,8 @@ from micronova.rpc.errors import BusUnavailable
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is tried again; hosts may be back soon
+
+LONGEST_WAIT_FOR_REMOVAL = 2.0  # seconds until it is looked again whether another host has removed its guest
 
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""
@@ -61,6 +66,12 @@ def server_of(conn: sa.Connection, operation: Operation) -> InstanceRow | None:
     return None if row is None or row["epoch"] != operation.epoch else row
 
 
+def _persisted(operation: Operation, step: Step, owner: str, epoch: int, payload: bytes | None) -> Operation:
+    """Return an operation as `Transitions.persist` has stored it; without `payload` it keeps the one that it has."""
+    kept = operation.payload if payload is None else payload
+    return msgspec.structs.replace(operation, step=step, owner=owner, epoch=epoch, payload=kept)
+
+
 class Transitions:
     """The transitions of one kind of operation.
 
@@ -80,6 +91,7 @@ class Transitions:
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._event = event
+        self.volumes = VolumeConnections(dependencies, self.lock_current)
 
     # --- to a host -------------------------------------------------------------------------------------------
 
@@ -115,13 +127,7 @@ class Transitions:
             instance_actions.event_start(
                 conn, operation.instance_uuid, operation.context.request_id, epoch, event or self._event, now, host=host
             )
-        return msgspec.structs.replace(
-            operation,
-            owner=owner,
-            step=step,
-            epoch=epoch,
-            payload=operation.payload if payload is None else payload,
-        )
+        return _persisted(operation, step, owner, epoch, payload)
 
     async def send(self, operation: Operation, order: WorkOrder) -> None:
         """Send an order. If the bus does not take it, the reply to the host's next heartbeat has it."""
@@ -148,11 +154,32 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
-    def require_other_copy(self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> None:
-        """Raise HostUnavailable if a server has its only usable copy on the host that it does not belong to."""
-        down_time = self._dependencies.service_down_time
-        if server_migrations.last_copy(conn, row, migration, self._engine.now(), down_time) is not None:
-            raise HostUnavailable(f"Host {row['host']}, whose guest stays, does not answer.")
+    def require_own_copy(
+        self, conn: sa.Connection, row: InstanceRow, migration: MigrationRow, since: int | None = None
+    ) -> None:
+        """Raise HostUnavailable if the host that a server does not belong to has its only copy that can be used.
+
+        The server's own host has a copy as well. It must be up, and be heard of after the time `since`, if that is
+        given: else raise HostNotHeard, with the host in its details.
+        """
+        host = row["host"]
+        if host is None or server_migrations.other_copy(conn, row, migration) is None:
+            return
+        now, down_time = self._engine.now(), self._dependencies.service_down_time
+        if not service_rows.host_is_up(conn, host, now, down_time):
+            raise HostUnavailable(f"Host {host}, whose guest stays, does not answer.")
+        if since is not None and not service_rows.host_is_up(conn, host, now, down_time, since=since):
+            raise HostNotHeard("The host whose guest stays has not been heard of since that was asked.", host=host)
+
+    def require_no_other_guest(self, conn: sa.Connection, instance_uuid: str, host: str) -> None:
+        """Raise GuestElsewhere if another host than this one still has to remove a guest of the server, and is up.
+
+        Two guests of one server must not run. A host that is down removes its guest when it is back.
+        """
+        now, down_time = self._engine.now(), self._dependencies.service_down_time
+        others = [departure["host"] for departure in departures.elsewhere(conn, instance_uuid, host)]
+        if up := [other for other in others if service_rows.host_is_up(conn, other, now, down_time)]:
+            raise GuestElsewhere(f"The guest may run on {', '.join(up)}, until it is removed there.")
 
     def host_is_lost(self, conn: sa.Connection, host: str) -> bool:
         """Return whether a host is lost, so that something may be done without it that cannot be undone.
@@ -181,7 +208,7 @@ class Transitions:
     def explain_failure(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
         """Record why the scheduler found no host, for admins, if that is why the operation fails."""
         if isinstance(error, NoValidHost) and (decision := refusal(error)) is not None:
-            operation_rows.explain(conn, operation.id, decision, again=True)
+            explanations.record(conn, operation.id, decision, again=True)
 
     def _explain_wait(self, conn: sa.Connection, servers: Sequence[ServerToPlace[Any]], decision: Explanation) -> None:
         """Record why servers wait for a host."""
@@ -189,8 +216,8 @@ class Transitions:
         for server in servers:
             id = server.operation.id
             if server.operation.is_current(operation_rows.get(conn, id)):
-                own = msgspec.structs.replace(decision, filters=(), same_as=explained) if explained else decision
-                operation_rows.explain(conn, id, own, again=server.payload.placed_before)
+                own = decision.sharing_filters(explained)
+                explanations.record(conn, id, own, again=server.payload.placed_before)
                 explained = explained or id
 
     async def _hosts_may_return(self, error: NoValidHost) -> bool:
@@ -228,7 +255,7 @@ class Transitions:
 
         Return False, and change nothing, if the operation has got another owner.
         """
-        return operation_rows.step(
+        return operation_rows.persist_step(
             conn,
             operation.id,
             operation.lease,
@@ -260,20 +287,24 @@ class Transitions:
         values: InstanceChanges = {**(changes or {}), "epoch": epoch}
         instances.update(conn, operation.instance_uuid, self._engine.now(), values, epoch=operation.epoch)
         self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, lease_seconds=lease_seconds)
-        return msgspec.structs.replace(
-            operation,
-            owner=self._engine.owner,
-            step=step,
-            epoch=epoch,
-            payload=operation.payload if payload is None else payload,
-        )
+        return _persisted(operation, step, self._engine.owner, epoch, payload)
+
+    def continue_at(
+        self, conn: sa.Connection, operation: Operation, step: Step, *, payload: bytes | None = None
+    ) -> Operation:
+        """Persist that this conductor continues with a step at the same epoch; return the operation as it is then.
+
+        The caller has locked the operation and found it current.
+        """
+        self.persist(conn, operation, step, payload=payload)
+        return _persisted(operation, step, self._engine.owner, operation.epoch, payload)
 
     def owns(self, conn: sa.Connection, operation: Operation) -> bool:
         """Lock the operation and return whether it is current."""
         return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
 
     def lock_current(self, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
-        """Lock the instance and the operation; return the instance, or None if somebody else has taken over.
+        """Lock the instance and the operation; return the instance, or None if another owner has taken over.
 
         That is another conductor, which has leased the operation, or a later request, which has raised the epoch.
         """
@@ -322,11 +353,14 @@ class Transitions:
         host: str,
         zone: str | None,
         check: Callable[[], Awaitable[None]] | None = None,
+        lock: LockCurrent | None = None,
     ) -> tuple[VIF, ...] | None:
-        """Bind the server's ports to a host that it moves to; return its interfaces, None without a network service.
+        """Connect the server's volumes, and bind its ports, to a host that it moves to.
 
-        Raise what `check` raises, which is called before each change; else Stale if the operation is overtaken.
+        Return its interfaces, None without a network service. Raise what `check` raises, which is called before each
+        change of a port; else Stale if the operation is overtaken. `lock` is as in `VolumeConnections.connect`.
         """
+        await self.volumes.connect(operation, row, host, lock=lock)
         if self._dependencies.network_client is None:
             return None
         return await self._dependencies.network_client.rebind(
@@ -336,6 +370,10 @@ class Transitions:
             port_ids=[vif["port_id"] for vif in row["network_info"]],
             check=check or functools.partial(self.check_not_overtaken, operation),
         )
+
+    def has_devices(self, conn: sa.Connection, row: InstanceRow) -> bool:
+        """Return whether a server has ports or volumes, which have to follow it to another host."""
+        return bool(row["network_info"]) or bool(instances.volumes(conn, [row["uuid"]]))
 
     async def withdraw(self, operation: Operation, vifs: Sequence[VIF]) -> None:
         """Delete the ports that an overtaken attempt created, unless the server has them."""
@@ -452,9 +490,9 @@ class Transitions:
     async def cancel(self, operation: Operation, release: Release | None = None) -> None:
         """End an operation that a later request has overtaken; operations that wait for this are taken at once."""
         waiting = await self._engine.database.write(self.cancel_in, operation, release)
-        await self.ended_and_wake(operation, "cancelled", waiting)
+        await self.count_end_and_run_waiting(operation, "cancelled", waiting)
 
-    async def ended_and_wake(self, operation: Operation, result: Result, waiting: list[str] | None) -> None:
+    async def count_end_and_run_waiting(self, operation: Operation, result: Result, waiting: list[str] | None) -> None:
         """Count an operation that a committed transaction has ended, and take the operations that waited for it.
 
         Do nothing if `waiting` is None: the operation has got another owner.
@@ -470,13 +508,26 @@ class Transitions:
 
         Return None, and change nothing, if it has got another owner.
         """
+
+        def end(row: InstanceRow | None) -> bool:
+            if not self.end(conn, operation, "cancelled"):
+                return False
+            if release is not None:
+                release(conn, operation, row)
+            return True
+
+        return self.end_and_wake(conn, operation, end)
+
+    def end_and_wake(
+        self, conn: sa.Connection, operation: Operation, end: Callable[[InstanceRow | None], bool]
+    ) -> list[str] | None:
+        """End an operation by `end`, which gets the locked instance; return the operations that waited for this.
+
+        Return None if `end` returns False: the operation has got another owner.
+        """
         row = instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
-        if not self.end(conn, operation, "cancelled"):
-            return None
-        if release is not None:
-            release(conn, operation, row)
-        return operation_rows.wake(conn, operation.instance_uuid)
+        return operation_rows.wake(conn, operation.instance_uuid) if end(row) else None
 
     def notify_exists(self, operation: Operation, row: InstanceRow) -> None:
         """Send instance.exists of the present audit period: what is charged for a server is about to change."""

@@ -12,7 +12,7 @@ import functools
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.build_attempts import BuildAttempts
+from micronova.conductor.operations.build_elsewhere import BuildElsewhere
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.destinations import Destinations, record_explanation
 from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
@@ -49,7 +49,7 @@ class UnshelveOffloaded(SteppedKind):
     def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies)
         self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
-        self._attempts = BuildAttempts(
+        self._attempts = BuildElsewhere(
             dependencies, self, self._destinations, UnshelvePayload, leave_host=self._leave_host
         )
         self._images = MadeImages(dependencies.image_client)
@@ -81,7 +81,7 @@ class UnshelveOffloaded(SteppedKind):
             found = None if image is None else await self._images.get(image)
             if found is None:
                 payload.image_gone = True
-                gone = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+                gone = msgspec.structs.replace(operation, payload=payload.encode())
                 await self.fail(gone, OperationFailed(IMAGE_GONE))
                 return
             if found.status != COMPLETE:  # its owner has deactivated it, and can reactivate it
@@ -93,7 +93,7 @@ class UnshelveOffloaded(SteppedKind):
         bound = await self._destinations.choose_and_bind(server)
         if bound is None:
             return
-        order = await self.dispatched(operation, "dispatched", self._dispatch, server, bound.vifs)
+        order = await self.commit_dispatch(operation, "dispatched", self._dispatch, server, bound.vifs)
         if order is None:
             return
         if payload.chosen is None:  # of several attempts, the first begins what the last ends
@@ -115,7 +115,7 @@ class UnshelveOffloaded(SteppedKind):
         }
         if vifs is not None:
             changes["network_info"] = msgspec.to_builtins(vifs)
-        encoded = msgspec.msgpack.encode(payload)
+        encoded = payload.encode()
         dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
         if dispatched is None:
             return None
@@ -156,7 +156,7 @@ class UnshelveOffloaded(SteppedKind):
         if await self.transitions.host_is_down(row["host"]):
             await self._attempts.continue_without_host(operation)
             return
-        order = await self.dispatched(operation, "dispatched", self.dispatch, operation, row, row["host"])
+        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, row["host"])
         if order is not None:
             await self.transitions.send(operation, order)
 
@@ -194,7 +194,7 @@ class UnshelveOffloaded(SteppedKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Let the server be SHELVED_OFFLOADED again."""
-        if not await self.recorded_failure(operation, error, self._failed):
+        if not await self.commit_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> Continue:
@@ -225,6 +225,7 @@ class UnshelveOffloaded(SteppedKind):
         return {**NO_HOST, "task_state": states.UNSHELVING}
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
+        await self.transitions.volumes.connect(operation, row, None)
         if self._dependencies.network_client is not None and row["network_info"]:
             await self._dependencies.network_client.unbind(
                 row["uuid"], check=functools.partial(self.transitions.check_not_overtaken, operation)

@@ -1,4 +1,8 @@
-"""Lists of ids, cut into parts that one SQL statement can take."""
+"""Lists of ids, cut into parts that one SQL statement can take.
+
+A statement that is composed per request has `column.in_(part)`. One that is composed once takes a list of any length as
+one parameter (`db.listed.one_of`); the list is cut only to limit the rows of one result, and an empty one is not read.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator

@@ -246,7 +246,7 @@ async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
     except Unauthorized as error:
         raise NotFound(error.message) from None
     if claims.application_credential_id is not None:
-        raise Forbidden("A token that was got with an application credential cannot be exchanged for another.")
+        raise Forbidden("A token that was obtained with an application credential cannot be exchanged for another.")
     if claims.trust_id is not None:
         raise Forbidden("A token for a trust cannot be exchanged for another.")
     if EC2_METHOD in claims.methods:

@@ -18,8 +18,8 @@ from micronova.embedded.identity.attributes import (
 )
 from micronova.embedded.identity.core import DEFAULT_DOMAIN, Core
 from micronova.embedded.identity.endpoint_urls import PUBLIC_URL
-from micronova.embedded.identity.store import assignments, catalog, domains, projects, roles, users
-from micronova.embedded.identity.store.assignments import SYSTEM, Grant
+from micronova.embedded.identity.store import catalog, domains, grants, projects, roles, users
+from micronova.embedded.identity.store.grants import SYSTEM, Grant
 from micronova.embedded.identity.store.kinds import DOMAINS, ENDPOINTS, REGIONS, SERVICES
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.tables import endpoints, services
@@ -29,20 +29,20 @@ from micronova.http.revocation_subjects import Subject
 
 SERVICE_USER = "micronova"
 
-ROLES = ("reader", "member", "manager", "admin", "service")
-IMPLIED = (("admin", "manager"), ("manager", "member"), ("member", "reader"))
-PROJECTS = {
+FIRST_ROLES = ("reader", "member", "manager", "admin", "service")
+FIRST_IMPLICATIONS = (("admin", "manager"), ("manager", "member"), ("member", "reader"))
+FIRST_PROJECTS = {
     "admin": "Where the administrator works.",
     "demo": "A project to try things in.",
     "service": "The services themselves.",
 }
-GRANTS = (  # user, target, its name, role
+FIRST_GRANTS = (  # user, target, its name, role
     ("admin", "project", "admin", "admin"),
     ("admin", SYSTEM, SYSTEM, "admin"),
     ("demo", "project", "demo", "member"),
     (SERVICE_USER, "project", "service", "service"),
 )
-NAMES = {
+SERVICE_NAMES = {
     "identity": "keystone",
     "compute": "nova",
     "image": "glance",
@@ -54,7 +54,7 @@ NAMES = {
 
 
 async def bootstrap(
-    core: Core, passwords: Mapping[str, str], endpoints: Mapping[str, str], region: str, reset: bool = False
+    core: Core, passwords: Mapping[str, str], urls: Mapping[str, str], region: str, reset: bool = False
 ) -> None:
     """Create what is missing, in one transaction.
 
@@ -69,7 +69,7 @@ async def bootstrap(
         if known is None or wrong or reset:
             hashes[name] = await core.passwords.hash(password)
     ids = [core.new_id() for _ in range(64)]
-    await core.write_revoking(_write, hashes, dict(endpoints), region, ids)
+    await core.write_revoking(_write, hashes, dict(urls), region, ids)
 
 
 def _hashes(conn: sa.Connection) -> dict[str, str | None]:
@@ -81,7 +81,7 @@ def _write(
     conn: sa.Connection,
     time: RevocationTime,
     hashes: Mapping[str, str],
-    wanted: Mapping[str, str],
+    urls: Mapping[str, str],
     region: str,
     ids: list[str],
 ) -> tuple[None, list[Subject]]:
@@ -90,17 +90,17 @@ def _write(
     if DOMAINS.find(conn, DEFAULT_DOMAIN) is None:
         domains.create(conn, DEFAULT_DOMAIN, DomainAttributes(name="Default", description="The first domain."), {}, now)
     role_ids: dict[str, str] = {}
-    for name in ROLES:
+    for name in FIRST_ROLES:
         role = roles.by_name(conn, name)
         if role is None:
             # Immutable, because the policies of all services rely on these names.
             attributes = RoleAttributes(name=name, options=ResourceOptions(immutable=True))
             role = roles.create(conn, next(new_ids), attributes, {}, now)
         role_ids[name] = role["id"]
-    for prior, implied in IMPLIED:
+    for prior, implied in FIRST_IMPLICATIONS:
         roles.imply(conn, role_ids[prior], role_ids[implied])
     target_ids = {SYSTEM: SYSTEM}
-    for name, description in PROJECTS.items():
+    for name, description in FIRST_PROJECTS.items():
         project = projects.by_name(conn, DEFAULT_DOMAIN, name)
         if project is None:
             project_attributes = ProjectAttributes(name=name, description=description, domain_id=DEFAULT_DOMAIN)
@@ -119,26 +119,26 @@ def _write(
         else:
             conn.execute(users_table.update().where(users_table.c.id == user["id"]).values(password_hash=password_hash))
             revoked.append(revocation_subjects.user(user["id"]))
-    for name, target, target_name, role_name in GRANTS:
+    for name, target, target_name, role_name in FIRST_GRANTS:
         user = users.by_name(conn, DEFAULT_DOMAIN, name)
         # Only new users and the service user get roles: a role that an administrator has revoked stays revoked.
         if user is not None and (name in created or name == SERVICE_USER):
             grant = Grant("user", user["id"], target, target_ids[target_name], role_ids[role_name])
-            assignments.add(conn, grant)
-    _catalog(conn, wanted, region, now, new_ids)
+            grants.add(conn, grant)
+    _catalog(conn, urls, region, now, new_ids)
     return None, revoke(conn, time, revoked)
 
 
-def _catalog(conn: sa.Connection, wanted: Mapping[str, str], region: str, now: int, new_ids: Iterator[str]) -> None:
+def _catalog(conn: sa.Connection, urls: Mapping[str, str], region: str, now: int, new_ids: Iterator[str]) -> None:
     """Create the missing services and endpoints; update the URLs of endpoints of this cloud, and of no others."""
     if REGIONS.find(conn, region) is None:
         catalog.create_region(conn, region, RegionAttributes(), {}, now)
     # Lists are sorted by time: times one microsecond apart keep this order.
-    for order, (kind, path) in enumerate(wanted.items()):
-        url = path if "://" in path else PUBLIC_URL + path
-        service = SERVICES.first(conn, services.c.type == kind)
+    for order, (service_type, given) in enumerate(urls.items()):
+        url = given if "://" in given else PUBLIC_URL + given  # a path is below the URL of the cloud
+        service = SERVICES.first(conn, services.c.type == service_type)
         if service is None:
-            attributes = ServiceAttributes(type=kind, name=NAMES.get(kind, kind))
+            attributes = ServiceAttributes(type=service_type, name=SERVICE_NAMES.get(service_type, service_type))
             service = catalog.create_service(conn, next(new_ids), attributes, {}, now + order)
         for step, interface in enumerate(INTERFACES):
             endpoint = ENDPOINTS.first(

@@ -14,7 +14,7 @@ from micronova.embedded.identity.store.revocations import RevocationTime
 from micronova.http.request import Request
 from micronova.http.revocation_subjects import Subject
 from micronova.http.tokens import Claims, Revocations, TokenSigner, TokenVerifier
-from micronova.objects.clock import Clock, micros
+from micronova.objects.clock import Clock, micros, seconds
 from micronova.objects.errors import Conflict
 
 P = ParamSpec("P")
@@ -99,5 +99,5 @@ class Core:
         result, subjects = await self.write(fn, time, *args, **kwargs)
         self.timestamps.advance_past(time.at)
         for subject in subjects:
-            self.revocations.revoke_all(subject, time.at / 1_000_000, time.expires_at / 1_000_000)
+            self.revocations.revoke_all(subject, seconds(time.at), seconds(time.expires_at))
         return result

@@ -1,6 +1,6 @@
 """Signatures of requests with an EC2 credential: the versions 2 and 4 of Amazon's, as Keystone checks them.
 
-A service that got a signed request asks the identity service about it, because it does not know the secret.
+A service that received a signed request asks the identity service about it, because it does not know the secret.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 class SignedRequest(Struct):
-    """A request that a client has signed, as the service that got it describes it."""
+    """A request that a client has signed, as the service that received it describes it."""
 
     access: str = ""
     signature: str = ""

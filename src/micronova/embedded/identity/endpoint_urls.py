@@ -7,10 +7,10 @@ from micronova.objects.errors import Invalid
 
 # Scheme, host and port of this cloud as the client sees them: clients may reach the same cloud by different names.
 PUBLIC_URL = "$(public_url)s"
-NAMES = ("project_id", "public_url", "tenant_id", "user_id")
+PLACEHOLDERS = ("project_id", "public_url", "tenant_id", "user_id")
 PATTERN = r"\A([$%]\(public_url\)s|[a-zA-Z0-9+.-]+:)\S*\Z"  # what a URL looks like
 
-_PLACEHOLDER = re.compile(rf"[$%]\(({'|'.join(NAMES)})\)s")
+_PLACEHOLDER = re.compile(rf"[$%]\(({'|'.join(PLACEHOLDERS)})\)s")
 _UNFILLED = re.compile(r"[$%]\([^)]*\)?s?")
 
 
@@ -20,7 +20,7 @@ def check(url: str) -> str:
     if unfilled:
         raise Invalid(
             f"Invalid input for field/attribute endpoint.url: nothing fills in {', '.join(sorted(unfilled))}; "
-            f"there are {', '.join(f'$({name})s' for name in NAMES)}."
+            f"there are {', '.join(f'$({name})s' for name in PLACEHOLDERS)}."
         )
     return url
 

@@ -1,21 +1,24 @@
-"""Lockout after repeated wrong passwords for one user from one address.
+"""Lockout after repeated wrong passwords of a user, or secrets of an application credential, from one address.
 
-After `attempts` failures in a row, every further attempt for that user from that address is refused until `seconds`
-have passed since the last failure, even if the password is right. Refused attempts do not count as failures, so a
-client that keeps trying does not prolong the lockout. Other addresses are not affected, so nobody can lock another
-person out. An IPv6 client counts as its /64 network, in which it can choose any address. A success resets the count.
-The counts are in memory only: a restart resets them.
+After `attempts` failures in a row, every further attempt for that user or application credential from that address is
+refused until `seconds` have passed since the last failure, even if the password or secret is right. Refused attempts do
+not count as failures, so a client that keeps trying does not prolong the lockout. Other addresses are not affected, so
+nobody can lock another person out. An IPv6 client counts as its /64 network, in which it can choose any address. A
+success resets the count. The counts are in memory only: a restart resets them.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
+ATTEMPTS = 5
+SECONDS = 60.0
+
 
 class Lockout:
-    """Counts failures per user and address."""
+    """Counts failures per address and user or application credential."""
 
     def __init__(
-        self, now: Callable[[], float], *, attempts: int = 5, seconds: float = 60.0, max_entries: int = 10_000
+        self, now: Callable[[], float], *, attempts: int = ATTEMPTS, seconds: float = SECONDS, max_entries: int = 10_000
     ) -> None:
         self._now = now
         self._attempts = attempts

@@ -42,7 +42,7 @@ def _return_large_blocks() -> None:
 
 
 class _Turns:
-    """A few turns at a time, for clients that each may want many."""
+    """Limits how many requests work at once, and serves the clients that wait in turn."""
 
     def __init__(self, at_once: int, limit: int) -> None:
         self._free = at_once

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from micronova.db import schema
 from micronova.db.engine import Database
-from micronova.embedded.identity import bootstrap
+from micronova.embedded.identity import bootstrap, lockout
 from micronova.embedded.identity.api.routes import all_routes
 from micronova.embedded.identity.authentication import EC2_METHOD
 from micronova.embedded.identity.blobs import BlobBox
 from micronova.embedded.identity.core import Core, Timestamps
-from micronova.embedded.identity.lockout import Lockout
 from micronova.embedded.identity.passwords import Passwords
 from micronova.embedded.identity.store import revocations as revocations_store
 from micronova.embedded.identity.tables import metadata
@@ -22,7 +21,7 @@ from micronova.http.faults import identity_fault
 from micronova.http.service import Observer, Service
 from micronova.http.tokens import REVOCATION_OVERLAP, Revocations, TokenKey, TokenSigner, TokenVerifier, in_use
 from micronova.objects.background import end_tasks, keep_running
-from micronova.objects.clock import Clock, SystemClock, micros
+from micronova.objects.clock import Clock, SystemClock, micros, seconds
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden
 from micronova.policies.enforcer import Enforcer
@@ -69,8 +68,8 @@ class IdentityService:
         db_schema: str | None = None,
         revocation_poll: float | None = None,
         passwords: Passwords | None = None,
-        lockout_attempts: int = 5,
-        lockout_seconds: float = 60.0,
+        lockout_attempts: int = lockout.ATTEMPTS,
+        lockout_seconds: float = lockout.SECONDS,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         """Wire the service and load the keys that sign tokens; start nothing.
@@ -101,7 +100,7 @@ class IdentityService:
             timestamps=Timestamps(self._clock),
             new_id=new_id,
             passwords=passwords or Passwords(),
-            lockout=Lockout(self._clock.monotonic, attempts=lockout_attempts, seconds=lockout_seconds),
+            lockout=lockout.Lockout(self._clock.monotonic, attempts=lockout_attempts, seconds=lockout_seconds),
             signer=signer,
             verifier=self.verifier,
             revocations=self.revocations,
@@ -151,7 +150,7 @@ class IdentityService:
         """Read the revocations of all processes since the last read."""
         now = self.core.now()
         for each in await self._database.read(revocations_store.since, self._seen - micros(REVOCATION_OVERLAP), now):
-            self.revocations.record(each.subject, each.at / 1_000_000, each.expires_at / 1_000_000)
+            self.revocations.record(each.subject, seconds(each.at), seconds(each.expires_at))
             self.core.timestamps.advance_past(each.at)
         self._seen = now
 

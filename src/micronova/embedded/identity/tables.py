@@ -1,7 +1,7 @@
 """The schema of the identity service's own database.
 
-Ids are uuids in hex without dashes; only domains and regions may have other ids. Times are in microseconds. `extra`
-contains the attributes that clients add to a resource beyond the declared ones.
+Ids are uuids in hex without dashes; domains, regions and EC2 credentials may have other ids. Times are in microseconds.
+`extra` contains the attributes that clients add to a resource beyond the declared ones.
 """
 
 import sqlalchemy as sa
@@ -135,7 +135,8 @@ application_credentials = sa.Table(
     Index("application_credentials_by_project", "project_id"),
 )
 
-# The requests that application credentials may be limited to. One rule may be of several credentials of its user.
+# The requests that application credentials may be limited to. A rule may be of several application
+# credentials of its user.
 access_rules = sa.Table(
     "access_rules",
     metadata,
@@ -148,6 +149,7 @@ access_rules = sa.Table(
     sa.UniqueConstraint("user_id", "service", "path", "method"),
 )
 
+# Its column credential_id is the id of an application credential; elsewhere that is the id of a credential.
 application_credential_rules = sa.Table(
     "application_credential_rules",
     metadata,

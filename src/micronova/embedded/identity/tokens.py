@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from micronova.embedded.identity import catalog
+from micronova.embedded.identity import catalog_view
 from micronova.embedded.identity.authentication import (
     Authenticated,
     Scope,
@@ -18,8 +18,16 @@ from micronova.embedded.identity.authentication import (
     refused,
 )
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import application_credentials, assignments, domains, projects, roles, trusts
-from micronova.embedded.identity.store import catalog as catalog_store
+from micronova.embedded.identity.store import (
+    access_rules,
+    application_credentials,
+    catalog,
+    domains,
+    grants,
+    projects,
+    roles,
+    trusts,
+)
 from micronova.embedded.identity.store.kinds import (
     APPLICATION_CREDENTIALS,
     DOMAINS,
@@ -35,10 +43,8 @@ from micronova.embedded.identity.store.kinds import (
 from micronova.http.access_rules import AccessRules
 from micronova.http.paging import iso_from_seconds
 from micronova.http.tokens import Claims
-from micronova.objects.clock import micros
+from micronova.objects.clock import micros, seconds
 from micronova.objects.errors import Forbidden, Invalid, NotFound, Unauthorized
-
-_RULE = ("id", "service", "path", "method")
 
 
 class GrantedScope(Struct):
@@ -105,7 +111,7 @@ def read_details(conn: sa.Connection, claims: Claims, with_catalog: bool) -> Det
     application_credential = APPLICATION_CREDENTIALS.find(conn, claims.application_credential_id)
     return Details(
         domains.names(conn, domain_ids),
-        catalog_store.entries(conn) if with_catalog and is_scoped(claims) else [],
+        catalog.entries(conn) if with_catalog and is_scoped(claims) else [],
         application_credential["name"] if application_credential else None,
         application_credentials.rules(conn, application_credential) if application_credential else None,
     )
@@ -159,12 +165,12 @@ def _requested_scope(conn: sa.Connection, user: UserRow, scope: Scope | str, now
         return _project_scope(conn, user_id, projects.by_name(conn, domain_id or "", scope.project.name))
     if scope.domain is not None:
         domain = DOMAINS.find(conn, domain_id_of(conn, scope.domain, "scope.domain"))
-        roles = assignments.effective_roles(conn, user_id, domain["id"]) if domain else []
+        roles = grants.effective_roles(conn, user_id, domain["id"]) if domain else []
         if domain is None or not domain["enabled"] or not roles:
             raise refused()
         return GrantedScope(roles, domain=domain)
     if scope.system is not None:
-        roles = assignments.effective_roles(conn, user_id, assignments.SYSTEM)
+        roles = grants.effective_roles(conn, user_id, grants.SYSTEM)
         if not scope.system.all or not roles:
             raise refused()
         return GrantedScope(roles, system=True)
@@ -212,7 +218,7 @@ def _project_scope(conn: sa.Connection, user_id: str, project: ProjectRow | None
     if project is None or not project["enabled"]:
         raise refused()
     domain = DOMAINS.get(conn, project["domain_id"])
-    roles = assignments.effective_roles(conn, user_id, project["id"], project)
+    roles = grants.effective_roles(conn, user_id, project["id"], project)
     if not domain["enabled"] or not roles:
         raise refused()
     return GrantedScope(roles, project=project)
@@ -240,8 +246,8 @@ def _claims(core: Core, authenticated: Authenticated, granted: GrantedScope, iss
         user_id=user["id"],
         user_name=user["name"],
         user_domain_id=user["domain_id"],
-        issued_at=issued_at / 1_000_000,
-        expires_at=expires / 1_000_000,
+        issued_at=seconds(issued_at),
+        expires_at=seconds(expires),
         audit_ids=tuple(audit_ids),
         methods=authenticated.methods,
         project_id=granted.project["id"] if granted.project else None,
@@ -303,7 +309,7 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
     if is_scoped(claims):
         token["roles"] = [{"id": role_id, "name": name} for role_id, name in claims.roles]
         if with_catalog:
-            token["catalog"] = catalog.view(details.catalog, public_url, claims)
+            token["catalog"] = catalog_view.for_token(details.catalog, public_url, claims)
     if claims.trust_id is not None:
         user_id, other_party_id = claims.user_id, claims.trust_user_id
         trustor, trustee = (user_id, other_party_id) if claims.impersonation else (other_party_id, user_id)
@@ -320,6 +326,6 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
             "restricted": claims.restricted,
         }
         if claims.access_rules is not None:
-            rules = [{name: row[name] for name in _RULE} for row in details.access_rules or ()]  # type: ignore[literal-required]
-            token["application_credential"]["access_rules"] = rules
+            rules = details.access_rules or ()
+            token["application_credential"]["access_rules"] = [access_rules.described(rule) for rule in rules]
     return token

@@ -1,8 +1,8 @@
 """What all handlers share: load an image for a caller, and change it without losing concurrent changes."""
 
 import contextlib
+import random
 import re
-import uuid
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -16,15 +16,11 @@ from micronova.http.request import Request
 from micronova.http.tickets import Tickets, manage_subject
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Unauthorized
+from micronova.objects.ids import new_uuid
 
 Alter = Callable[[Image], Image]
 
 _UUID = re.compile(attributes.UUID)
-
-
-def random_id() -> str:
-    """Return a new id."""
-    return str(uuid.uuid4())
 
 
 class Core:
@@ -34,18 +30,22 @@ class Core:
         self,
         database: Database,
         clock: Clock,
-        new_id: Callable[[], str] = random_id,
+        random_source: random.Random | None = None,
         *,
         tickets: Tickets | None = None,
     ) -> None:
         self.database = database
         self.clock = clock
-        self.new_id = new_id
+        self._random = random_source or random.Random()  # ids need not be secret
         self._tickets = tickets
 
     def now(self) -> int:
         """Return the time in microseconds."""
         return micros(self.clock.now())
+
+    def new_id(self) -> str:
+        """Return the id of a new object."""
+        return new_uuid(self._random)
 
     async def load(self, request: Request, image_id: str, rule: str = "get_image") -> Image:
         """Return an image; raise NotFound if the caller may not see it, Forbidden if `rule` does not allow it.
@@ -68,14 +68,18 @@ class Core:
 
     async def load_by_ticket(self, request: Request, image_id: str, subject: str) -> Image:
         """Return an image to the bearer of a ticket for this subject; raise Unauthorized or NotFound."""
-        if self._tickets is None:
-            raise Unauthorized("This service takes no tickets.")
-        self._tickets.verify(request.raw_query["ticket"][-1], subject, self.clock.now())
-        request.authorized = True  # the service that issued the ticket has asked policy for the user
+        self.check_ticket(request, subject)
         image = await self.database.read(queries.get, image_id, "")
         if image is None:
             raise queries.no_image(image_id)
         return image
+
+    def check_ticket(self, request: Request, subject: str) -> None:
+        """Raise Unauthorized if the request has no valid ticket for this subject."""
+        if self._tickets is None:
+            raise Unauthorized("This service takes no tickets.")
+        self._tickets.verify(request.raw_query["ticket"][-1], subject, self.clock.now())
+        request.authorized = True  # the service that issued the ticket has asked policy for the user
 
     async def change(
         self, request: Request, image_id: str, rule: str, alter: Alter, record: Callable[[Image], Task] | None = None

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import falcon
 import falcon.asgi
 import msgspec
 
-from micronova.embedded.common.revisions import Changed
 from micronova.embedded.image import attributes, queries
 from micronova.embedded.image.core import Core
 from micronova.embedded.image.model import (
@@ -25,6 +24,7 @@ from micronova.embedded.image.model import (
     SAVING,
     STORE,
     UPLOADING,
+    DataSummary,
     Image,
     Task,
     UploadState,
@@ -145,18 +145,40 @@ class ImageDataHandlers:
         A host that uploads by a ticket names disk_format and container_format in the query string, because only the
         host knows them.
         """
-        query = {name: values[-1] for name, values in request.raw_query.items()}
-        if "ticket" in query:
-            subject = upload_subject(image_id, query.get("host", ""))
-            image = await self._core.load_by_ticket(request, image_id, subject)
-            formats: dict[str, str] = {
-                name: query[name] for name in ("disk_format", "container_format") if name in query
-            }
-            image = await self._with_formats(image, formats)
-        else:
-            image = await self._core.load(request, image_id, "upload_image")
+        if "ticket" in request.raw_query:
+            await self._upload_by_ticket(request, image_id)
+            return
+        image = await self._core.load(request, image_id, "upload_image")
         _check_stores(request, ())
         await self._receive_body(request, image, SAVING, ACTIVE)
+
+    async def _upload_by_ticket(self, request: Request, image_id: str) -> None:
+        """Receive the data of a host; the image is read in the transaction that begins the upload."""
+        query = {name: values[-1] for name, values in request.raw_query.items()}
+        self._core.check_ticket(request, upload_subject(image_id, query.get("host", "")))
+        formats: dict[str, str] = {name: query[name] for name in ("disk_format", "container_format") if name in query}
+        for name, value in formats.items():
+            attributes.check(name, value)
+        _check_stores(request, ())
+        _check_type(request)
+        declared = _declared_size(request)
+
+        async def begin(upload: Upload) -> Image:
+            for _ in range(2):
+                image = await self._core.database.write(
+                    queries.load_and_begin_upload, image_id, formats, upload.id, SAVING, self._core.now(),
+                    **self._limits(declared),
+                )  # fmt: skip
+                if image is None:
+                    raise queries.no_image(image_id)
+                if image.upload_id == upload.id:
+                    return image
+                if not await self.can_receive(image):
+                    raise _not_queued(image)
+            raise Conflict(f"Image {image_id} is not queued any more.")
+
+        chunks = _chunks(request.falcon, self._idle_timeout)
+        await self._receive(image_id, begin, chunks, declared, ACTIVE, request.context.token)
 
     async def stage(self, request: Request, image_id: str) -> None:
         """Receive the data of an image without activating it; an import does that."""
@@ -233,29 +255,14 @@ class ImageDataHandlers:
         status = 206 if "content-range" in headers else 200
         return Response(status=status, headers=headers, content_type=_OCTETS, stream=stream)
 
-    async def _with_formats(self, image: Image, formats: dict[str, str]) -> Image:
-        """Set the formats of an image whose data a host is about to send."""
-        for name, value in formats.items():
-            attributes.check(name, value)
-        altered = msgspec.structs.replace(image, **formats)
-        if altered == image or image.status != QUEUED:
-            return image
-        try:
-            await self._core.database.write(queries.replace, image, altered, self._core.now())
-        except Changed:
-            raise Conflict(f"Image {image.id} was changed at the same moment: try again.") from None
-        return msgspec.structs.replace(altered, revision=image.revision + 1)
-
     # --- receiving ---
 
     async def _receive_body(self, request: Request, image: Image, status_during: str, status_after: str) -> None:
-        kind = (request.falcon.content_type or "").partition(";")[0].strip().lower()
         if image.disk_format is None or image.container_format is None:
-            raise Invalid("Set 'disk_format' and 'container_format' of the image before uploading its data.")
-        if kind != _OCTETS:
-            raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]!r}: use {_OCTETS}.")
+            raise Invalid(queries.NO_FORMATS)
+        _check_type(request)
         if not await self.can_receive(image):
-            raise Conflict(f"Image {image.id} is {image.status}: data is uploaded once, while it is queued.")
+            raise _not_queued(image)
         await self.receive(
             image,
             _chunks(request.falcon, self._idle_timeout),
@@ -289,36 +296,38 @@ class ImageDataHandlers:
         `declared` is the size that the client has announced, `token` that of the client. `status_during` and
         `status_after` are of the image.
         """
-        if declared is not None and declared > self._max_size:
-            raise self._too_large()
-        upload = await self._store.open_upload(image.id, self._core.new_id())
-        try:
+
+        async def begin(upload: Upload) -> Image:
             if not await self._core.database.write(
-                queries.begin_upload,
-                image.id,
-                upload.id,
-                status_during,
-                self._core.now(),
-                owner=image.owner,
-                max_uploads=self._project_uploads,
-                size=declared or 0,
-                max_bytes=self._project_bytes,
+                queries.begin_upload, image, upload.id, status_during, self._core.now(), **self._limits(declared)
             ):
                 raise Conflict(f"Image {image.id} is not queued any more.")
-            await self._write(upload, chunks)
-            if declared is not None and upload.size != declared:
-                raise Invalid(f"{declared} bytes were announced, but {upload.size} were sent.")
-            await self._store.run(upload.sync)
+            return image
+
+        await self._receive(image.id, begin, chunks, declared, status_after, token)
+
+    def _limits(self, declared: int | None) -> dict[str, Any]:
+        return {"max_uploads": self._project_uploads, "size": declared or 0, "max_bytes": self._project_bytes}
+
+    async def _receive(
+        self,
+        image_id: str,
+        begin: Callable[[Upload], Awaitable[Image]],
+        chunks: AsyncIterator[bytes],
+        declared: int | None,
+        status_after: str,
+        token: str,
+    ) -> None:
+        """Do what `receive` does; `begin` records the upload and returns the image."""
+        if declared is not None and declared > self._max_size:
+            raise self._too_large()
+        upload = await self._store.open_upload(image_id, self._core.new_id())
+        try:
+            image = await begin(upload)
+            last = await self._write(upload, chunks, declared or 0)
+            summary = await self._store.run(self._complete, upload, last, image, declared)
             if status_after == ACTIVE:
                 await self._signed.verify(image, upload.path, token)
-            uploaded = Uploaded(
-                path=upload.path,
-                size=upload.size,
-                disk_format=image.disk_format,
-                container_format=image.container_format,
-            )
-            summary = upload.summary(await self._store.run(self._check, uploaded))
-            await self._store.run(upload.publish)
             finished = await self._core.database.write(
                 queries.finish_upload,
                 image.id,
@@ -329,21 +338,39 @@ class ImageDataHandlers:
                 self._core.now(),
             )
             if not finished:
-                raise Gone(f"Image {image.id} was deleted during the upload.")
+                raise _image_deleted(image.id)
         except BaseException as error:
             # In a separate task, so that a disconnect of the client or a shutdown does not interrupt it.
             await asyncio.shield(asyncio.ensure_future(self._abort(upload)))
             if isinstance(error, OSError):
                 raise _storage_error(error) from error
             raise
-        await self._store.run(upload.close)
+        upload.close()
+
+    def _complete(self, upload: Upload, last: list[bytes], image: Image, declared: int | None) -> DataSummary:
+        """Write the last blocks, check the file and publish it; return what the row will say of it."""
+        upload.write(last)
+        if declared is not None and upload.size != declared:
+            raise Invalid(f"{declared} bytes were announced, but {upload.size} were sent.")
+        virtual_size = self._check(
+            Uploaded(
+                path=upload.path,
+                size=upload.size,
+                disk_format=image.disk_format,
+                container_format=image.container_format,
+            )
+        )
+        upload.publish()
+        return upload.summary(virtual_size)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"An image may have {self._max_size} bytes.")
 
-    async def _write(self, upload: Upload, chunks: AsyncIterator[bytes]) -> None:
+    async def _write(self, upload: Upload, chunks: AsyncIterator[bytes], reserved: int) -> list[bytes]:
+        """Write what arrives; return the last blocks, which are still to be written."""
         gathered: list[bytes] = []
-        size = total = allowed = 0
+        size = total = 0
+        allowed = min(reserved, _RESERVE_AHEAD)
         async for chunk in chunks:
             size += len(chunk)
             total += len(chunk)
@@ -355,8 +382,7 @@ class ImageDataHandlers:
             if size >= BLOCK:
                 await self._store.run(upload.write, gathered)
                 gathered, size = [], 0
-        if gathered:
-            await self._store.run(upload.write, gathered)
+        return gathered
 
     async def _reserve(self, upload: Upload, total: int) -> int:
         """Reserve a part of the project's limit for an upload; return up to which size it needs to reserve no more.
@@ -368,7 +394,7 @@ class ImageDataHandlers:
         ahead = total + min(total, _RESERVE_AHEAD)
         reserved = await self._core.database.write(queries.reserve, upload.id, total, ahead, self._project_bytes)
         if reserved is None:
-            raise Gone(f"Image {upload.image_id} was deleted during the upload.")
+            raise _image_deleted(upload.image_id)
         return min(reserved, total + _RESERVE_AHEAD)
 
     async def _abort(self, upload: Upload) -> None:
@@ -390,6 +416,15 @@ class ImageDataHandlers:
         if state is UploadState.RUNNING:
             with contextlib.suppress(MicronovaError):
                 await self._core.database.write(queries.abort_upload, upload.image_id, upload.id, self._core.now())
+
+
+def _check_type(request: Request) -> None:
+    if request.media_type != _OCTETS:
+        raise UnsupportedMediaType(f"Unsupported Content-Type {request.media_type[:64]!r}: use {_OCTETS}.")
+
+
+def _not_queued(image: Image) -> Conflict:
+    return Conflict(f"Image {image.id} is {image.status}: data is uploaded once, while it is queued.")
 
 
 def _declared_size(request: Request) -> int | None:
@@ -437,6 +472,10 @@ def _range(first: str, last: str, size: int) -> tuple[int, int]:
     if not first:
         return max(0, size - int(last)), size
     return int(first), min(size, int(last) + 1 if last else size)
+
+
+def _image_deleted(image_id: str) -> Gone:
+    return Gone(f"Image {image_id} was deleted during the upload.")
 
 
 def _storage_error(error: OSError) -> MicronovaError:

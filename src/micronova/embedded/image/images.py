@@ -117,7 +117,7 @@ class ImageHandlers:
 
     async def patch(self, request: Request, image_id: str) -> dict[str, Any]:
         """Change an image by JSON patch."""
-        changes = patch.read(request.falcon.content_type, request.body)
+        changes = patch.read(request.media_type, request.body)
 
         def alter(image: Image) -> Image:
             is_admin = request.context.is_admin

@@ -9,7 +9,7 @@ import msgspec
 
 from micronova.embedded.common.query import Query, QueryRules, last
 from micronova.embedded.image.model import MEMBER_STATUSES, VISIBILITIES
-from micronova.http.paging import next_link
+from micronova.http.paging import check_filter, next_link
 from micronova.objects.errors import Invalid
 
 DEFAULT_LIMIT = 25
@@ -20,12 +20,10 @@ _LISTS = ("id", "name", "status", "container_format", "disk_format")  # these ac
 _TEXTS = ("owner", "checksum", "os_hash_algo", "os_hash_value")
 _NUMBERS = ("size", "virtual_size", "min_disk", "min_ram")
 _TIMES = ("created_at", "updated_at")
+PAGING = ("limit", "marker", "sort_key", "sort_dir")
 _OTHER = (
-    "limit",
-    "marker",
+    *PAGING,
     "sort",
-    "sort_key",
-    "sort_dir",
     "tag",
     "visibility",
     "member_status",
@@ -70,9 +68,6 @@ class Listing(msgspec.Struct, kw_only=True):
     order: list[tuple[str, bool]] = []  # (column, descending)
     limit: int
     marker: str | None = None
-
-
-PAGING = ("limit", "marker", "sort_key", "sort_dir")
 
 
 def refuse_others(query: Query, *known: str) -> None:
@@ -133,7 +128,7 @@ def read(query: Query) -> Listing:
     limit = QUERY.limit(query, most=MAX_LIMIT, refuse_above=_MAX_INT)
     listing = Listing(
         order=_order(query),
-        tags=list(query.get("tag", ())),
+        tags=list(dict.fromkeys(query.get("tag", ()))),
         limit=DEFAULT_LIMIT if limit is None else limit,
     )
     given = {name: values[-1] for name, values in query.items()}
@@ -158,6 +153,8 @@ def read(query: Query) -> Listing:
             listing.times.append(_time_comparison(name, value))
         elif name not in _OTHER:
             listing.properties[name] = value
+    check_filter("tag", listing.tags)
+    check_filter("properties", listing.properties)
     return listing
 
 

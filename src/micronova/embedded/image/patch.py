@@ -24,12 +24,11 @@ class Change(msgspec.Struct, frozen=True):
     must_be_new: bool = False  # `add` of the older dialect does not overwrite
 
 
-def read(content_type: str | None, operations: list[Any]) -> list[Change]:
-    """Return the operations of a patch of either dialect; raise Invalid."""
-    kind = (content_type or "").partition(";")[0].strip().lower()
-    if kind not in MEDIA_TYPES:
-        raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]!r}: use {' or '.join(MEDIA_TYPES)}.")
-    return [_read_one(MEDIA_TYPES[kind], operation) for operation in operations]
+def read(media_type: str, operations: list[Any]) -> list[Change]:
+    """Return the operations of a patch of either dialect; raise UnsupportedMediaType or Invalid."""
+    if media_type not in MEDIA_TYPES:
+        raise UnsupportedMediaType(f"Unsupported Content-Type {media_type[:64]!r}: use {' or '.join(MEDIA_TYPES)}.")
+    return [_read_one(MEDIA_TYPES[media_type], operation) for operation in operations]
 
 
 def _read_one(dialect: str, operation: Any) -> Change:

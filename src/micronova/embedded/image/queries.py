@@ -1,6 +1,6 @@
 """The queries about images, their uploads and the usage of projects. Every function runs in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,19 +9,26 @@ import sqlalchemy as sa
 
 from micronova.db import keyset
 from micronova.db.keyset import SortKey
+from micronova.db.prepared import Prepared
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.image.listing import SECOND, Listing, TimeComparison
 from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, UPLOADING, DataSummary, Image, UploadState
 from micronova.embedded.image.tables import deleted_images, images, members, properties, reservations, tags, usage
-from micronova.objects.errors import Conflict, NotFound, TooLarge
+from micronova.objects.errors import Conflict, Invalid, NotFound, TooLarge
 
 PAGE_BYTES = 2 << 20  # of tags and properties in a page of a list
 RETRY_AFTER = 5  # seconds, for an upload that is refused because its project has too many under way
 READ_TOGETHER = 50  # images of a list; each may have 64 KiB of properties
 DELETED_KEPT = 30 * 86_400 * 1_000_000  # microseconds for which the id of a deleted image cannot be used again
 FORGOTTEN_TOGETHER = 10  # older ids that each delete of an image forgets
+NO_FORMATS = "Set 'disk_format' and 'container_format' of the image before uploading its data."
 _COLUMNS = [column.key for column in images.columns]
+
+
+def _project_of(owner: str | None) -> str:
+    """Return the project whose usage has the images of an owner; that of images without an owner is ""."""
+    return owner or ""
 
 
 def no_image(image_id: str) -> NotFound:
@@ -49,9 +56,7 @@ def _select(dialect: str) -> sa.Select[Any]:
     )
 
 
-@cache
-def _by_id(dialect: str) -> sa.Select[Any]:
-    return _select(dialect).where(images.c.id == sa.bindparam("image_id"))
+_BY_ID = Prepared(lambda conn: _select(conn.dialect.name).where(images.c.id == sa.bindparam("image_id")))
 
 
 def _membership(project: Any, status: str | None) -> sa.ColumnElement[bool]:
@@ -59,17 +64,18 @@ def _membership(project: Any, status: str | None) -> sa.ColumnElement[bool]:
     return found.where(members.c.status == status) if status else found
 
 
-def _image(row: Any) -> Image:
-    values = dict(row._mapping)
-    values["properties"] = values["properties"] or {}
-    values["tags"] = tuple(sorted(values["tags"] or ()))
-    values["shared_with_caller"] = bool(values["shared_with_caller"])
-    return Image(**values)
+def _image(row: Mapping[str, Any]) -> Image:
+    found = {
+        "properties": row["properties"] or {},
+        "tags": tuple(sorted(row["tags"] or ())),
+        "shared_with_caller": bool(row["shared_with_caller"]),
+    }
+    return Image(**{**row, **found})
 
 
 def get(conn: sa.Connection, image_id: str, caller: str) -> Image | None:
     """Return an image, with whether it is shared with the caller's project; None if there is none."""
-    row = conn.execute(_by_id(conn.dialect.name), {"image_id": image_id, "caller": caller}).one_or_none()
+    row = _BY_ID.first(conn, {"image_id": image_id, "caller": caller})
     return _image(row) if row is not None else None
 
 
@@ -99,7 +105,7 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
         for row in rows:
             if found and left <= 0:
                 return found, True
-            found.append(_image(row))
+            found.append(_image(row._asdict()))
             left -= found[-1].text_bytes
         if len(found) >= listing.limit:
             break
@@ -164,19 +170,18 @@ def _compares(comparison: TimeComparison) -> sa.ColumnElement[bool]:
     return conditions[comparison.op]
 
 
+_WAS_DELETED = Prepared(sa.select(deleted_images.c.id).where(deleted_images.c.id == sa.bindparam("image_id")))
+_ADD_PROPERTY = Prepared(properties.insert())
+
+
 def create(conn: sa.Connection, image: Image, max_images: int | None = None) -> None:
     """Insert an image; raise Conflict if its id is or was in use, TooLarge if its owner has `max_images` images."""
     if max_images is not None:
-        _lock_usage(conn, image.owner or "")
+        _lock_usage(conn, _project_of(image.owner))
         if count(conn, image.owner) >= max_images:
             raise TooLarge(f"The project has {max_images} images already, and may not have more: delete some.")
-    used = conn.execute(
-        sa.select(images.c.id)
-        .where(images.c.id == image.id)
-        .union_all(sa.select(deleted_images.c.id).where(deleted_images.c.id == image.id))
-    ).first()
     values = {name: getattr(image, name) for name in _COLUMNS}
-    if used or not insert_if_absent(conn, images, values):
+    if _WAS_DELETED.first(conn, {"image_id": image.id}) or not insert_if_absent(conn, images, values):
         raise Conflict(f"Image id {image.id} is in use, or was: choose another.")
     _write_properties(conn, image.id, {}, image.properties)
     _write_tags(conn, image.id, (), image.tags)
@@ -224,8 +229,7 @@ def _write_properties(
         for name, value in new.items()
         if name not in old or old[name] != value
     ]
-    if fresh:
-        conn.execute(properties.insert(), fresh)
+    _ADD_PROPERTY.run_each(conn, fresh)
 
 
 def _write_tags(conn: sa.Connection, image_id: str, old: Sequence[str], new: Sequence[str]) -> None:
@@ -239,34 +243,85 @@ def _write_tags(conn: sa.Connection, image_id: str, old: Sequence[str], new: Seq
 # --- uploads ---
 
 
+_BEGIN_UPLOAD = Prepared(
+    images.update()
+    .where(images.c.id == sa.bindparam("image_id"), images.c.status == QUEUED)
+    .values(
+        status=sa.bindparam("during"),
+        upload_id=sa.bindparam("upload"),
+        disk_format=sa.bindparam("disk"),
+        container_format=sa.bindparam("container"),
+        revision=images.c.revision + 1,
+        updated_at=sa.bindparam("now"),
+    )
+)
+_RESERVE = Prepared(reservations.insert())
+_RESERVED_OF = Prepared(
+    sa.select(sa.func.coalesce(sa.func.sum(reservations.c.bytes), 0).label("bytes")).where(
+        reservations.c.project_id == sa.bindparam("project")
+    )
+)
+_LOCK_USAGE = Prepared(sa.select(usage.c.bytes).where(usage.c.project_id == sa.bindparam("project")).with_for_update())
+_END_RESERVATION = Prepared(reservations.delete().where(reservations.c.upload_id == sa.bindparam("upload")))
+
+
 def begin_upload(
     conn: sa.Connection,
-    image_id: str,
+    image: Image,
     upload_id: str,
     status: str,
     now: int,
     *,
-    owner: str | None = None,
     max_uploads: int | None = None,
     size: int = 0,
     max_bytes: int | None = None,
 ) -> bool:
     """Set the status and the upload of a queued image; return False if it is not queued.
 
-    Raise TooLarge if the owner has `max_uploads` under way, or if `max_bytes` leave no room for `size` more. With
-    `max_bytes` the upload reserves that size.
+    The row gets the formats of `image`, because the data is checked against these. Raise TooLarge if the owner has
+    `max_uploads` under way, or if `max_bytes` leave no room for `size` more. With `max_bytes` the upload reserves that
+    size.
     """
     if max_uploads is not None:
-        _check_uploads(conn, owner, max_uploads)
-    if max_bytes is not None and size > _room(conn, owner or "", max_bytes):
+        _check_uploads(conn, image.owner, max_uploads)
+    project = _project_of(image.owner)
+    if max_bytes is not None and size > _room(conn, project, max_bytes):
         raise _no_room(max_bytes, size)
-    statement = images.update().where(images.c.id == image_id, images.c.status == QUEUED)
-    values = {"status": status, "upload_id": upload_id, "revision": images.c.revision + 1, "updated_at": now}
-    begun = bool(conn.execute(statement.values(values)).rowcount)
+    formats = {"disk": image.disk_format, "container": image.container_format}
+    begun = _BEGIN_UPLOAD.run(
+        conn, {"image_id": image.id, "upload": upload_id, "during": status, "now": now, **formats}
+    )
     if begun and max_bytes is not None:
-        reserved = {"upload_id": upload_id, "image_id": image_id, "project_id": owner or "", "bytes": size}
-        conn.execute(reservations.insert(), reserved)
-    return begun
+        _RESERVE.run(conn, {"upload_id": upload_id, "image_id": image.id, "project_id": project, "bytes": size})
+    return bool(begun)
+
+
+def load_and_begin_upload(
+    conn: sa.Connection,
+    image_id: str,
+    formats: Mapping[str, str],
+    upload_id: str,
+    status: str,
+    now: int,
+    *,
+    max_uploads: int | None = None,
+    size: int = 0,
+    max_bytes: int | None = None,
+) -> Image | None:
+    """Begin an upload of an image, which gets these formats, as `begin_upload` does; return the image.
+
+    It has another `upload_id` if it is not queued. Return None if there is none, raise Invalid if a format is missing.
+    """
+    found = get(conn, image_id, "")
+    if found is None:
+        return None
+    image = msgspec.structs.replace(found, **formats)
+    if image.disk_format is None or image.container_format is None:
+        raise Invalid(NO_FORMATS)
+    limits: dict[str, Any] = {"max_uploads": max_uploads, "size": size, "max_bytes": max_bytes}
+    if found.upload_id is not None or not begin_upload(conn, image, upload_id, status, now, **limits):
+        return image
+    return msgspec.structs.replace(image, status=status, upload_id=upload_id, revision=found.revision + 1)
 
 
 def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, max_bytes: int) -> int | None:
@@ -291,23 +346,25 @@ def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, max_byt
 def _room(conn: sa.Connection, project: str, max_bytes: int) -> int:
     """Return how many of these bytes are neither used nor reserved; others wait until this transaction ends."""
     used = _lock_usage(conn, project)
-    reserved = sa.select(sa.func.sum(reservations.c.bytes)).where(reservations.c.project_id == project)
-    return max_bytes - used - int(conn.execute(reserved).scalar() or 0)
+    (reserved,) = _RESERVED_OF.all(conn, {"project": project})
+    return max_bytes - used - int(reserved["bytes"])
 
 
 def _lock_usage(conn: sa.Connection, project: str) -> int:
     """Lock the usage of a project and return it: of two transactions the second waits, and then sees the first."""
-    insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
-    found = sa.select(usage.c.bytes).where(usage.c.project_id == project).with_for_update()
-    return int(conn.execute(found).scalar_one())
+    locked = _LOCK_USAGE.all(conn, {"project": project})
+    if not locked:
+        insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
+        locked = _LOCK_USAGE.all(conn, {"project": project})
+    return int(locked[0]["bytes"])
 
 
 def _end_reservation(conn: sa.Connection, upload_id: str) -> None:
-    conn.execute(reservations.delete().where(reservations.c.upload_id == upload_id))
+    _END_RESERVATION.run(conn, {"upload": upload_id})
 
 
 def _check_uploads(conn: sa.Connection, owner: str | None, max_uploads: int) -> None:
-    _lock_usage(conn, owner or "")
+    _lock_usage(conn, _project_of(owner))
     under_way = sa.select(sa.func.count()).where(images.c.owner == owner, images.c.upload_id.is_not(None))
     if conn.execute(under_way).scalar_one() >= max_uploads:
         message = f"The project may have {max_uploads} uploads under way: wait until one has ended."
@@ -316,6 +373,17 @@ def _check_uploads(conn: sa.Connection, owner: str | None, max_uploads: int) -> 
 
 def _is_upload_of(image_id: str, upload_id: str) -> sa.ColumnElement[bool]:
     return sa.and_(images.c.id == image_id, images.c.upload_id == upload_id)
+
+
+_FINISH_UPLOAD = Prepared(
+    images.update()
+    .where(images.c.id == sa.bindparam("image_id"), images.c.upload_id == sa.bindparam("upload"))
+    .values(
+        {name: sa.bindparam(name) for name in (*DataSummary.__struct_fields__, "status", "updated_at")}
+        | {"upload_id": None, "revision": images.c.revision + 1}
+    )
+    .returning(images.c.owner)
+)
 
 
 def finish_upload(
@@ -331,14 +399,13 @@ def finish_upload(
 
     Raise TooLarge if the owner would keep more than `max_bytes`.
     """
-    mine = _is_upload_of(image_id, upload_id)
-    values = {**msgspec.structs.asdict(summary), "status": status, "upload_id": None, "updated_at": now}
-    statement = images.update().where(mine).values(**values, revision=images.c.revision + 1)
-    row = conn.execute(statement.returning(images.c.owner)).one_or_none()
+    mine = {"image_id": image_id, "upload": upload_id}
+    changes = {**msgspec.structs.asdict(summary), "status": status, "updated_at": now}
+    row = _FINISH_UPLOAD.first(conn, {**mine, **changes})
     if row is None:
         return False
     _end_reservation(conn, upload_id)
-    _charge(conn, row.owner, summary.size, max_bytes)
+    _charge(conn, row["owner"], summary.size, max_bytes)
     return True
 
 
@@ -346,8 +413,7 @@ def abort_upload(conn: sa.Connection, image_id: str, upload_id: str, now: int) -
     """Set an image back to queued; return False if this is not its upload any more."""
     _end_reservation(conn, upload_id)
     mine = _is_upload_of(image_id, upload_id)
-    values = {"status": QUEUED, "upload_id": None, "revision": images.c.revision + 1, "updated_at": now}
-    return bool(conn.execute(images.update().where(mine).values(values)).rowcount)
+    return bool(revisions.touch(conn, images.c.revision, mine, now=now, status=QUEUED, upload_id=None))
 
 
 def take_over_upload(conn: sa.Connection, image_id: str, upload_id: str, by: str) -> bool:
@@ -389,7 +455,7 @@ def with_data(conn: sa.Connection) -> set[str]:
 
 def used(conn: sa.Connection, project_id: str | None) -> int:
     """Return how many bytes of image data a project has."""
-    return conn.execute(sa.select(usage.c.bytes).where(usage.c.project_id == (project_id or ""))).scalar() or 0
+    return conn.execute(sa.select(usage.c.bytes).where(usage.c.project_id == _project_of(project_id))).scalar() or 0
 
 
 def count(conn: sa.Connection, project_id: str | None) -> int:
@@ -397,13 +463,20 @@ def count(conn: sa.Connection, project_id: str | None) -> int:
     return conn.execute(sa.select(sa.func.count()).where(images.c.owner == (project_id or None))).scalar_one()
 
 
+_SIZE = sa.bindparam("size", type_=sa.BigInteger)
+_CHARGE = usage.update().where(usage.c.project_id == sa.bindparam("project")).values(bytes=usage.c.bytes + _SIZE)
+_CHARGE_ANY = Prepared(_CHARGE)
+_CHARGE_WITHIN = Prepared(_CHARGE.where(usage.c.bytes + _SIZE <= sa.bindparam("most", type_=sa.BigInteger)))
+
+
 def _charge(conn: sa.Connection, project_id: str | None, size: int, max_bytes: int | None) -> None:
-    project = project_id or ""
-    insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
-    more = usage.update().where(usage.c.project_id == project).values(bytes=usage.c.bytes + size)
-    if max_bytes is not None:
-        more = more.where(usage.c.bytes + size <= max_bytes)
-    if not conn.execute(more).rowcount:
+    charge = _CHARGE_ANY if max_bytes is None else _CHARGE_WITHIN
+    values = {"project": _project_of(project_id), "size": size, "most": max_bytes}
+    if charge.run(conn, values):
+        return
+    # There is no room, or this is the first image of the project.
+    insert_if_absent(conn, usage, {"project_id": values["project"], "bytes": 0})
+    if not charge.run(conn, values):
         raise _no_room(max_bytes, size)
 
 
@@ -412,5 +485,5 @@ def _no_room(max_bytes: int | None, size: int) -> TooLarge:
 
 
 def _release(conn: sa.Connection, project_id: str | None, size: int) -> None:
-    mine = usage.update().where(usage.c.project_id == (project_id or ""))
+    mine = usage.update().where(usage.c.project_id == _project_of(project_id))
     conn.execute(mine.values(bytes=usage.c.bytes - size))

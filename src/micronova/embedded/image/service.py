@@ -1,5 +1,6 @@
 """The image role: Glance's v2 API over a database and a directory of its own."""
 
+import random
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
 from micronova.embedded.common.revisions import Changed
-from micronova.embedded.image import attributes, queries
+from micronova.embedded.image import attributes, patch, queries
 from micronova.embedded.image.core import Core
 from micronova.embedded.image.data import Checker, ImageDataHandlers
 from micronova.embedded.image.discovery import DiscoveryHandlers
@@ -15,6 +16,7 @@ from micronova.embedded.image.formats import check_format
 from micronova.embedded.image.images import ImageHandlers
 from micronova.embedded.image.members import MemberHandlers
 from micronova.embedded.image.metadefs.items import ObjectHandlers, PropertyHandlers, TagHandlers
+from micronova.embedded.image.metadefs.model import RESOURCE_TYPES
 from micronova.embedded.image.metadefs.namespaces import NamespaceHandlers, ResourceTypeHandlers
 from micronova.embedded.image.metadefs.queries import ensure_resource_types
 from micronova.embedded.image.model import ACTIVE, QUEUED, SAVING, Image
@@ -32,15 +34,6 @@ from micronova.objects.errors import Conflict
 MIGRATIONS = "micronova.embedded.image.migrations"
 MAX_SIZE = 1 << 40  # bytes of an image
 MAX_BODY = 1 << 20  # bytes of a JSON body; an image may have many properties
-# The types of resources that OpenStack's own metadata definitions are for.
-RESOURCE_TYPES = (
-    "OS::Cinder::Volume",
-    "OS::Glance::Image",
-    "OS::Nova::Aggregate",
-    "OS::Nova::Flavor",
-    "OS::Nova::Server",
-    "OS::Trove::Instance",
-)
 _NAMESPACE = uuid.UUID("3c0b7f1e-5a0c-4d5e-9f53-2f6d0c3b7a11")  # of the ids of images that `ensure_image` creates
 
 
@@ -67,11 +60,12 @@ class ImageService:
         project_uploads: int | None = None,
         idle_timeout: float = 60.0,
         threads: int = 4,
+        random_source: random.Random | None = None,
         certificates: CertificateSource | None = None,
     ) -> None:
         self._database = database
         self._schema = schema
-        self._core = Core(database, clock, tickets=Tickets(ticket_key) if ticket_key else None)
+        self._core = Core(database, clock, random_source, tickets=Tickets(ticket_key) if ticket_key else None)
         self._store = Store(directory, threads)
         self._data = ImageDataHandlers(
             self._core,
@@ -106,6 +100,7 @@ class ImageService:
             mount="/image",
             public_url=public_url,
             max_body=MAX_BODY,
+            media_types=tuple(patch.MEDIA_TYPES),
             observer=observer,
             ignores_slash=False,  # /v2/images/ is an image without an id, not the list
         )

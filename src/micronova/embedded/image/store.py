@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,15 +26,40 @@ R = TypeVar("R")
 BLOCK = 1 << 20  # bytes per call of a thread: enough to make the call cheap, few enough to use little memory
 
 
+class DirectorySync:
+    """Makes changes of a directory survive a crash of the machine; those that wait at the same time share an fsync."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._counting = threading.Lock()
+        self._syncing = threading.Lock()
+        self.changes = 0
+        self._synced = 0  # how many of the changes are durable
+
+    def changed(self) -> None:
+        """Return when the change that the caller has made is durable."""
+        with self._counting:
+            self.changes += 1
+            mine = self.changes
+        with self._syncing:
+            if self._synced >= mine:
+                return  # by an fsync that began after the change
+            with self._counting:
+                covered = self.changes
+            _sync_directory(self._directory)
+            self._synced = covered
+
+
 class Upload:
     """A file that is being written; its methods are called one at a time, from any thread."""
 
-    def __init__(self, directory: Path, image_id: str, upload_id: str) -> None:
+    def __init__(self, directory: Path, image_id: str, upload_id: str, directory_sync: DirectorySync) -> None:
         self.image_id = image_id
         self.id = upload_id
         self.path = directory / f"{image_id}.{upload_id}.part"
         self.size = 0
         self._final = directory / image_id
+        self._directory_sync = directory_sync
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._sha512 = hashlib.sha512()
         self._file = _create_locked(self.path)
@@ -57,15 +83,12 @@ class Upload:
             virtual_size=virtual_size,
         )
 
-    def sync(self) -> None:
-        """Make what was written survive a crash of the machine."""
-        os.fsync(self._file)
-
     def publish(self) -> None:
-        """Give the file its final name; it stays locked."""
+        """Make what was written survive a crash of the machine, and give the file its final name; it stays locked."""
+        os.fsync(self._file)
         os.rename(self.path, self._final)
         self.path = self._final
-        _sync_directory(self._final.parent)
+        self._directory_sync.changed()
 
     def close(self) -> None:
         """Close and unlock the file; it stays as it is."""
@@ -113,6 +136,7 @@ class Store:
 
     def __init__(self, directory: Path, threads: int = 4) -> None:
         self._directory = directory
+        self._sync = DirectorySync(directory)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="image-data")
 
     async def start(self) -> None:
@@ -129,7 +153,7 @@ class Store:
 
     async def open_upload(self, image_id: str, upload_id: str) -> Upload:
         """Create the file of a new upload."""
-        return await self.run(Upload, self._directory, image_id, upload_id)
+        return await self.run(Upload, self._directory, image_id, upload_id, self._sync)
 
     def path(self, image_id: str) -> Path:
         """Return the file of an image's data."""

@@ -55,11 +55,12 @@ async def abort_dead_upload(core: Core, store: Store, image_id: str, upload_id: 
 
 
 async def _remove_orphan(core: Core, store: Store, image_id: str) -> bool:
-    if await core.database.read(queries.get, image_id, "") is None:
+    image = await core.database.read(queries.get, image_id, "")
+    if image is None:
         return await store.remove(image_id)  # ids are not used again, so no upload writes this file
     ours = await store.open_upload(image_id, core.new_id())
     try:
-        if not await core.database.write(queries.begin_upload, image_id, ours.id, SAVING, core.now()):
+        if not await core.database.write(queries.begin_upload, image, ours.id, SAVING, core.now()):
             return False  # it has data or another upload meanwhile
         await store.remove(image_id)
         return await core.database.write(queries.abort_upload, image_id, ours.id, core.now())

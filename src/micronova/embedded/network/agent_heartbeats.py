@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from micronova.db.listed import one_of
 from micronova.db.upsert import insert_if_absent
-from micronova.embedded.common.chunks import SIZE
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.router_placement import place
-from micronova.embedded.network.tables import AGENT_TYPE, agents
+from micronova.embedded.network.tables import AGENT_BINARY, AGENT_TYPE, agents
 from micronova.objects.background import end_tasks
 from micronova.objects.errors import Unavailable
 
 WINDOW = 0.2  # seconds between two transactions
+MOST_AT_ONCE = 500  # heartbeats in one transaction
 COUNT_INTERVAL = 60.0  # seconds between two counts of the agents
 
 
@@ -65,7 +65,7 @@ class AgentHeartbeats:
             while self._waiting:
                 await asyncio.sleep(self._recorded_at + WINDOW - loop.time())
                 self._recorded_at = loop.time()
-                taken = [self._waiting.pop(host) for host in list(self._waiting)[:SIZE]]
+                taken = [self._waiting.pop(host) for host in list(self._waiting)[:MOST_AT_ONCE]]
                 await self._record(taken)
         finally:
             self._worker = None
@@ -150,7 +150,7 @@ def _new_agent(core: Core, heartbeat: AgentHeartbeat, now: int) -> dict[str, Any
     return {
         "id": core.new_id(),
         "agent_type": AGENT_TYPE,
-        "binary": "micronova-network-agent",
+        "binary": AGENT_BINARY,
         "host": heartbeat.host,
         "topic": "N/A",
         "availability_zone": core.settings.availability_zone,

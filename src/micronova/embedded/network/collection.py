@@ -28,7 +28,7 @@ from micronova.embedded.network.sharing import (
 from micronova.embedded.network.tables import tags
 from micronova.http.paging import iso
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 from micronova.objects.errors import Invalid
 from micronova.policies.network import NAMES
 
@@ -130,7 +130,7 @@ class Collection(ABC, Generic[R]):
         return [self.route("GET", self.path, self.index, policy), self.route("GET", self.one_path, self.show, policy)]
 
     @staticmethod
-    def route(method: str, path: str, handler: Any, policy: str, status: int = 200, body: Any = None) -> Route:
+    def route(method: str, path: str, handler: Handler, policy: str, status: int = 200, body: Any = None) -> Route:
         """Return a route whose handler checks policy itself; one that writes runs again if it raises Changed."""
         if method != "GET":
             handler = functools.partial(retry, handler)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.db import keyset
 from micronova.db.keyset import SortKey
-from micronova.embedded.common.query import QueryRules, last
+from micronova.embedded.common.query import Query, QueryRules, last
 from micronova.embedded.network.tables import tags
 from micronova.http.paging import next_link
 from micronova.objects.errors import Invalid
@@ -97,9 +97,9 @@ def unknown_filter(name: str) -> Invalid:
     return Invalid(f"['{name[:64]}'] is invalid attribute for filtering")
 
 
-def filters_of(query: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def filters_of(query: Query) -> dict[str, list[str]]:
     """Return the filters of a query string; the other parameters are about pages, sorting and fields."""
-    return {name: values for name, values in query.items() if name not in _RESERVED}
+    return {name: list(values) for name, values in query.items() if name not in _RESERVED}
 
 
 @dataclass
@@ -113,11 +113,11 @@ class Listing:
     limit: int | None
     marker: str | None
     reverse: bool
-    query: Mapping[str, list[str]]
+    query: Query
     limit_asked: bool
 
     @classmethod
-    def parse(cls, query: Mapping[str, list[str]], attributes: Attributes, most: int | None = None) -> "Listing":
+    def parse(cls, query: Query, attributes: Attributes, most: int | None = None) -> "Listing":
         """Parse a query string; raise Invalid if it is malformed. A page has at most `most` resources."""
         filters = filters_of(query)
         if "tenant_id" in filters:

@@ -25,7 +25,7 @@ from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.tables import qos_policies
 from micronova.embedded.network.topics import qos_policy_topic
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 from micronova.objects.errors import NotFound
 
 MOST = 2**31 - 1
@@ -152,7 +152,7 @@ class QosRules:
         all_ = f"{self._policies.path}/{{id}}/{rule_type.singular}s"
         one_ = f"{all_}/{{rule}}"
 
-        def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
+        def route(method: str, path: str, handler: Handler, verb: str, status: int, body: Any = None) -> Route:
             return checked_route(method, path, handler, f"{verb}_policy_{rule_type.singular}", status, body)
 
         return [

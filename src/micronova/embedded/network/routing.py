@@ -1,15 +1,14 @@
 """Routes whose handlers check policy themselves, because the target is known only after a read."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 
 
 def checked_route(
     method: str,
     path: str,
-    handler: Callable[..., Awaitable[Any]],
+    handler: Handler,
     policy: str,
     status: int = 200,
     body: Any = None,

@@ -365,6 +365,7 @@ topologies = sa.Table(
 marks = sa.Table("marks", metadata, sa.Column("name", sa.String(64), primary_key=True))
 
 AGENT_TYPE = "Linux bridge agent"
+AGENT_BINARY = "micronova-network-agent"  # clients/network/client.py asks for it
 
 # One row per network agent. A port that is bound to a host with an agent becomes ACTIVE when the agent reports it.
 agents = sa.Table(

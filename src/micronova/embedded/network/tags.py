@@ -12,7 +12,7 @@ from micronova.embedded.network.request_bodies import Body, Tags
 from micronova.embedded.network.routing import checked_route
 from micronova.embedded.network.tables import tags
 from micronova.http.request import Request, Response
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 from micronova.objects.errors import Invalid, NotFound
 
 
@@ -34,7 +34,7 @@ class TagRoutes:
         """Return the routes."""
         all_, one = f"{self._path}/{{id}}/tags", f"{self._path}/{{id}}/tags/{{tag}}"
 
-        def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
+        def route(method: str, path: str, handler: Handler, verb: str, status: int, body: Any = None) -> Route:
             return checked_route(method, path, handler, f"{verb}_{self.of.singular}:tags", status, body)
 
         return [

@@ -16,6 +16,7 @@ class SimpleCIDRAffinityFilter(HostFilter):
 
     name = "SimpleCIDRAffinityFilter"
     predicate = "has an address in the requested network"
+    lack = "have other addresses"
     scope = Scope.REQUEST
     hints = frozenset({"build_near_host_ip", "cidr"})
 

@@ -14,11 +14,12 @@ _SCOPE = "aggregate_instance_extra_specs"
 class AggregateInstanceExtraSpecsFilter(HostFilter):
     """Passes hosts whose aggregates have each extra spec with the scope `aggregate_instance_extra_specs:`.
 
-    Extra specs without a scope count, too, also those that are meant for somebody else.
+    Extra specs without a scope count, too, also those that are meant for another filter or program.
     """
 
     name = "AggregateInstanceExtraSpecsFilter"
     predicate = "is in an aggregate that the extra specs of the flavor ask for"
+    lack = "are in other aggregates"
     scope = Scope.REQUEST
     extra_specs = frozenset({_SCOPE})
 
@@ -52,6 +53,7 @@ class AggregateImagePropertiesIsolation(HostFilter):
 
     name = "AggregateImagePropertiesIsolation"
     predicate = "takes images with these properties"
+    lack = "do not take the image"
     scope = Scope.REQUEST
     compares_images = True
 
@@ -82,6 +84,7 @@ class AggregateMultiTenancyIsolation(HostFilter):
 
     name = "AggregateMultiTenancyIsolation"
     predicate = "is open to this project"
+    lack = "are not open to this project"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -100,6 +103,7 @@ class AggregateTypeAffinityFilter(HostFilter):
 
     name = "AggregateTypeAffinityFilter"
     predicate = "takes this flavor"
+    lack = "do not take the flavor"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from micronova.scheduler.host_table import Column, Facts, HostView
 
 NUMBERS: dict[str, Callable[[HostView], Column]] = {
+    "cpu_allocation_ratio": lambda hosts: hosts.allocation_ratio("VCPU"),
+    "disk_allocation_ratio": lambda hosts: hosts.allocation_ratio("DISK_GB"),
     "disk_mb_used": lambda hosts: hosts.used("DISK_GB") * 1024,
     "failed_builds": lambda hosts: hosts.column("failed_builds"),
     "hypervisor_version": lambda hosts: hosts.column("hypervisor_version"),
@@ -15,11 +17,14 @@ NUMBERS: dict[str, Callable[[HostView], Column]] = {
     "free_ram_mb": lambda hosts: hosts.free("MEMORY_MB"),
     "num_instances": lambda hosts: hosts.column("num_instances"),
     "num_io_ops": lambda hosts: hosts.column("num_io_ops"),
+    "ram_allocation_ratio": lambda hosts: hosts.allocation_ratio("MEMORY_MB"),
     "total_usable_disk_gb": lambda hosts: hosts.total("DISK_GB"),
     "total_usable_ram_mb": lambda hosts: hosts.total("MEMORY_MB"),
     "vcpus_total": lambda hosts: hosts.total("VCPU"),
     "vcpus_used": lambda hosts: hosts.used("VCPU"),
 }
+RATIOS = {"cpu_allocation_ratio", "disk_allocation_ratio", "ram_allocation_ratio"}
+"""Those of the numbers that need not be whole."""
 TEXTS: dict[str, Callable[[HostView], Iterable[str]]] = {
     "host": lambda hosts: (each.host for each in hosts.selections()),
     "host_ip": lambda hosts: hosts.addresses(),

@@ -39,9 +39,14 @@ class HostFilter(ABC):
     covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose free amounts this filter checks
     hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
     compares_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
-    always: ClassVar[bool] = False  # it says what claims enforce: it is asked if it is not enabled or a host is forced
+    always: ClassVar[bool] = False  # it is asked whether it is enabled or not, also about a host that is forced
     extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
+    narrows: ClassVar[bool] = False  # it leaves the hosts that the request is about: asked before all else
     predicate: ClassVar[str] = "meets all requirements of the request"  # of hosts that pass; users read "no host …"
+    lack: ClassVar[str] = "do not meet the request"  # of hosts that it removes; users read "3 hosts …"
+
+    uncompared: Bools | None = None  # hosts that the last mask left out, because comparing them takes long
+    asks_remaining: ClassVar[bool] = False  # it is asked about the hosts that are left only, because it takes long
 
     def __init__(self, options: FilterOptions) -> None:
         self.options = options
@@ -53,6 +58,14 @@ class HostFilter(ABC):
     def describe(self, spec: RequestSpec) -> str:
         """Return what a host that passes is or has, without names of others' things: users read "no host …"."""
         return self.predicate
+
+    def concerns(self, spec: RequestSpec) -> bool:
+        """Return False if a filter that asks the remaining hosts has nothing to prepare for a request."""
+        return True
+
+    async def prepare(self, hosts: HostView, spec: RequestSpec) -> None:
+        """Do work of `mask` before the decision, with pauses: a filter whose mask may take long remembers results."""
+        return
 
     @abstractmethod
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

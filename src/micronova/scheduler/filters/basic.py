@@ -1,4 +1,8 @@
-"""Filters on where a host is, whether it is up, and whether it was tried before."""
+"""Filters on where a host is, whether it is up, and whether it was tried before.
+
+Zones and excluded hosts count whichever filters are enabled, also for a host that an administrator forces. In Nova
+they are not filters: Placement is asked for the zone.
+"""
 
 import numpy as np
 
@@ -12,7 +16,10 @@ class RetryFilter(HostFilter):
     """Removes hosts that were tried before, or that the request excludes."""
 
     name = "RetryFilter"
-    predicate = "is left that was not tried and is not excluded"
+    always = True
+    narrows = True
+    predicate = "was not tried before and is not excluded"
+    lack = "are excluded"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -25,6 +32,9 @@ class AvailabilityZoneFilter(HostFilter):
     """Passes hosts in the requested availability zone."""
 
     name = "AvailabilityZoneFilter"
+    always = True
+    narrows = True
+    lack = "are in another availability zone"
     scope = Scope.REQUEST
 
     def describe(self, spec: RequestSpec) -> str:
@@ -50,7 +60,8 @@ class ComputeFilter(HostFilter):
     """Passes hosts whose service is enabled and up, by the rule of `db.services.is_up`."""
 
     name = COMPUTE_FILTER
-    predicate = "is up and enabled"
+    predicate = "is up"  # those that are disabled were removed before
+    lack = "are down"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

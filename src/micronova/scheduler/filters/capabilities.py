@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from micronova.objects.scheduling import RequestSpec
-from micronova.scheduler.filters.attributes import NUMBERS, TEXTS, find_fact
+from micronova.scheduler.filters.attributes import NUMBERS, RATIOS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.operators import Requirement, check_requirements
 from micronova.scheduler.host_table import Bools, Facts, HostView
@@ -21,6 +21,7 @@ class ComputeCapabilitiesFilter(HostFilter):
 
     name = "ComputeCapabilitiesFilter"
     predicate = "has the capabilities that the extra specs of the flavor ask for"
+    lack = "have other capabilities"
     scope = Scope.HOST
     extra_specs = frozenset({_SCOPE})
 
@@ -35,7 +36,7 @@ class ComputeCapabilitiesFilter(HostFilter):
             if path is None:
                 continue
             if path in NUMBERS:
-                mask = Requirement(text).match_column(NUMBERS[path](hosts))
+                mask = Requirement(text).match_column(NUMBERS[path](hosts), float if path in RATIOS else int)
             elif path in TEXTS:
                 mask = np.fromiter(map(Requirement(text).match, TEXTS[path](hosts)), np.bool_, len(hosts))
             else:

@@ -1,7 +1,7 @@
 """Filters that keep the members of a server group on different hosts, or on one host.
 
 They use the members that the scheduler read. The claim counts them again in its transaction, so that two schedulers
-cannot both add the last member.
+cannot both add the last member. What claims enforce is asked in any case, also about forced hosts.
 """
 
 from micronova.objects.scheduling import RequestSpec
@@ -13,6 +13,8 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     """Removes hosts that have as many members of the group as its rule allows."""
 
     name = "ServerGroupAntiAffinityFilter"
+    always = True
+    lack = "have members of the group"
     scope = Scope.HOST
 
     def describe(self, spec: RequestSpec) -> str:
@@ -31,7 +33,9 @@ class ServerGroupAffinityFilter(HostFilter):
     """Passes only hosts with members of the group, if there are any."""
 
     name = "ServerGroupAffinityFilter"
+    always = True
     predicate = "has the other members of the affinity group"
+    lack = "have no member of the group"
     scope = Scope.ALL  # the first member changes the mask of all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

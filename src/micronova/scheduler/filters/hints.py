@@ -14,6 +14,7 @@ class SameHostFilter(HostFilter):
 
     name = "SameHostFilter"
     predicate = "has one of the servers of the hint same_host"
+    lack = "have none of these servers"
     scope = Scope.REQUEST
     hints = frozenset({"same_host"})
 
@@ -28,6 +29,7 @@ class DifferentHostFilter(HostFilter):
 
     name = "DifferentHostFilter"
     predicate = "is without the servers of the hint different_host"
+    lack = "have one of these servers"
     scope = Scope.REQUEST
     hints = frozenset({"different_host"})
 

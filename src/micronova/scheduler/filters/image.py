@@ -1,11 +1,10 @@
 """ImagePropertiesFilter: compares what an image needs with what hosts can run."""
 
-import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from micronova.objects.scheduling import RequestSpec
+from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, Facts, HostView
 
@@ -16,23 +15,14 @@ _ARCHITECTURES = {
     "i486": "i686",
     "i586": "i686",
     "x86": "i686",
+    "x86_32": "i686",
+    "x86_32p": "i686",
     "arm64": "aarch64",
     "powerpc": "ppc",
     "ppc64el": "ppc64le",
 }
 _HYPERVISORS = {"xapi": "xen", "powervm": "phyp", "virtuozzo": "parallels"}
 _MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "=": operator.eq,
-    "": operator.eq,
-    "!=": operator.ne,
-}
-_PREDICATE = re.compile(r"\s*(<=|>=|==|!=|<|>|=|)\s*(\d+(?:\.\d+)*)\s*")
 
 
 class ImagePropertiesFilter(HostFilter):
@@ -40,6 +30,7 @@ class ImagePropertiesFilter(HostFilter):
 
     name = "ImagePropertiesFilter"
     predicate = "can run images with these properties"
+    lack = "cannot run the image"
     scope = Scope.REQUEST
     compares_images = True
 
@@ -82,17 +73,3 @@ def _can_run(host: Facts, architecture: str, hypervisor: str, mode: str, version
         return False
     # A host with an unknown version passes.
     return not version or not host.hypervisor_version or version_fulfils(host.hypervisor_version, version)
-
-
-def version_fulfils(version: int, predicates: str) -> bool:
-    """Return whether a version such as 6002000 (6.2.0) fulfils predicates such as ">=6.0, <6.2"."""
-    have = (version // 1_000_000, version // 1000 % 1000, version % 1000)
-    for text in predicates.split(","):
-        parsed = _PREDICATE.fullmatch(text)
-        if parsed is None:
-            return False
-        numbers = tuple(int(number) for number in parsed[2].split("."))
-        want = numbers + (0,) * (3 - len(numbers))
-        if not _COMPARE[parsed[1]](have, want):
-            return False
-    return True

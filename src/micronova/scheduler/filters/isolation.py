@@ -13,6 +13,7 @@ class IsolatedHostsFilter(HostFilter):
 
     name = "IsolatedHostsFilter"
     predicate = "takes this image"
+    lack = "do not take the image"
     scope = Scope.REQUEST
     compares_images = True
 

@@ -11,6 +11,7 @@ class NumInstancesFilter(HostFilter):
 
     name = "NumInstancesFilter"
     predicate = "may have more servers"
+    lack = "have too many servers"
     scope = Scope.HOST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -23,6 +24,7 @@ class AggregateNumInstancesFilter(HostFilter):
 
     name = "AggregateNumInstancesFilter"
     predicate = NumInstancesFilter.predicate
+    lack = NumInstancesFilter.lack
     scope = Scope.HOST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -37,6 +39,7 @@ class IoOpsFilter(HostFilter):
 
     name = "IoOpsFilter"
     predicate = "may work on more servers at once"
+    lack = "are too busy"
     scope = Scope.HOST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -49,6 +52,7 @@ class AggregateIoOpsFilter(HostFilter):
 
     name = "AggregateIoOpsFilter"
     predicate = IoOpsFilter.predicate
+    lack = IoOpsFilter.lack
     scope = Scope.HOST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

@@ -12,6 +12,7 @@ class MetricsFilter(HostFilter):
 
     name = "MetricsFilter"
     predicate = "reports the metrics that this cloud places servers by"
+    lack = "lack metrics"
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

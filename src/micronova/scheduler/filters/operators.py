@@ -65,15 +65,15 @@ class Requirement:
             return str(value) in [choice.strip() for choice in self.operand.split("<or>")]
         return _STRING[self.operator](str(value), self.operand)
 
-    def match_column(self, values: Column) -> Bools:
-        """Return for each number of a column whether it fulfils the requirement."""
+    def match_column(self, values: Column, number: type[int] | type[float] = int) -> Bools:
+        """Return for each number of a column whether it fulfils the requirement; `number` is how texts show it."""
         if self.operator in _NUMBER:
             try:
                 wanted = float(self.operand)
             except ValueError:
                 return np.zeros(len(values), np.bool_)
             return np.asarray(_NUMBER[self.operator](values, wanted), np.bool_)
-        return np.fromiter((self.match(int(value)) for value in values), np.bool_, len(values))
+        return np.fromiter((self.match(number(value)) for value in values), np.bool_, len(values))
 
 
 def check_requirements(extra_specs: Mapping[str, str], scope: str) -> None:

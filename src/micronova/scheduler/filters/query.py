@@ -40,6 +40,7 @@ class JsonFilter(HostFilter):
 
     name = "JsonFilter"
     predicate = "fulfils the query of the scheduler hint"
+    lack = "do not fulfil the query"
     scope = Scope.HOST
     hints = frozenset({"query"})
 

@@ -78,8 +78,8 @@ BUILT_IN: dict[str, type[HostFilter]] = {
 def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> list[HostFilter]:
     """Return the filters of these names in this order, those of the settings if no names are given.
 
-    Hosts without a metric that is required get no servers, whether MetricsFilter is named or not. Filters that say
-    what claims enforce are there in any case.
+    Hosts without a metric that is required get no servers, whether MetricsFilter is named or not. Filters that
+    are `always` in effect are there in any case.
     """
     wanted = list(options.settings.enabled_filters if names is None else names)
     if names is None and options.metrics.required and options.metrics.weight_setting:

@@ -16,22 +16,44 @@ def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
     return hosts.free(resource_class) >= amount if amount > 0 else None
 
 
+LITTLE_ROOM = "have too little room"  # of hosts that have too little of a resource class free, for users
+
+
 def free_amount(resource_class: str, amount: int) -> str:
     """Return what a host has that has an amount of a resource class free, for users."""
     match resource_class:
         case "VCPU":
             return f"has {amount} free vCPU{'s' if amount != 1 else ''}"
-        case "MEMORY_MB":
+        case "MEMORY_MB" if amount % 1024:
             return f"has {amount} MiB of free memory"
+        case "MEMORY_MB":
+            return f"has {amount // 1024} GiB of free memory"
         case "DISK_GB":
             return f"has {amount} GiB of free disk"
         case _:
             return f"has {amount} of {resource_class} free"
 
 
+def large_enough(resource_class: str, amount: int) -> str:
+    """Return what a host is that may give one server an amount of a resource class, for users."""
+    match resource_class:
+        case "VCPU":
+            shown = f"{amount} vCPU{'s' if amount != 1 else ''}"
+        case "MEMORY_MB" if amount % 1024:
+            shown = f"{amount} MiB of memory"
+        case "MEMORY_MB":
+            shown = f"{amount // 1024} GiB of memory"
+        case "DISK_GB":
+            shown = f"{amount} GiB of disk"
+        case _:
+            shown = f"{amount} of {resource_class}"
+    return f"is large enough for {shown}"
+
+
 class _Resource(HostFilter):
     """Passes hosts with enough of one resource class."""
 
+    lack = LITTLE_ROOM
     scope = Scope.HOST
     resource_class: ClassVar[str]
 

@@ -4,6 +4,8 @@ The claim finds the assignment of an instance anew by what is held then, so two 
 These filters are always in effect, also for a host that an admin named: a claim on a host without these cannot succeed.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from micronova.objects.device_fitting import choose_devices
@@ -11,13 +13,14 @@ from micronova.objects.fitting import fit
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
-from micronova.objects.topology import TopologyRequest
+from micronova.objects.topology import DeviceRequest, TopologyRequest
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.cell_columns import decides
 from micronova.scheduler.filters.base import FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.topologies import Passes
 
 
 class _TopologyFilter(HostFilter):
@@ -25,10 +28,20 @@ class _TopologyFilter(HostFilter):
 
     scope = Scope.HOST
     always = True
+    asks_remaining = True
 
     def __init__(self, options: FilterOptions) -> None:
         super().__init__(options)
         self._last: tuple[Flavor | None, ImageMeta | None, TopologyRequest | None, bytes] = (None, None, None, b"")
+
+    def concerns(self, spec: RequestSpec) -> bool:
+        return self._request(spec)[0] is not None
+
+    def _by_topology(
+        self, hosts: HostView, key: bytes, passes: Passes, among: Bools | None, devices: Sequence[DeviceRequest]
+    ) -> Bools:
+        mask, self.uncompared = hosts.by_topology(key, passes, among, devices)
+        return mask
 
     def _request(self, spec: RequestSpec) -> tuple[TopologyRequest | None, bytes]:
         flavor, image, request, key = self._last
@@ -44,23 +57,31 @@ class NUMATopologyFilter(_TopologyFilter):
 
     name = "NUMATopologyFilter"
     predicate = "has NUMA nodes with the CPUs and the memory that the flavor asks for"
+    lack = "have no such NUMA nodes free"
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        self.uncompared = None
         request, key = self._request(spec)
         if request is None or not request.cells:
             return None
-        wanted = request
-        # Hosts that have the amounts at all: only for these an assignment is looked for.
-        suited = hosts.with_cells(wanted)
-        if wanted.devices:
-            suited &= hosts.free_devices() >= sum(each.count for each in wanted.devices)
+        suited = self._suited(hosts, spec, request)
+        return suited if decides(request) else self._by_topology(hosts, key, _fits(request), suited, request.devices)
+
+    async def prepare(self, hosts: HostView, spec: RequestSpec) -> None:
+        request, key = self._request(spec)
+        if request is not None and request.cells and not decides(request):
+            await hosts.ask_topologies(key, _fits(request), self._suited(hosts, spec, request), request.devices)
+
+    def _suited(self, hosts: HostView, spec: RequestSpec, request: TopologyRequest) -> Bools:
+        """Return which hosts have the amounts at all: only for these an assignment is looked for."""
+        suited = hosts.with_cells(request)
+        if request.devices:
+            suited &= hosts.free_devices() >= sum(each.count for each in request.devices)
         for name, amount in extra_specs.node_resources(spec.flavor, spec.image).items():
             free = has_free(hosts, name, amount)
             if free is not None:
                 suited &= free
-        if decides(wanted):
-            return suited
-        return hosts.by_topology(key, lambda topology, use: fit(topology, use, wanted) is not None, suited)
+        return suited
 
 
 class PciPassthroughFilter(_TopologyFilter):
@@ -68,13 +89,25 @@ class PciPassthroughFilter(_TopologyFilter):
 
     name = "PciPassthroughFilter"
     predicate = "has the PCI devices free that the flavor asks for"
+    lack = "have no such PCI devices free"
     extra_specs = frozenset({"pci_passthrough"})
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        self.uncompared = None
         request, key = self._request(spec)
         if request is None or not request.devices:
             return None
-        devices = request.devices
-        return hosts.by_topology(
-            key, lambda topology, use: choose_devices(topology, use, devices, None) is not None, None
-        )
+        return self._by_topology(hosts, key, _has_devices(request), None, request.devices)
+
+    async def prepare(self, hosts: HostView, spec: RequestSpec) -> None:
+        request, key = self._request(spec)
+        if request is not None and request.devices:
+            await hosts.ask_topologies(key, _has_devices(request), None, request.devices)
+
+
+def _fits(request: TopologyRequest) -> Passes:
+    return lambda topology, use, meter: fit(topology, use, request, meter) is not None
+
+
+def _has_devices(request: TopologyRequest) -> Passes:
+    return lambda topology, use, meter: choose_devices(topology, use, request.devices, None, meter) is not None

@@ -3,6 +3,7 @@
 from micronova.objects import power_state
 from micronova.virt.fake.guests import FakeGuest
 
+_RESET = "\x1bc\x1b[?7l\x1b[2J"  # as firmware sends to a terminal; a real serial port has carriage returns, too
 _FIRMWARE = "Booting from Hard Disk..."
 _INTERRUPT = "[   42.000000] Uhhuh. NMI received for unknown reason 30 on CPU 0."
 
@@ -23,7 +24,7 @@ def console_text(guest: FakeGuest) -> str:
         lines.append("[   61.204511] reboot: Power down")
     elif guest.power_state == power_state.CRASHED:
         lines.append("[   61.204511] Kernel panic - not syncing: Fatal exception (simulated)")
-    return "\n".join(lines) + "\n"
+    return _RESET + "\r\n".join(lines) + "\r\n"
 
 
 def _boot(guest: FakeGuest, boot: int) -> list[str]:

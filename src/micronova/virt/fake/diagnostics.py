@@ -30,6 +30,11 @@ def boot_sign(guest: FakeGuest, now: float) -> BootSign:
     return BootSign(booted=True, seen="booted")
 
 
+def _disks(guest: FakeGuest) -> list[str]:
+    volumes = [volume.device.removeprefix("/dev/") for volume in guest.volumes]
+    return volumes if any(volume.root for volume in guest.volumes) else ["vda", *volumes]
+
+
 def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
     """Return a guest's statistics at this time."""
     age = max(0, int(now - guest.booted_at)) if guest.power_state == power_state.RUNNING else 0
@@ -44,15 +49,16 @@ def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
         cpu_details=tuple(
             CpuDiagnostics(id=number, time=age * _BUSY * 10_000_000, utilisation=_BUSY) for number in range(guest.vcpus)
         ),
-        disk_details=(
+        disk_details=tuple(
             DiskDiagnostics(
-                device="vda",
+                device=device,
                 read_bytes=(1 if silent else 1000 + age) * _SECTOR,
                 read_requests=1 if silent else 1000 + age,
                 write_bytes=0 if silent else 2 * age * _SECTOR,
                 write_requests=0 if silent else 2 * age,
                 errors_count=0,
-            ),
+            )
+            for device in _disks(guest)
         ),
         nic_details=tuple(
             NicDiagnostics(

@@ -18,6 +18,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
+from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import (
     POWER_AFTER,
     BootSign,
@@ -68,6 +69,7 @@ class FakeDriver:
         self._forced: dict[str, asyncio.Event] = {}  # live migrations that run
         self._up_since = clock.monotonic()
         self._images: set[str] = set()  # ids of the images in the cache
+        self._capabilities = implemented(self)
 
     async def init_host(self, events: DriverEvents) -> None:
         """Remember the agent's callbacks."""
@@ -80,7 +82,7 @@ class FakeDriver:
 
     def capabilities(self) -> frozenset[str]:
         """Return everything that is implemented."""
-        return implemented(self)
+        return self._capabilities
 
     async def get_available_resources(self) -> list[NodeResources]:
         """Return the node of the host."""
@@ -121,6 +123,7 @@ class FakeDriver:
         crash = await self._simulated.call("power_on", guest)
         if guest.power_state != power_state.RUNNING:
             guest.rescue_epoch = None
+            self._simulated.give_volumes(guest, plan)
             await plan.plugged()
             self._simulated.boot(guest)
         if crash:
@@ -139,6 +142,7 @@ class FakeDriver:
         crash = await self._simulated.call("reboot", guest)
         if kind == "HARD":
             guest.rescue_epoch = None
+            self._simulated.give_volumes(guest, plan)
             await plan.plugged()
         self._simulated.boot(guest, crash=crash)
 
@@ -279,6 +283,30 @@ class FakeDriver:
         guest = self._simulated.require(uuid)
         await self._simulated.call("detach_interface", guest)
         self._simulated.unplug(guest, vif)
+
+    async def attach_volume(self, plan: GuestPlan, volume: AttachedVolume) -> None:
+        """Give a guest a volume."""
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("attach_volume", guest)
+        self._simulated.give_volume(guest, volume)
+
+    async def detach_volume(self, uuid: str, volume: AttachedVolume) -> None:
+        """Take a volume from a guest."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("detach_volume", guest)
+        self._simulated.take_volume(guest, volume)
+
+    async def swap_volume(self, plan: GuestPlan, old: AttachedVolume, new: AttachedVolume) -> None:
+        """Give a guest another volume in the place of one that it has; nothing is copied."""
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("swap_volume", guest)
+        self._simulated.give_volume(guest, new, instead=old)
+
+    async def extend_volume(self, uuid: str, volume: AttachedVolume, size: int) -> None:
+        """Let a guest see the new size of a volume."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("extend_volume", guest)
+        self._simulated.extend_volume(guest, volume, size)
 
     async def resize(self, plan: GuestPlan) -> None:
         """Give a guest another size; its disks grow."""
@@ -469,4 +497,5 @@ def _view(guest: FakeGuest) -> Guest:
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
         claimed=guest.claimed,
+        volumes=tuple(volume.volume_id for volume in guest.volumes),
     )

@@ -35,6 +35,18 @@ class FakeDisk(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     text: str = ""  # what the guest has written to it
 
 
+class FakeVolume(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """A volume of a simulated guest."""
+
+    volume_id: str
+    attachment_id: str
+    device: str  # such as /dev/vdb
+    size: int | None = None  # bytes, as the guest knows it
+    root: bool = False  # the guest boots from it
+    read_only: bool = False
+    tag: str | None = None
+
+
 class FakeMdev(msgspec.Struct, kw_only=True, frozen=True):
     """A mediated device that a simulated host has made for a guest."""
 
@@ -76,6 +88,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     kernel: str = ""  # the name of its image; empty: it boots from its disk
     interfaces: tuple[FakeInterface, ...] = ()
     disks: tuple[FakeDisk, ...] = ()
+    volumes: tuple[FakeVolume, ...] = ()
     previous: FakeSize | None = None
     sent: int | None = None  # its power state before it was sent to another host; it waits for the end of that
     metadata: dict[str, str] = {}

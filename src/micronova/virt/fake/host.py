@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 from uuid import UUID, uuid5
 
+import msgspec
+
 from micronova.conf.hosts import FakeSettings
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
@@ -25,6 +27,7 @@ from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import Assignment
+from micronova.objects.volume import AttachedVolume
 from micronova.placement import extra_specs
 from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
 from micronova.virt.fake import moves
@@ -106,7 +109,7 @@ class SimulatedHost:
             hostname=instance.hostname,
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
-            local_gb=flavor.resources().get("DISK_GB", 0),
+            local_gb=moves.local_gb(plan),
             claimed=extra_specs.node_resources(flavor, instance.image),
             assignment=instance.assignment,
             mdevs=moves.mdevs_of(plan),
@@ -114,6 +117,7 @@ class SimulatedHost:
             kernel=kernel_of(instance.image),
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
             disks=moves.disks_of(plan),
+            volumes=moves.volumes_of(plan),
             metadata=instance.metadata,
         )
 
@@ -216,6 +220,31 @@ class SimulatedHost:
     def unplug(self, guest: FakeGuest, vif: VIF) -> None:
         """Take an interface from a guest, if it has it."""
         guest.interfaces = _others(guest, vif)
+        self._store.put(guest)
+
+    def give_volumes(self, guest: FakeGuest, plan: GuestPlan) -> None:
+        """Give a guest the volumes of a plan, and no others; the caller stores the guest."""
+        known = {volume.attachment_id: volume for volume in guest.volumes}
+        guest.volumes = tuple(known.get(each.attachment_id, each) for each in moves.volumes_of(plan))
+
+    def give_volume(self, guest: FakeGuest, volume: AttachedVolume, *, instead: AttachedVolume | None = None) -> None:
+        """Give a guest a volume, perhaps instead of another one."""
+        leaving = {volume.volume_id} | (set() if instead is None else {instead.volume_id})
+        others = tuple(each for each in guest.volumes if each.volume_id not in leaving)
+        guest.volumes = (*others, moves.as_volume(volume))
+        self._store.put(guest)
+
+    def take_volume(self, guest: FakeGuest, volume: AttachedVolume) -> None:
+        """Take a volume from a guest, if it has it."""
+        guest.volumes = tuple(each for each in guest.volumes if each.volume_id != volume.volume_id)
+        self._store.put(guest)
+
+    def extend_volume(self, guest: FakeGuest, volume: AttachedVolume, size: int) -> None:
+        """Let a guest see the new size of a volume."""
+        guest.volumes = tuple(
+            msgspec.structs.replace(each, size=size) if each.volume_id == volume.volume_id else each
+            for each in guest.volumes
+        )
         self._store.put(guest)
 
     async def console(self, protocol: ConsoleProtocol, uuid: str) -> ConsoleEndpoint:

@@ -8,10 +8,10 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from micronova.objects.flavor import Flavor
+from micronova.objects.volume import AttachedVolume
 from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
-from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeMdev, FakeSize
+from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeMdev, FakeSize, FakeVolume
 
 _MDEVS: Final = UUID("0e8a3d1f-7c26-4f0e-9a5b-6d6963726f6e")
 """Namespace of the uuids of mediated devices."""
@@ -19,7 +19,30 @@ _MDEVS: Final = UUID("0e8a3d1f-7c26-4f0e-9a5b-6d6963726f6e")
 
 def disks_of(plan: GuestPlan) -> tuple[FakeDisk, ...]:
     """Return the empty disks of a new guest."""
-    return tuple(FakeDisk(name=name, size_gb=size) for name, size in _sizes(plan.instance.flavor).items())
+    return tuple(FakeDisk(name=name, size_gb=size) for name, size in _sizes(plan).items())
+
+
+def local_gb(plan: GuestPlan) -> int:
+    """Return what the disks of a guest take on its host."""
+    return sum(_sizes(plan).values())
+
+
+def volumes_of(plan: GuestPlan) -> tuple[FakeVolume, ...]:
+    """Return the volumes of a guest."""
+    return tuple(as_volume(each) for each in plan.volumes)
+
+
+def as_volume(volume: AttachedVolume) -> FakeVolume:
+    """Return a volume as a guest has it."""
+    return FakeVolume(
+        volume_id=volume.volume_id,
+        attachment_id=volume.attachment_id,
+        device=volume.device_name,
+        size=None if volume.size_gb is None else volume.size_gb << 30,
+        root=volume.boot_index == 0,
+        read_only=volume.read_only,
+        tag=volume.tag,
+    )
 
 
 def mdevs_of(plan: GuestPlan) -> tuple[FakeMdev, ...]:
@@ -44,6 +67,8 @@ def booted(disks: tuple[FakeDisk, ...]) -> tuple[FakeDisk, ...]:
 
 def written(disks: tuple[FakeDisk, ...], text: str) -> tuple[FakeDisk, ...]:
     """Return the disks with a text on the first of them."""
+    if not disks:
+        return ()
     return msgspec.structs.replace(disks[0], text=text), *disks[1:]
 
 
@@ -100,13 +125,14 @@ def give_size(guest: FakeGuest, plan: GuestPlan) -> None:
     """Give a guest the flavor and the epoch of a plan; its disks grow."""
     flavor = plan.instance.flavor
     guest.epoch, guest.vcpus, guest.memory_mb = plan.epoch, flavor.vcpus, flavor.ram
-    guest.local_gb = flavor.resources().get("DISK_GB", 0)
+    guest.local_gb = local_gb(plan)
     guest.claimed = extra_specs.node_resources(flavor, plan.instance.image)
     guest.assignment, guest.mdevs = plan.instance.assignment, mdevs_of(plan)
     known = {disk.name: disk for disk in guest.disks}
+    guest.volumes = volumes_of(plan)
     guest.disks = tuple(
         msgspec.structs.replace(known[name], size_gb=size) if name in known else FakeDisk(name=name, size_gb=size)
-        for name, size in _sizes(flavor).items()
+        for name, size in _sizes(plan).items()
     )
 
 
@@ -121,10 +147,15 @@ def restore_size(guest: FakeGuest, plan: GuestPlan) -> None:
     guest.epoch = plan.epoch
 
 
-def _sizes(flavor: Flavor) -> dict[str, int]:
-    """Return the disks of a flavor by name, in GiB; the root disk is there also without a size."""
+def _sizes(plan: GuestPlan) -> dict[str, int]:
+    """Return the local disks of a guest by name, in GiB.
+
+    The root disk is there also without a size, unless a volume takes its place.
+    """
+    flavor = plan.instance.flavor
+    from_volume = any(volume.boot_index == 0 for volume in plan.volumes)
     return {
-        "root": flavor.disk,
+        **({} if from_volume else {"root": flavor.disk}),
         **({"ephemeral": flavor.ephemeral} if flavor.ephemeral else {}),
-        **({"swap": -(-flavor.swap // 1024)} if flavor.swap else {}),
+        **({"swap": flavor.swap_gb} if flavor.swap else {}),
     }

@@ -16,9 +16,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.exporter.client import ExporterClient
+from micronova.exporter.client import GuestAccess as VolumeAccess
 from micronova.http.image_downloads import stream
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.background import end_tasks, keep_running
@@ -30,6 +33,7 @@ from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.objects.pci_devices import DeviceSpec
+from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import (
     BootSign,
     CPUTimes,
@@ -60,6 +64,7 @@ from micronova.virt.libvirt.guests.rescue import Rescuer
 from micronova.virt.libvirt.guests.rescue_disks import RescueDisks
 from micronova.virt.libvirt.guests.resizing import Resizer
 from micronova.virt.libvirt.guests.snapshots import CopiedDisk, Snapshots
+from micronova.virt.libvirt.guests.volumes import GuestVolumes
 from micronova.virt.libvirt.host import HostFacts, cpu_flags, kvm_group, read_facts
 from micronova.virt.libvirt.storage import sandbox
 from micronova.virt.libvirt.storage.disks import DiskMaker
@@ -95,7 +100,9 @@ class LibvirtDriver:
         image_service: str = "",
         device_specs: Sequence[DeviceSpec] = (),
         mdev_types: MdevTypes = NO_TYPES,
+        volume_access: Path | None = None,
     ) -> None:
+        """`volume_access` is the socket of the exporter, which serves volumes to guests of this machine."""
         self.host = host
         self._device_specs = device_specs
         self._mdev_types = mdev_types
@@ -130,7 +137,9 @@ class LibvirtDriver:
         )
         self._disks = DiskMaker(layout, self._images, self._files)
         rescue_disks = RescueDisks(layout, self._records, self._disks, self._files, settings, vendor_data)
-        self._launcher = Launcher(self._connection, self._guests, self._records, self._files)
+        volumes = None if volume_access is None else VolumeAccess(ExporterClient(volume_access))
+        self._launcher = Launcher(self._connection, self._guests, self._records, self._files, volumes)
+        self._volumes = GuestVolumes(self._connection, self._queues, clock, self._guests, self._launcher)
         graceful = GracefulPower(self._connection, self._queues, clock, cloud_id)
         self._power = GuestPower(self._launcher, self._guests, graceful, rescue_disks, settings)
         self._builder = GuestBuilder(
@@ -149,8 +158,10 @@ class LibvirtDriver:
         self._resizer = Resizer(self._launcher, self._guests, self._records, self._disks, layout, self._files, settings)
         self._snapshots = Snapshots(self._guests, self._records, layout, self._files, clock)
         self._cleaning: asyncio.Task[None] | None = None
-        self._is_qemu = uri.startswith("qemu")
-        self._consoles = Consoles(self._guests, self._connection, layout, self._files, settings, sockets=self._is_qemu)
+        self._has_qemu_uri = uri.startswith("qemu")
+        self._consoles = Consoles(
+            self._guests, self._connection, layout, self._files, settings, sockets=self._has_qemu_uri
+        )
 
     # --- the host ---
 
@@ -160,10 +171,10 @@ class LibvirtDriver:
         missing = sandbox.obstacle()
         if missing is not None:
             raise LibvirtMissing(f"Guests' disks cannot be made safely: {missing}.")
-        if self._daemon is None and self._is_qemu:
+        if self._daemon is None and self._has_qemu_uri:
             await self._files.run(check_reachable, self._layout.root.parent)
         await self._files.run(self._layout.prepare)
-        if self._is_qemu:
+        if self._has_qemu_uri:
             await self._files.run(self._layout.check_sharing)
         await self._files.run(self._images.remove_incomplete)
         flags = await self._files.run(cpu_flags)
@@ -211,7 +222,15 @@ class LibvirtDriver:
         if not self._settings.spice_enabled:
             found -= {"spice_console"}
         if self._launcher.is_ready and not self._facts.is_qemu:
-            found -= {"serial_console", "console_log", "boot_signs", "snapshot", "admin_password", "crash_dump"}
+            found -= {
+                "serial_console",
+                "console_log",
+                "boot_signs",
+                "snapshot",
+                "admin_password",
+                "crash_dump",
+                "volumes",
+            }
         return found
 
     async def get_available_resources(self) -> list[NodeResources]:
@@ -368,7 +387,7 @@ class LibvirtDriver:
         uuid = plan.instance.uuid
         async with self._reporter.changing(uuid):
             await self._guests.require(uuid)
-            linked = self._settings.wire
+            linked = self._settings.interfaces_linked
             await hotplug.attach(self._connection, self._cloud, plan, vif, self._facts.virt_type, linked=linked)
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
@@ -376,6 +395,27 @@ class LibvirtDriver:
         async with self._reporter.changing(uuid):
             await self._guests.require(uuid)
             await hotplug.detach(self._connection, self._queues, self._clock, self._cloud, uuid, vif.mac_address)
+
+    # --- volumes ---
+
+    async def attach_volume(self, plan: GuestPlan, volume: AttachedVolume) -> None:
+        """Give a guest a volume."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._volumes.attach(plan, volume)
+
+    async def detach_volume(self, uuid: str, volume: AttachedVolume) -> None:
+        """Take a volume from a guest, which has to release it."""
+        async with self._reporter.changing(uuid):
+            await self._volumes.detach(uuid, volume)
+
+    async def swap_volume(self, plan: GuestPlan, old: AttachedVolume, new: AttachedVolume) -> None:
+        """Copy a volume to another one, which the guest uses from then on."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._volumes.swap(plan, old, new)
+
+    async def extend_volume(self, uuid: str, volume: AttachedVolume, size: int) -> None:
+        """Let a guest see the new size of a volume."""
+        await self._volumes.extend(uuid, volume, size)
 
     # --- consoles and measurements ---
 

@@ -31,6 +31,16 @@ class Cell:
     socket: int | None = None  # None: the host does not say, or the node is in several
 
 
+def is_qemu(virt_type: str) -> bool:
+    """Return whether QEMU runs guests of this type, with or without KVM."""
+    return virt_type in ("kvm", "qemu")
+
+
+def is_x86(arch: str) -> bool:
+    """Return whether guests of this architecture are PCs."""
+    return arch in ("x86_64", "i686")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What the driver's decisions depend on."""
@@ -62,7 +72,12 @@ class HostFacts:
     @property
     def is_qemu(self) -> bool:
         """Whether QEMU runs the guests, with or without KVM."""
-        return self.virt_type in ("kvm", "qemu")
+        return is_qemu(self.virt_type)
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether the guests are PCs."""
+        return is_x86(self.arch)
 
 
 def read_facts(
@@ -74,9 +89,9 @@ def read_facts(
     offered = _domain_types(capabilities, arch)
     virt_type = choose_virt_type(settings.virt_type, flags, frozenset(offered))
     os_type, emulator = offered[virt_type]
-    machine = settings.hw_machine_type or ("pc" if arch in ("x86_64", "i686") else "virt")
+    machine = settings.hw_machine_type or ("pc" if is_x86(arch) else "virt")
     domain = secure = Element("domainCapabilities")
-    if virt_type in ("kvm", "qemu"):
+    if is_qemu(virt_type):
         # Other hypervisors report little of this, and their guests have few of these choices.
         domain = secure = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
         if arch == "x86_64":
@@ -85,6 +100,7 @@ def read_facts(
         capabilities,
         domain,
         secure,
+        arch=arch,
         virt_type=virt_type,
         os_type=os_type,
         emulator=emulator,
@@ -111,6 +127,7 @@ def parse_facts(
     domain: Element,
     secure: Element,
     *,
+    arch: str,
     virt_type: str,
     hypervisor: str,
     version: int,
@@ -122,7 +139,6 @@ def parse_facts(
     """Return the facts from libvirt's capabilities, and its domain capabilities without and with secure boot."""
     cpu = capabilities.find("./host/cpu")
     cpu = Element("cpu") if cpu is None else cpu
-    arch = cpu.findtext("arch") or os.uname().machine
     topology = cpu.find("topology")
     firmware = _values(domain, "./os/enum[@name='firmware']")
     return HostFacts(

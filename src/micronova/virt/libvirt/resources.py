@@ -19,11 +19,12 @@ from micronova.objects.topology import NodeTopology
 from micronova.placement.standard import standard_traits
 from micronova.virt.driver import CPUTimes
 from micronova.virt.libvirt.client.binding import Connect
+from micronova.virt.libvirt.definition.interfaces import MODELS
 from micronova.virt.libvirt.host import HostFacts
-from micronova.virt.libvirt.storage.layout import Layout, is_base_link
+from micronova.virt.libvirt.storage.layout import Layout, is_base_link_name
 from micronova.virt.libvirt.storage.records import GuestRecord
+from micronova.virt.libvirt.storage.tools import GIB
 
-GIB: Final = 1024**3
 _NOT_A_LETTER: Final = re.compile("[^A-Z0-9]")  # libvirt says sse4.1, os-traits SSE41
 ALL_CPUS: Final = -1  # VIR_NODE_CPU_STATS_ALL_CPUS
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
@@ -106,6 +107,10 @@ def traits_of(facts: HostFacts) -> tuple[str, ...]:
     spelled = (feature.upper().replace("-", "_").replace(".", "_") for feature in facts.cpu_features)
     named = {f"HW_CPU_{family}_{name}" for name in (*plain, *spelled)}
     named |= {f"HW_ARCH_{arch}", *(f"COMPUTE_IMAGE_TYPE_{kind}" for kind in ("RAW", "QCOW2", "ISO"))}
+    offered = {"STORAGE_BUS": facts.disk_buses, "GRAPHICS_MODEL": facts.video_models}
+    if facts.is_qemu:
+        offered["NET_VIF_MODEL"] = frozenset(MODELS) - {"netfront"}  # which only Xen has
+    named |= {f"COMPUTE_{kind}_{name.upper().replace('-', '_')}" for kind, names in offered.items() for name in names}
     if facts.uefi and facts.secure_boot:
         named.add("COMPUTE_SECURITY_UEFI_SECURE_BOOT")
     return tuple(sorted(named & standard_traits()))
@@ -164,7 +169,7 @@ def uptime(proc: Path = Path("/proc")) -> str:
 def _disk_usage(folder: Path) -> int:
     """Return how many bytes the files of a directory occupy; cached images that are linked there are the cache's."""
     try:
-        found = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if not is_base_link(entry.name)]
+        found = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if not is_base_link_name(entry.name)]
         return sum(status.st_blocks * 512 for status in found)
     except FileNotFoundError:
         return 0

@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from micronova.conf.libvirt import LibvirtSettings
+from micronova.conf.libvirt import LibvirtSectionSettings, LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.mediated_devices import parse_mdev_types
@@ -24,7 +24,7 @@ from micronova.virt.libvirt.daemon.private import (
 from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
 from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags
-from micronova.virt.libvirt.storage import sandbox
+from micronova.virt.libvirt.storage import sandbox, tools
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.libvirt.topology import reserved_pages
@@ -33,13 +33,15 @@ from micronova.virt.loader import DriverSetup
 _HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")
 """Namespace of the host uuids of private libvirtds."""
 
-TOOLS = {"qemu-img": "qemu-utils", "genisoimage": "genisoimage", "prlimit": "util-linux", "setpriv": "util-linux"}
+NEEDED_TOOLS = ("qemu-img", "genisoimage", "prlimit", "setpriv")
+"""Of `tools.PACKAGES`, those that every guest needs; others format ephemeral and swap disks."""
 EMULATORS = {"qemu-system-x86_64": "qemu-system-x86"}
 
 
 def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
     """Return the driver of this host."""
-    settings = _settings(setup.options)
+    of_host = {name: getattr(setup, name) for name in ("cpu_shared_set", "cpu_dedicated_set", "reserved_huge_pages")}
+    settings = _settings({**setup.options, **{name: value for name, value in of_host.items() if value}})
     host = setup.host or os.uname().nodename
     if setup.state_dir is None:
         raise Invalid("The libvirt driver needs a directory for its guests.")
@@ -65,11 +67,12 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         image_service=setup.image_service,
         device_specs=parse_device_specs(setup.device_spec),
         mdev_types=parse_mdev_types(setup.mdev_types, setup.mdev_sections),
+        volume_access=setup.volume_access,
     )
     return {host: driver}
 
 
-def state_root(state_dir: Path, settings: LibvirtSettings) -> Path:
+def state_root(state_dir: Path, settings: LibvirtSectionSettings) -> Path:
     """Return the directory of this host's guests."""
     return Path(settings.instances_path) if settings.instances_path else state_dir / "libvirt"
 
@@ -78,7 +81,7 @@ def private_libvirtd(
     state_dir: Path,
     cloud_id: str,
     host: str,
-    settings: LibvirtSettings,
+    settings: LibvirtSectionSettings,
     client: tuple[int, int] | None = None,
 ) -> PrivateLibvirtd:
     """Return the private libvirtd of a cloud's host; nothing is started.
@@ -115,7 +118,7 @@ def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> bool:
 def probe(options: Mapping[str, Any] | None = None) -> str | None:
     """Return why this machine cannot run guests, and what to install; None if it can."""
     settings = _settings(options or {})
-    packages = [package for program, package in TOOLS.items() if shutil.which(program) is None]
+    packages = [tools.PACKAGES[program] for program in NEEDED_TOOLS if shutil.which(program) is None]
     packages += [package for program, package in EMULATORS.items() if shutil.which(program) is None]
     private = not settings.connection_uri and settings.virt_type not in DEFAULT_URIS
     if private:

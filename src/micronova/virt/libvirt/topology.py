@@ -10,8 +10,8 @@ from micronova.objects import mediated_devices
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.mediated_devices import NO_TYPES, MdevTypes
-from micronova.objects.pci_devices import DeviceSpec
-from micronova.objects.topology import HostCell, MdevParent, MemoryPages, NodeTopology, PciDevice
+from micronova.objects.pci_devices import DeviceSpec, offered_devices
+from micronova.objects.topology import PAGE_SIZES, HostCell, MdevParent, MemoryPages, NodeTopology, PciDevice
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.node_devices import list_offers
 from micronova.virt.libvirt.client.xmltree import Element, parse
@@ -56,6 +56,7 @@ def host_cells(cells: Sequence[Cell], settings: LibvirtSettings) -> tuple[HostCe
                 pages=tuple(
                     MemoryPages(size_kib=size, total=total, reserved=min(total, reserved.get((cell.id, size), 0)))
                     for size, total in sorted(cell.pages.items())
+                    if size in PAGE_SIZES
                 ),
                 socket=cell.socket,
             )
@@ -69,7 +70,7 @@ def reserved_pages(given: Collection[Mapping[str, Any]]) -> dict[tuple[int, int]
         return {(int(each["node"]), int(each["size"])): int(each["count"]) for each in given}
     except (KeyError, TypeError, ValueError):
         raise Invalid(
-            "libvirt.reserved_huge_pages is a list of tables with node, size (in KiB) and count, such as "
+            "default.reserved_huge_pages is a list of tables with node, size (in KiB) and count, such as "
             "{ node = 0, size = 2048, count = 64 }."
         ) from None
 
@@ -100,7 +101,7 @@ def parse_device(device: Element) -> PciDevice | None:
 
 def offered(devices: Sequence[PciDevice | None], specs: Sequence[DeviceSpec]) -> tuple[PciDevice, ...]:
     """Return the devices that the settings offer to guests, in the order of their addresses."""
-    found = [each for each in devices if each is not None and any(spec.matches(each) for spec in specs)]
+    found = offered_devices((each for each in devices if each is not None), specs)
     return tuple(sorted(found, key=lambda each: each.address))
 
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.identity.store import (
     application_credentials,
-    assignments,
     credentials,
+    grants,
     groups,
     projects,
     revocations,
@@ -79,7 +79,7 @@ PAGE = Page(limit=50)
 
 def _roles(conn: sa.Connection) -> None:
     project = PROJECTS.get(conn, "p0")
-    assert assignments.effective_roles(conn, "u6", "p0", project)
+    assert grants.effective_roles(conn, "u6", "p0", project)
 
 
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
@@ -87,9 +87,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "a user": lambda conn: USERS.get(conn, "u7"),
     "a project by name": lambda conn: projects.by_name(conn, "d7", "project 7"),
     "the roles of a token": _roles,
-    "the projects of a user": lambda conn: assignments.projects_of(conn, "u7"),
-    "the domains of a user": lambda conn: assignments.domains_of(conn, "u7"),
-    "whether a user has a role on the system": lambda conn: assignments.on_system(conn, "u7"),
+    "the projects of a user": lambda conn: grants.project_ids_of(conn, "u7"),
+    "the domains of a user": lambda conn: grants.domains_of(conn, "u7"),
+    "whether a user has a role on the system": lambda conn: grants.on_system(conn, "u7"),
     "the members of a group": lambda conn: groups.members(conn, "g7"),
     "the users of a group": lambda conn: users.listing(conn, {}, None, PAGE, "g7"),
     "the role assignments of a user": lambda conn: role_assignments.listing(

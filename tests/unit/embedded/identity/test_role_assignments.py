@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.identity import tables
-from micronova.embedded.identity.store.assignments import SYSTEM
+from micronova.embedded.identity.store.grants import SYSTEM
 from micronova.embedded.identity.store.role_assignments import Assigned, Filter, listing
 
 # Two domains; in each a tree of projects: top, its child, its grandchild, and another one beside top.

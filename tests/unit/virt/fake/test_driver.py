@@ -20,6 +20,7 @@ from micronova.objects.errors import (
 )
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF, FixedIP
+from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import CAPABILITIES, Driver, DriverFailed, GuestPlan, Lifecycle, implemented
 from micronova.virt.fake import guests as guests_module
 from micronova.virt.fake.faults import FaultRule, FaultRules
@@ -150,6 +151,72 @@ async def test_interfaces_are_plugged_and_unplugged(tmp_path: Path) -> None:
     with pytest.raises(BuildAborted):
         await driver.attach_interface(unconfirmed, more)
     assert len((await driver.get_diagnostics("i-1")).nic_details) == 1
+
+
+def volume(name: str, device: str, **fields: Any) -> AttachedVolume:
+    connection = NBDConnection(export_name=name, socket_path=f"/run/{name}.sock", access_mode="ro")
+    return AttachedVolume(
+        volume_id=name,
+        attachment_id=f"a-{name}",
+        device_uuid=f"d-{name}",
+        device_name=device,
+        connection=connection,
+        **fields,
+    )
+
+
+async def test_volumes_of_a_guest(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    first, second = volume("one", "/dev/vdb"), volume("two", "/dev/vdc", size_gb=1)
+    given = plan()
+    given.volumes = (first,)
+    await driver.spawn(given)
+    given.volumes = (first, second)
+    for _ in range(2):
+        await driver.attach_volume(given, second)
+    for _ in range(2):
+        await driver.extend_volume("i-1", second, 2 << 30)
+
+    def held() -> dict[str, tuple[str, int | None]]:
+        guest = GuestStore(next(tmp_path.rglob("host-1*"))).get("i-1")
+        assert guest is not None
+        return {each.volume_id: (each.device, each.size) for each in guest.volumes}
+
+    assert held() == {"one": ("/dev/vdb", None), "two": ("/dev/vdc", 2 << 30)}
+    for _ in range(2):
+        await driver.swap_volume(given, first, volume("three", "/dev/vdb"))
+    assert sorted(held()) == ["three", "two"]
+    for _ in range(2):
+        await driver.detach_volume("i-1", second)
+    assert sorted(held()) == ["three"]
+    await driver.reboot(given, "HARD")  # gives the guest exactly the volumes of the plan
+    assert sorted(held()) == ["one", "two"]
+
+
+async def test_a_guest_that_boots_from_a_volume_has_no_root_disk() -> None:
+    driver = make()
+    given = plan()
+    given.volumes = (volume("one", "/dev/vda", boot_index=0),)
+    await driver.spawn(given)
+    [node] = await driver.get_available_resources()
+    assert node.local_gb_used == 0
+    assert [disk.device for disk in (await driver.get_diagnostics("i-1")).disk_details] == ["vda"]
+
+
+@pytest.mark.parametrize("call", ["attach_volume", "detach_volume", "swap_volume", "extend_volume"])
+async def test_each_call_about_volumes_can_fail(call: str) -> None:
+    driver = make()
+    driver.set_fault_rules([{"operation": call}])
+    await driver.spawn(plan())
+    one = volume("one", "/dev/vdb")
+    arguments = {
+        "attach_volume": (plan(), one),
+        "detach_volume": ("i-1", one),
+        "swap_volume": (plan(), one, one),
+        "extend_volume": ("i-1", one, 1),
+    }
+    with pytest.raises(DriverFailed):
+        await getattr(driver, call)(*arguments[call])
 
 
 async def test_figures_grow_with_the_age_of_a_guest() -> None:
@@ -413,7 +480,7 @@ async def test_a_guest_boots_unless_a_rule_says_otherwise() -> None:
 
     assert await booted() == {"hangs": False, "slow": False, "boots": True}
     assert [rule["hits"] for rule in driver.fault_rules()] == [1, 1, 3], "booting is not an order"
-    assert await driver.get_console_output("hangs", None) == "Booting from Hard Disk...\n"
+    assert (await driver.get_console_output("hangs", None)).endswith("Booting from Hard Disk...\r\n")
     assert "Linux version" in await driver.get_console_output("boots", None)
     figures = await driver.get_diagnostics("hangs")
     assert (figures.disk_details[0].read_bytes, figures.nic_details[0].tx_packets) == (512, 0)

@@ -14,7 +14,7 @@ from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects import power_state
 from micronova.objects.errors import Conflict
 from micronova.objects.image import ImageMeta
-from micronova.virt.driver import DriverFailed, ImageCache
+from micronova.virt.driver import DriverFailed, ImageCaching
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.definition.types import Owner
 from micronova.virt.libvirt.driver import LibvirtDriver
@@ -76,7 +76,7 @@ async def test_an_image_is_fetched_ahead_of_time(driver: LibvirtDriver, layout: 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v2/images/i/file?ticket=t"
         image = ImageMeta(id="i", size=len(data), checksum=hashlib.md5(data, usedforsecurity=False).hexdigest())
-        assert isinstance(driver, ImageCache)
+        assert isinstance(driver, ImageCaching)
         assert await driver.cache_image(image, url)
         assert not await driver.cache_image(image, url)
     assert len(asked) == 1 and b"?ticket=t " in asked[0]

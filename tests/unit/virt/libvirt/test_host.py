@@ -62,7 +62,13 @@ DOMAIN = """
 
 def test_parse_facts() -> None:
     found = parse_facts(
-        parse(CAPABILITIES), parse(DOMAIN), parse(DOMAIN), virt_type="qemu", hypervisor="QEMU", version=7_002_022
+        parse(CAPABILITIES),
+        parse(DOMAIN),
+        parse(DOMAIN),
+        arch="x86_64",
+        virt_type="qemu",
+        hypervisor="QEMU",
+        version=7_002_022,
     )
     assert found.arch == "x86_64" and found.cpu_model == "EPYC" and found.cpu_features == ("aes", "avx2")
     assert found.cpu_topology == {"sockets": 1, "dies": 1, "cores": 4, "threads": 2}
@@ -82,7 +88,13 @@ def test_spice_is_wanted_only_of_hosts_that_have_it() -> None:
     old = DOMAIN.replace("<value>spice</value>", "")
     for domain, able in ((DOMAIN, True), (old, False)):
         found = parse_facts(
-            parse(CAPABILITIES), parse(domain), parse(domain), virt_type="qemu", hypervisor="QEMU", version=7_002_022
+            parse(CAPABILITIES),
+            parse(domain),
+            parse(domain),
+            arch="x86_64",
+            virt_type="qemu",
+            hypervisor="QEMU",
+            version=7_002_022,
         )
         check_screens(found, LibvirtSettings())
         if able:

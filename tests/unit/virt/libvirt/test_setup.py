@@ -1,5 +1,6 @@
 """Making a driver from settings, and what a machine lacks."""
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -46,7 +47,8 @@ def test_the_loader_knows_it() -> None:
 async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> None:
     (driver,) = make(tmp_path).values()
     assert isinstance(driver, Driver)
-    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection", "migrate", "live_migrate", "rescue_lun"}
+    missing = {"fault_injection", "migrate", "live_migrate", "rescue_lun"}
+    assert implemented(driver) == frozenset(CAPABILITIES) - missing
     (blind,) = make(tmp_path, vnc_enabled=False).values()
     assert "vnc_console" not in blind.capabilities() and "pause" in blind.capabilities()
     assert "spice_console" not in driver.capabilities() | blind.capabilities()
@@ -66,6 +68,20 @@ async def test_wrong_settings(able: None, tmp_path: Path) -> None:
             make(tmp_path, **wrong)
     with pytest.raises(Invalid, match="needs a directory"):
         make(None)
+
+
+async def test_cpus_and_pages_of_other_sections(able: None, tmp_path: Path) -> None:
+    pages = ({"node": 0, "size": 2048, "count": 64},)
+    given = DriverSetup(
+        host="h", cloud_id="c", clock=ManualClock(), random=Random(1), state_dir=tmp_path, options={"cpu_mode": "none"},
+        cpu_shared_set="0", cpu_dedicated_set="1-2", reserved_huge_pages=pages,
+    )  # fmt: skip
+    (driver,) = setup.create(given).values()
+    read = driver._settings
+    assert (read.cpu_shared_set, read.cpu_dedicated_set, read.reserved_huge_pages) == ("0", "1-2", pages)
+    assert read.cpu_mode == "none"
+    with pytest.raises(Invalid, match="CPU 0 is in cpu_shared_set and in cpu_dedicated_set"):
+        setup.create(dataclasses.replace(given, cpu_dedicated_set="0-2"))
 
 
 async def test_an_existing_libvirt_by_its_address(able: None, tmp_path: Path) -> None:

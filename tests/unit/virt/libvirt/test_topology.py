@@ -77,3 +77,7 @@ def test_devices() -> None:
     specs = parse_device_specs([{"address": "0000:5e:00.*"}])
     assert offered([None, virtual, physical], specs) == (physical, virtual)
     assert offered([virtual], ()) == ()
+    # The first spec that names a device says whether it can be live migrated.
+    specs = parse_device_specs([{"product_id": "154c", "live_migratable": "yes"}, {"live_migratable": "no"}])
+    found = {each.dev_type: each.live_migratable for each in offered([virtual, physical], specs)}
+    assert found == {"type-VF": True, "type-PF": False}

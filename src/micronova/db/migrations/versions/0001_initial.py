@@ -1,7 +1,7 @@
-"""The first schema.
+"""The first schema: the tables as they are now.
 
-Revision 0001 is the metadata itself as of the first release; until then a change of the schema changes it here
-too. From the first release on, a change is a new revision that expands first and contracts a release later.
+A change since 0.1.0 is a revision of its own, which changes only what this one has not made. It expands first and
+contracts a release later.
 """
 
 from alembic import op

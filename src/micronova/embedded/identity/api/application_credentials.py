@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from msgspec import Meta, Struct
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page
 from micronova.embedded.identity.api.delegation import (
@@ -19,7 +20,7 @@ from micronova.embedded.identity.api.delegation import (
 )
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import access_rules, application_credentials, assignments, roles
+from micronova.embedded.identity.store import access_rules, application_credentials, grants, roles
 from micronova.embedded.identity.store.access_rules import MAX_RULES, WantedRule
 from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, AccessRuleRow, ApplicationCredentialRow, RoleRow
 from micronova.embedded.identity.store.rows import Listed, Page
@@ -114,7 +115,7 @@ class ApplicationCredentialsAPI:
             held = [row for row in held if row["name"] in request.context.roles or not delegated]
         elif delegated and not {row["name"] for row in held} <= set(request.context.roles):
             raise Invalid(
-                "Invalid input for field/attribute application_credential.roles: the token has not all of them."
+                "Invalid input for field/attribute application_credential.roles: the token does not have all of them."
             )
         secret = wanted.secret or secrets.token_urlsafe(64)
         row = await self._core.write(
@@ -160,7 +161,7 @@ def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: li
     Raise NotFound for a name that no role has, and Invalid for a role that the user lacks.
     """
     project = PROJECTS.find(conn, project_id)
-    held = assignments.effective_roles(conn, user_id, project_id, project) if project else []
+    held = grants.effective_roles(conn, user_id, project_id, project) if project else []
     if not wanted:
         return held
     chosen: list[str] = []
@@ -193,7 +194,7 @@ def _get(
 
 
 def _list(
-    conn: sa.Connection, user_id: str, query: Any, wanted: Page
+    conn: sa.Connection, user_id: str, query: Query, wanted: Page
 ) -> tuple[Listed[ApplicationCredentialRow], dict[str, Held]]:
     listed = application_credentials.listing(conn, user_id, query, wanted)
     return listed, {row["id"]: _held(conn, row) for row in listed.rows}

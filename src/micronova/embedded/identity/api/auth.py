@@ -1,19 +1,23 @@
 """/v3/auth: issue, show, check and revoke tokens; the catalog and the scopes that the caller can use."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import sqlalchemy as sa
-
-from micronova.embedded.identity import catalog, tokens
+from micronova.embedded.identity import catalog_view, tokens
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, checked_route, collection, public_url, route, self_link
+from micronova.embedded.identity.api.common import (
+    V3,
+    checked_route,
+    collection,
+    public_url,
+    route,
+    self_link,
+    token_headers,
+    token_response,
+)
 from micronova.embedded.identity.authentication import Auth, AuthBody, authenticate
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import assignments, projects, revocations
-from micronova.embedded.identity.store.kinds import DomainRow, ProjectRow
-from micronova.embedded.identity.store.rows import Page, flag
-from micronova.embedded.identity.store.tags import tags_of
+from micronova.embedded.identity.store import grants, revocations
+from micronova.embedded.identity.store.rows import flag
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.http.tokens import Claims
@@ -48,13 +52,7 @@ class AuthAPI:
         issued_at = self._core.timestamps.next()
         authenticated = await authenticate(self._core, auth.identity, request.context.remote_address)
         token, claims, details = await tokens.issue(self._core, authenticated, auth.scope, with_catalog, issued_at)
-        return self._describe(request, token, claims, details, with_catalog)
-
-    def _describe(
-        self, request: Request, token: str, claims: Claims, details: tokens.Details, with_catalog: bool
-    ) -> Response:
-        body = tokens.body(claims, details, with_catalog, public_url(request))
-        return Response(body={"token": body}, headers={"x-subject-token": token, "vary": "X-Auth-Token"})
+        return token_response(request, token, claims, details, with_catalog)
 
     def _authorized_subject(self, request: Request) -> tuple[str, Claims]:
         token = request.header("x-subject-token")
@@ -80,12 +78,12 @@ class AuthAPI:
         token, claims = self._enforceable_subject(request)
         with_catalog = not flag(request.raw_query, "nocatalog")
         details = await self._core.database.read(tokens.read_details, claims, with_catalog)
-        return self._describe(request, token, claims, details, with_catalog)
+        return token_response(request, token, claims, details, with_catalog)
 
     async def check(self, request: Request) -> Response:
         """Answer 200 if a token is valid, 404 if not."""
         token, _ = self._enforceable_subject(request)
-        return Response(headers={"x-subject-token": token, "vary": "X-Auth-Token"})
+        return Response(headers=token_headers(token))
 
     async def revoke(self, request: Request) -> None:
         """Revoke a token."""
@@ -103,22 +101,22 @@ class AuthAPI:
                 "A token without a scope has no catalog: ask for one with a project, a domain or the system."
             )
         details = await self._core.database.read(tokens.read_details, claims, True)
-        shown = catalog.view(details.catalog, public_url(request), claims)
+        shown = catalog_view.for_token(details.catalog, public_url(request), claims)
         return {"catalog": shown, "links": {"self": self_link(request)}}
 
     async def projects(self, request: Request) -> dict[str, Any]:
         """List the projects that the caller can get a token for."""
-        rows, tags = await self._core.database.read(projects_of, request.context.user_id, {"enabled": ["true"]})
+        rows, tags = await self._core.database.read(grants.projects_of, request.context.user_id, {"enabled": ["true"]})
         return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
 
     async def domains(self, request: Request) -> dict[str, Any]:
         """List the domains that the caller can get a token for."""
-        rows, tags = await self._core.database.read(_domains_of, request.context.user_id)
+        rows, tags = await self._core.database.read(grants.domains_of, request.context.user_id)
         return collection(request, "domains", [views.domain(request, row, tags[row["id"]]) for row in rows])
 
     async def system(self, request: Request) -> dict[str, Any]:
         """Show whether the caller can get a token for the system."""
-        allowed = await self._core.database.read(assignments.on_system, request.context.user_id)
+        allowed = await self._core.database.read(grants.on_system, request.context.user_id)
         return {"system": [{"all": True}] if allowed else [], "links": {"self": self_link(request)}}
 
 
@@ -128,16 +126,3 @@ def _knows_access_rules(request: Request) -> bool:
         return float(request.header("openstack-identity-access-rules") or 0) >= 1.0
     except ValueError:
         return False
-
-
-def projects_of(
-    conn: sa.Connection, user_id: str, query: Mapping[str, list[str]]
-) -> tuple[list[ProjectRow], dict[str, list[str]]]:
-    """Return those projects that a user has a role on and that the filters select, with their tags."""
-    listed, tags = projects.listing(conn, query, None, Page(), assignments.projects_of(conn, user_id))
-    return listed.rows, tags
-
-
-def _domains_of(conn: sa.Connection, user_id: str) -> tuple[list[DomainRow], dict[str, list[str]]]:
-    rows = [row for row in assignments.domains_of(conn, user_id) if row["enabled"]]
-    return rows, tags_of(conn, [row["id"] for row in rows])

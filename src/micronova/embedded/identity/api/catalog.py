@@ -20,7 +20,7 @@ from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import catalog
 from micronova.embedded.identity.store.kinds import ENDPOINTS, REGIONS, SERVICES
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 from micronova.objects.errors import Invalid
 
 
@@ -42,7 +42,15 @@ class EndpointBody(Struct):
     endpoint: dict[str, Any]
 
 
-def _routes(noun: str, body: type[Struct], index: Any, create: Any, show: Any, update: Any, delete: Any) -> list[Route]:
+def _routes(
+    noun: str,
+    body: type[Struct],
+    index: Handler,
+    create: Handler,
+    show: Handler,
+    update: Handler,
+    delete: Handler,
+) -> list[Route]:
     path, one = f"{V3}/{noun}s", f"{V3}/{noun}s/{{{noun}_id}}"
     return [
         route("GET", path, index, f"list_{noun}s"),

@@ -1,24 +1,26 @@
-"""What the handlers of all identity resources share: routes, pages, links, policy targets."""
+"""What the handlers of all identity resources share: routes, pages, links, tokens, policy targets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from micronova.embedded.common.query import last
+from micronova.embedded.identity import tokens
 from micronova.embedded.identity.store.rows import QUERY, Listed, Page
 from micronova.http.paging import next_link
-from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.request import Request, Response
+from micronova.http.service import Handler, Route
+from micronova.http.tokens import Claims
 
 V3 = "/v3"
 MAX_LIMIT = 1000  # rows in a page that has a limit
 
 
-def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+def route(method: str, path: str, handler: Handler, rule: str, **more: Any) -> Route:
     """Return a route with this rule of policy."""
     return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", **more)
 
 
-def checked_route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+def checked_route(method: str, path: str, handler: Handler, rule: str, **more: Any) -> Route:
     """Return a route whose handler checks policy itself, after it has loaded the policy target."""
     return route(method, path, handler, rule, checks_policy=True, **more)
 
@@ -49,6 +51,19 @@ def collection(request: Request, name: str, items: Sequence[Any], listed: Listed
         links["next"] = next_link(url, request.raw_query, listed.rows[-1]["id"])
         body["truncated"] = True
     return body
+
+
+def token_response(
+    request: Request, token: str, claims: Claims, details: tokens.Details, with_catalog: bool
+) -> Response:
+    """Return the response that describes a token."""
+    body = tokens.body(claims, details, with_catalog, public_url(request))
+    return Response(body={"token": body}, headers=token_headers(token))
+
+
+def token_headers(token: str) -> dict[str, str]:
+    """Return the headers of a response about a token."""
+    return {"x-subject-token": token, "vary": "X-Auth-Token"}
 
 
 def public_url(request: Request) -> str:

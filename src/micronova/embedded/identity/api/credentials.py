@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from micronova.embedded.identity.api.common import V3, checked_route, collection, link, page, route
+from micronova.embedded.identity.api import views
+from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route
 from micronova.embedded.identity.api.delegation import refuse_delegated
 from micronova.embedded.identity.attributes import ID
 from micronova.embedded.identity.core import Core
@@ -22,7 +23,7 @@ Blob = Annotated[str, Meta(max_length=16_384)]
 Type = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
-class NewCredential(Struct, forbid_unknown_fields=True):
+class CredentialAttributes(Struct, forbid_unknown_fields=True):
     """The attributes of a new credential."""
 
     blob: Blob
@@ -31,10 +32,10 @@ class NewCredential(Struct, forbid_unknown_fields=True):
     project_id: ID | None = None
 
 
-class NewCredentialBody(Struct):
-    """A body that holds a new credential."""
+class CredentialBody(Struct):
+    """A body that holds a credential."""
 
-    credential: NewCredential
+    credential: CredentialAttributes
 
 
 class CredentialChanges(Struct, forbid_unknown_fields=True):
@@ -76,10 +77,10 @@ class CredentialsAPI:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        path, one = f"{V3}/credentials", f"{V3}/credentials/{{stored_id}}"
+        path, one = f"{V3}/credentials", f"{V3}/credentials/{{credential_id}}"
         return [
             route("GET", path, self.index, "list_credentials"),
-            checked_route("POST", path, self.create, "create_credential", status=201, body=NewCredentialBody),
+            checked_route("POST", path, self.create, "create_credential", status=201, body=CredentialBody),
             checked_route("GET", one, self.show, "get_credential"),
             checked_route("PATCH", one, self.update, "update_credential", body=CredentialChangesBody),
             checked_route("DELETE", one, self.delete, "delete_credential", status=204),
@@ -95,7 +96,7 @@ class CredentialsAPI:
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create a credential, for the caller unless the body names another user."""
-        wanted: NewCredential = request.body.credential
+        wanted: CredentialAttributes = request.body.credential
         user_id = wanted.user_id or request.context.user_id
         request.authorize({"user_id": user_id})
         refuse_delegated(self._core.claims(request))
@@ -118,15 +119,15 @@ class CredentialsAPI:
         )
         return {"credential": self._view(request, row)}
 
-    async def show(self, request: Request, stored_id: str) -> dict[str, Any]:
+    async def show(self, request: Request, credential_id: str) -> dict[str, Any]:
         """Show a credential."""
         refuse_delegated(self._core.claims(request))
-        return {"credential": self._view(request, await self._authorize(request, stored_id))}
+        return {"credential": self._view(request, await self._authorize(request, credential_id))}
 
-    async def update(self, request: Request, stored_id: str) -> dict[str, Any]:
+    async def update(self, request: Request, credential_id: str) -> dict[str, Any]:
         """Replace the blob of a credential."""
         wanted: CredentialChanges = request.body.credential
-        row = await self._authorize(request, stored_id, ec2_rule="identity:ec2_create_credential")
+        row = await self._authorize(request, credential_id, ec2_rule="identity:ec2_create_credential")
         refuse_delegated(self._core.claims(request))
         for name in ("type", "user_id", "project_id"):
             if getattr(wanted, name) is not UNSET and getattr(wanted, name) != row[name]:
@@ -136,35 +137,28 @@ class CredentialsAPI:
         if wanted.blob is not UNSET:
             if row["type"].lower() == EC2:
                 _access_of(wanted.blob)
-            sealed = self._core.blobs.seal(wanted.blob, stored_id)
-            row = await self._core.write(credentials.change, stored_id, sealed)
+            sealed = self._core.blobs.seal(wanted.blob, credential_id)
+            row = await self._core.write(credentials.change, credential_id, sealed)
         return {"credential": self._view(request, row)}
 
-    async def delete(self, request: Request, stored_id: str) -> None:
+    async def delete(self, request: Request, credential_id: str) -> None:
         """Delete a credential."""
-        await self._authorize(request, stored_id, ec2_rule="identity:ec2_delete_credential")
+        await self._authorize(request, credential_id, ec2_rule="identity:ec2_delete_credential")
         refuse_delegated(self._core.claims(request))
-        await self._core.write(credentials.delete, stored_id)
+        await self._core.write(credentials.delete, credential_id)
 
-    async def _authorize(self, request: Request, stored_id: str, ec2_rule: str | None = None) -> CredentialRow:
+    async def _authorize(self, request: Request, credential_id: str, ec2_rule: str | None = None) -> CredentialRow:
         """Return a credential; those of EC2 also need what their own path asks for."""
-        row = await self._core.database.read(CREDENTIALS.find, stored_id)
+        row = await self._core.database.read(CREDENTIALS.find, credential_id)
         request.authorize({"user_id": row["user_id"] if row else None})
         if row is None:
-            raise CREDENTIALS.not_found(stored_id)
+            raise CREDENTIALS.not_found(credential_id)
         if ec2_rule is not None and row["type"].lower() == EC2:
             request.authorize({"user_id": row["user_id"]}, rule=ec2_rule)
         return row
 
     def _view(self, request: Request, row: CredentialRow) -> dict[str, Any]:
-        return {
-            "id": row["id"],
-            "user_id": row["user_id"],
-            "project_id": row["project_id"],
-            "type": row["type"],
-            "blob": self._core.blobs.open(row["blob"], row["id"]),
-            "links": {"self": link(request, "credentials", row["id"])},
-        }
+        return views.credential(request, row, self._core.blobs.open(row["blob"], row["id"]))
 
 
 class EC2CredentialsAPI:
@@ -231,14 +225,7 @@ class EC2CredentialsAPI:
 
     def _view(self, request: Request, row: CredentialRow) -> dict[str, Any]:
         blob = msgspec.json.decode(self._core.blobs.open(row["blob"], row["id"]), type=EC2Blob)
-        return {
-            "access": blob.access,
-            "secret": blob.secret,
-            "trust_id": blob.trust_id,
-            "user_id": row["user_id"],
-            "tenant_id": row["project_id"],
-            "links": {"self": link(request, "users", row["user_id"], "credentials", "OS-EC2", str(blob.access))},
-        }
+        return views.ec2_credential(request, row, access=blob.access, secret=blob.secret, trust_id=blob.trust_id)
 
 
 def id_of(access: str) -> str:

@@ -50,7 +50,7 @@ def is_delegated(claims: Claims) -> bool:
 
 
 def refuse_delegated(claims: Claims) -> None:
-    """Raise Forbidden for a token that was not got with the user's own proof.
+    """Raise Forbidden for a token of an application credential or a trust.
 
     A secret is good for all that its user may do, and an application credential or a trust for less.
     """
@@ -66,12 +66,14 @@ def refuse_restricted(claims: Claims) -> None:
     refuse_trust(claims)
     if claims.restricted or claims.access_rules is not None:
         raise Forbidden(
-            "An application credential that is restricted or has access rules may not make or delete credentials or "
-            "trusts."
+            "An application credential that is restricted or has access rules may not make or delete application "
+            "credentials and trusts, nor delete access rules."
         )
 
 
 def refuse_trust(claims: Claims) -> None:
     """Raise Forbidden for a token of a trust: the trustor delegates roles on a project, not its secrets."""
     if claims.trust_id is not None:
-        raise Forbidden("A token for a trust gives no access to credentials and trusts of its user.")
+        raise Forbidden(
+            "A token for a trust cannot read or change application credentials and access rules, nor delete trusts."
+        )

@@ -5,6 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity import attributes
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route
@@ -79,7 +80,7 @@ def _get(conn: sa.Connection, domain_id: str) -> tuple[DomainRow, list[str]]:
 
 
 def _list(
-    conn: sa.Connection, query: Any, only: str | None, wanted: Page
+    conn: sa.Connection, query: Query, only: str | None, wanted: Page
 ) -> tuple[Listed[DomainRow], dict[str, list[str]]]:
     listed = domains.listing(conn, query, only, wanted)
     return listed, tags_of(conn, [row["id"] for row in listed.rows])

@@ -1,10 +1,10 @@
-"""/v3/ec2tokens: a service that got a request with an EC2 signature gets a token of the user who signed it."""
+"""/v3/ec2tokens: a service that received a request with an EC2 signature gets a token of the user who signed it."""
 
 import msgspec
 from msgspec import Struct
 
 from micronova.embedded.identity import ec2_signatures, tokens
-from micronova.embedded.identity.api.common import V3, public_url
+from micronova.embedded.identity.api.common import V3, token_response
 from micronova.embedded.identity.api.credentials import EC2, EC2Blob, id_of
 from micronova.embedded.identity.authentication import (
     EC2_METHOD,
@@ -55,8 +55,8 @@ class EC2TokensAPI:
             raise NotFound("The EC2 access key was not found.")
         blob = msgspec.json.decode(core.blobs.open(row["blob"], row["id"]), type=EC2Blob)
         secret = blob.secret
-        # A blob with one of these would be a credential that another delegation has made. We make none, and know no
-        # limits of such a one.
+        # With one of these, the credential was made through a trust, an application credential or OAuth. This service
+        # makes none of these, and cannot check their limits.
         delegated = blob.trust_id or blob.app_cred_id or blob.access_token_id
         if not isinstance(secret, str) or not secret or delegated:
             raise refused()
@@ -66,5 +66,4 @@ class EC2TokensAPI:
             raise refused()
         scope = Scope(project=ProjectRef(id=row["project_id"]))
         token, claims, details = await tokens.issue(core, Authenticated(user, (EC2_METHOD,)), scope, True, issued_at)
-        described = tokens.body(claims, details, True, public_url(request))
-        return Response(body={"token": described}, headers={"x-subject-token": token, "vary": "X-Auth-Token"})
+        return token_response(request, token, claims, details, with_catalog=True)

@@ -1,6 +1,5 @@
 """/v3/{projects,domains,system}/…/{users,groups}/{id}/roles: grant and revoke roles, also inherited ones."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -8,16 +7,14 @@ import sqlalchemy as sa
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, collection
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import assignments
-from micronova.embedded.identity.store.assignments import SYSTEM, Grant
+from micronova.embedded.identity.store import grants
+from micronova.embedded.identity.store.grants import SYSTEM, Grant
 from micronova.embedded.identity.store.kinds import ROLES
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
 from micronova.objects.errors import NotFound
 
 MANAGED_ROLES = ("manager", "member", "reader")  # that the manager of a domain may grant and revoke
-
-Handler = Callable[..., Awaitable[Any]]
 
 
 class GrantsAPI:
@@ -30,12 +27,12 @@ class GrantsAPI:
         """Return the routes."""
         found: list[Route] = []
         for actor in ("user", "group"):
-            for target, place in (
+            for target, prefix in (
                 ("project", f"{V3}/projects/{{project_id}}"),
                 ("domain", f"{V3}/domains/{{domain_id}}"),
                 (SYSTEM, f"{V3}/system"),
             ):
-                path = f"{place}/{actor}s/{{{actor}_id}}/roles"
+                path = f"{prefix}/{actor}s/{{{actor}_id}}/roles"
                 found += self._routes(path, f"{path}/{{role_id}}", actor, target, inherited=False)
                 if target != SYSTEM:
                     path = path.replace(V3, f"{V3}/OS-INHERIT", 1)
@@ -77,33 +74,30 @@ class GrantsAPI:
     async def index(self, request: Request, grant: Grant) -> dict[str, Any]:
         """List the roles that were granted to an actor on a target."""
         await self._authorize(request, grant)
-        rows = await self._core.database.read(assignments.granted_roles, grant)
+        rows = await self._core.database.read(grants.granted_roles, grant)
         return collection(request, "roles", [views.role(request, row) for row in rows])
 
     async def check(self, request: Request, grant: Grant) -> None:
         """Answer 204 if a role was granted, 404 if not."""
         await self._authorize(request, grant)
-        if not await self._core.database.read(assignments.exists, grant):
-            raise NotFound(
-                f"Could not find role assignment with role: {grant.role_id}, {grant.actor}: {grant.actor_id}, "
-                f"{grant.target}: {grant.target_id}."
-            )
+        if not await self._core.database.read(grants.exists, grant):
+            raise grants.not_found(grant)
 
     async def create(self, request: Request, grant: Grant) -> None:
         """Grant a role."""
         await self._authorize(request, grant, changing=True)
-        await self._core.write(assignments.add, grant)
+        await self._core.write(grants.add, grant)
 
     async def delete(self, request: Request, grant: Grant) -> None:
         """Revoke a role."""
         await self._authorize(request, grant, changing=True)
-        await self._core.write_revoking(assignments.remove, grant)
+        await self._core.write_revoking(grants.remove, grant)
 
 
 def _domain(conn: sa.Connection, grant: Grant, changing: bool) -> tuple[str | None, NotFound | None]:
     """Return the domain of a grant, if it has one, and the error if its actor, target or role does not exist."""
     try:
-        actor, target = assignments.actor_and_target(conn, grant)
+        actor, target = grants.actor_and_target(conn, grant)
         role = ROLES.get(conn, grant.role_id) if grant.role_id else None
     except NotFound as missing:
         return None, missing

@@ -22,7 +22,6 @@ from micronova.embedded.identity.store import groups, users
 from micronova.embedded.identity.store.kinds import GROUPS, USERS, GroupRow, UserRow
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.errors import NotFound
 
 
 class GroupBody(Struct):
@@ -109,7 +108,7 @@ class GroupsAPI:
         """Answer 204 if a user is in a group, 404 if not."""
         await self._authorize_member(request, group_id, user_id)
         if not await self._core.database.read(groups.is_member, group_id, user_id):
-            raise NotFound(f"User {user_id} is not in group {group_id}.")
+            raise groups.not_member(group_id, user_id)
 
     async def add_member(self, request: Request, group_id: str, user_id: str) -> None:
         """Add a user to a group."""

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from micronova.embedded.identity.api.common import V3, checked_route, collection, link, page, route
+from micronova.embedded.identity.api import views
+from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route
 from micronova.embedded.identity.attributes import ID, Name, RegionID, given
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import limits
@@ -13,7 +14,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
 
-Amount = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: as much as there is
+Amount = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: unlimited
 Description = Annotated[str, Meta(max_length=255)]
 MODEL = {
     "name": "flat",
@@ -21,7 +22,7 @@ MODEL = {
 }
 
 
-class NewRegisteredLimit(Struct, forbid_unknown_fields=True):
+class RegisteredLimitAttributes(Struct, forbid_unknown_fields=True):
     """The attributes of a new registered limit."""
 
     service_id: ID
@@ -31,10 +32,10 @@ class NewRegisteredLimit(Struct, forbid_unknown_fields=True):
     description: Description | None = None
 
 
-class NewRegisteredLimitsBody(Struct, forbid_unknown_fields=True):
+class RegisteredLimitsBody(Struct, forbid_unknown_fields=True):
     """A body that holds new registered limits."""
 
-    registered_limits: Annotated[list[NewRegisteredLimit], Meta(min_length=1)]
+    registered_limits: Annotated[list[RegisteredLimitAttributes], Meta(min_length=1)]
 
 
 class RegisteredLimitChanges(Struct, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ class RegisteredLimitChangesBody(Struct, forbid_unknown_fields=True):
     registered_limit: RegisteredLimitChanges
 
 
-class NewLimit(Struct, forbid_unknown_fields=True):
+class LimitAttributes(Struct, forbid_unknown_fields=True):
     """The attributes of a new limit, either of a project or of a domain."""
 
     service_id: ID
@@ -65,10 +66,10 @@ class NewLimit(Struct, forbid_unknown_fields=True):
     description: Description | None = None
 
 
-class NewLimitsBody(Struct, forbid_unknown_fields=True):
+class LimitsBody(Struct, forbid_unknown_fields=True):
     """A body that holds new limits."""
 
-    limits: Annotated[list[NewLimit], Meta(min_length=1)]
+    limits: Annotated[list[LimitAttributes], Meta(min_length=1)]
 
 
 class LimitChanges(Struct, forbid_unknown_fields=True):
@@ -95,7 +96,7 @@ class RegisteredLimitsAPI:
         path, one = f"{V3}/registered_limits", f"{V3}/registered_limits/{{registered_limit_id}}"
         return [
             route("GET", path, self.index, "list_registered_limits"),
-            route("POST", path, self.create, "create_registered_limits", status=201, body=NewRegisteredLimitsBody),
+            route("POST", path, self.create, "create_registered_limits", status=201, body=RegisteredLimitsBody),
             route("GET", one, self.show, "get_registered_limit"),
             route("PATCH", one, self.update, "update_registered_limit", body=RegisteredLimitChangesBody),
             route("DELETE", one, self.delete, "delete_registered_limit", status=204),
@@ -104,11 +105,13 @@ class RegisteredLimitsAPI:
     async def index(self, request: Request) -> dict[str, Any]:
         """List registered limits."""
         listed = await self._core.database.read(limits.list_registered, request.raw_query, page(request))
-        return collection(request, "registered_limits", [_registered(request, row) for row in listed.rows], listed)
+        return collection(
+            request, "registered_limits", [views.registered_limit(request, row) for row in listed.rows], listed
+        )
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create registered limits."""
-        wanted: list[NewRegisteredLimit] = request.body.registered_limits
+        wanted: list[RegisteredLimitAttributes] = request.body.registered_limits
         rows: list[RegisteredLimitRow] = [
             {
                 "id": self._core.new_id(),
@@ -122,12 +125,12 @@ class RegisteredLimitsAPI:
             for each in wanted
         ]
         made = await self._core.write(limits.create_registered, rows)
-        return {"registered_limits": [_registered(request, row) for row in made]}
+        return {"registered_limits": [views.registered_limit(request, row) for row in made]}
 
     async def show(self, request: Request, registered_limit_id: str) -> dict[str, Any]:
         """Show a registered limit."""
         row = await self._core.database.read(REGISTERED_LIMITS.get, registered_limit_id)
-        return {"registered_limit": _registered(request, row)}
+        return {"registered_limit": views.registered_limit(request, row)}
 
     async def update(self, request: Request, registered_limit_id: str) -> dict[str, Any]:
         """Change a registered limit that no project or domain has a limit of."""
@@ -136,7 +139,7 @@ class RegisteredLimitsAPI:
         if "region_id" in values:
             values["region_id"] = values["region_id"] or ""
         row = await self._core.write(limits.change_registered, registered_limit_id, values)
-        return {"registered_limit": _registered(request, row)}
+        return {"registered_limit": views.registered_limit(request, row)}
 
     async def delete(self, request: Request, registered_limit_id: str) -> None:
         """Delete a registered limit that no project or domain has a limit of."""
@@ -155,7 +158,7 @@ class LimitsAPI:
         return [
             route("GET", f"{path}/model", self.model, "get_limit_model"),
             route("GET", path, self.index, "list_limits"),
-            route("POST", path, self.create, "create_limits", status=201, body=NewLimitsBody),
+            route("POST", path, self.create, "create_limits", status=201, body=LimitsBody),
             checked_route("GET", one, self.show, "get_limit"),
             route("PATCH", one, self.update, "update_limit", body=LimitChangesBody),
             route("DELETE", one, self.delete, "delete_limit", status=204),
@@ -178,11 +181,11 @@ class LimitsAPI:
         listed = await self._core.database.read(
             limits.list_limits, request.raw_query, page(request), project_id, domain_id
         )
-        return collection(request, "limits", [_limit(request, row) for row in listed.rows], listed)
+        return collection(request, "limits", [views.limit(request, row) for row in listed.rows], listed)
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create limits."""
-        wanted: list[NewLimit] = request.body.limits
+        wanted: list[LimitAttributes] = request.body.limits
         rows: list[LimitRow] = []
         for each in wanted:
             owner = given(each, "project_id", "domain_id")
@@ -202,7 +205,7 @@ class LimitsAPI:
                 }
             )
         made = await self._core.write(limits.create, rows)
-        return {"limits": [_limit(request, row) for row in made]}
+        return {"limits": [views.limit(request, row) for row in made]}
 
     async def show(self, request: Request, limit_id: str) -> dict[str, Any]:
         """Show a limit."""
@@ -210,40 +213,14 @@ class LimitsAPI:
         request.authorize({"project_id": row["project_id"] or None if row else None, "domain_id": domain_id})
         if row is None:
             raise LIMITS.not_found(limit_id)
-        return {"limit": _limit(request, row)}
+        return {"limit": views.limit(request, row)}
 
     async def update(self, request: Request, limit_id: str) -> dict[str, Any]:
         """Change a limit."""
         wanted: LimitChanges = request.body.limit
         row = await self._core.write(limits.change, limit_id, given(wanted, "resource_limit", "description"))
-        return {"limit": _limit(request, row)}
+        return {"limit": views.limit(request, row)}
 
     async def delete(self, request: Request, limit_id: str) -> None:
         """Delete a limit."""
         await self._core.write(limits.delete, limit_id)
-
-
-def _registered(request: Request, row: RegisteredLimitRow) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "service_id": row["service_id"],
-        "region_id": row["region_id"] or None,
-        "resource_name": row["resource_name"],
-        "default_limit": row["default_limit"],
-        "description": row["description"],
-        "links": {"self": link(request, "registered_limits", row["id"])},
-    }
-
-
-def _limit(request: Request, row: LimitRow) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "project_id": row["project_id"] or None,
-        "domain_id": row["domain_id"] or None,
-        "service_id": row["service_id"],
-        "region_id": row["region_id"] or None,
-        "resource_name": row["resource_name"],
-        "resource_limit": row["resource_limit"],
-        "description": row["description"],
-        "links": {"self": link(request, "limits", row["id"])},
-    }

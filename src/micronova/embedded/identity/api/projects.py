@@ -34,7 +34,7 @@ from micronova.embedded.identity.store.rows import flag
 from micronova.embedded.identity.store.tags import tags_of
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import Invalid
 
 
 class ProjectBody(Struct):
@@ -216,7 +216,7 @@ class ProjectsAPI:
         """Answer 204 if a project has a tag, 404 if not."""
         await self._authorize(request, project_id)
         if tag not in (await self._core.database.read(tags_of, [project_id]))[project_id]:
-            raise NotFound(f"Could not find project tag: {tag[:64]}.")
+            raise projects.no_tag(tag)
 
     async def add_tag(self, request: Request, project_id: str, tag: str) -> Response:
         """Add a tag to a project."""
@@ -229,8 +229,7 @@ class ProjectsAPI:
     async def remove_tag(self, request: Request, project_id: str, tag: str) -> None:
         """Remove a tag from a project."""
         await self._authorize(request, project_id)
-        if not await self._core.write(projects.remove_tag, project_id, tag):
-            raise NotFound(f"Could not find project tag: {tag[:64]}.")
+        await self._core.write(projects.remove_tag, project_id, tag)
 
 
 def _relatives(conn: sa.Connection, row: ProjectRow, name: str) -> list[ProjectRow]:

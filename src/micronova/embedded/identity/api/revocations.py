@@ -12,6 +12,7 @@ from micronova.http import revocation_subjects
 from micronova.http.paging import iso_from_seconds
 from micronova.http.request import Request
 from micronova.http.service import Route
+from micronova.objects.clock import seconds
 
 _ATTRIBUTES = {
     "user": ["user_id"],
@@ -45,11 +46,11 @@ class RevocationsAPI:
 def _view(each: Revocation) -> dict[str, Any]:
     """Return an event. Our own services read `subject`; the other attributes are Keystone's."""
     kind, *ids = revocation_subjects.parts(each.subject)
-    at = iso_from_seconds(each.at / 1_000_000)
+    at = iso_from_seconds(seconds(each.at))
     return {
         "subject": each.subject,
         "issued_before": at,
         "revoked_at": at,
-        "expires_at": iso_from_seconds(each.expires_at / 1_000_000),
+        "expires_at": iso_from_seconds(seconds(each.expires_at)),
         **dict(zip(_ATTRIBUTES.get(kind, ()), ids, strict=False)),
     }

@@ -5,11 +5,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.embedded.common.query import last
+from micronova.embedded.common.query import Query, last
 from micronova.embedded.identity.api.common import V3, checked_route, collection, link
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import role_assignments
-from micronova.embedded.identity.store.assignments import SYSTEM, Grant
+from micronova.embedded.identity.store.grants import SYSTEM, Grant
 from micronova.embedded.identity.store.role_assignments import Assigned, Filter, Named, Names
 from micronova.embedded.identity.store.rows import flag
 from micronova.http.request import Request
@@ -41,7 +41,7 @@ class RoleAssignmentsAPI:
         return collection(request, "role_assignments", [_view(request, each, names) for each in found])
 
 
-def _filter(query: Mapping[str, list[str]], within_domain: str | None) -> Filter:
+def _filter(query: Query, within_domain: str | None) -> Filter:
     wanted = Filter(
         user_id=last(query, "user.id"),
         group_id=last(query, "group.id"),
@@ -59,9 +59,7 @@ def _filter(query: Mapping[str, list[str]], within_domain: str | None) -> Filter
     if sum((wanted.project_id is not None, wanted.domain_id is not None, wanted.system)) > 1:
         raise Invalid("Filter by one of scope.project.id, scope.domain.id and scope.system.")
     if wanted.effective and wanted.group_id is not None:
-        raise Invalid(
-            "What groups hold is shown as held by their members when effective is asked for: leave group.id out."
-        )
+        raise Invalid("With effective, roles of a group are listed for its members: leave group.id out.")
     if wanted.subtree and wanted.project_id is None:
         raise Invalid("include_subtree needs scope.project.id.")
     return wanted
@@ -97,8 +95,8 @@ def _view(request: Request, each: Assigned, names: Names | None) -> dict[str, An
 
 
 def _grant_link(request: Request, grant: Grant) -> str:
-    place = ["system"] if grant.target == SYSTEM else [f"{grant.target}s", grant.target_id]
-    parts = [*place, f"{grant.actor}s", grant.actor_id, "roles", grant.role_id]
+    target = ["system"] if grant.target == SYSTEM else [f"{grant.target}s", grant.target_id]
+    parts = [*target, f"{grant.actor}s", grant.actor_id, "roles", grant.role_id]
     return link(request, *(["OS-INHERIT", *parts, "inherited_to_projects"] if grant.inherited else parts))
 
 

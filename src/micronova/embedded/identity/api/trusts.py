@@ -1,4 +1,7 @@
-"""/v3/OS-TRUST/trusts: a user lets another act in a project with some of its roles, or without roles in its name."""
+"""/v3/OS-TRUST/trusts: a user lets another act in a project with some of its roles.
+
+A trust without a project delegates no roles.
+"""
 
 from typing import Annotated, Any
 
@@ -6,7 +9,7 @@ import sqlalchemy as sa
 from msgspec import Meta, Struct
 
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, checked_route, collection, link, page
+from micronova.embedded.identity.api.common import V3, checked_route, collection, page
 from micronova.embedded.identity.api.delegation import (
     RoleRefs,
     expiry,
@@ -16,9 +19,8 @@ from micronova.embedded.identity.api.delegation import (
 )
 from micronova.embedded.identity.attributes import ID
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import assignments, roles, trusts
+from micronova.embedded.identity.store import grants, roles, trusts
 from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, TRUSTS, USERS, RoleRow, TrustRow
-from micronova.http.paging import iso_from_seconds
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Forbidden, Invalid, NotFound
@@ -74,7 +76,7 @@ class TrustsAPI:
             request.authorize()
         now = self._core.now()
         listed = await self._core.database.read(trusts.listing, request.raw_query, page(request), now)
-        return collection(request, "trusts", [_view(request, row) for row in listed.rows], listed)
+        return collection(request, "trusts", [views.trust(request, row) for row in listed.rows], listed)
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create a trust. Its trustor is the caller."""
@@ -97,12 +99,12 @@ class TrustsAPI:
         row, held = await self._core.write(
             _create, self._core.new_id(), wanted, most, expires_at, origin, self._core.now()
         )
-        return {"trust": {**_view(request, row), **_roles(request, row, held)}}
+        return {"trust": views.trust_with_roles(request, row, held)}
 
     async def show(self, request: Request, trust_id: str) -> dict[str, Any]:
         """Show a trust."""
         row, held = await self._authorize(request, trust_id)
-        return {"trust": {**_view(request, row), **_roles(request, row, held)}}
+        return {"trust": views.trust_with_roles(request, row, held)}
 
     async def delete(self, request: Request, trust_id: str) -> None:
         """Delete a trust and revoke the tokens that were issued for it."""
@@ -194,7 +196,7 @@ def _create(
         origin = trusts.get(conn, origin_id, now)
         expires_at, redelegations = _redelegated(wanted, origin, expires_at)
         first_trustor = [origin, *trusts.origins(conn, origin, now)][-1]["trustor_user_id"]
-    held = [] if project is None else assignments.effective_roles(conn, first_trustor, project["id"], project)
+    held = [] if project is None else grants.effective_roles(conn, first_trustor, project["id"], project)
     chosen: dict[str, RoleRow] = {}
     for ref in wanted.roles:
         found = named_roles(held, ref, "trust")
@@ -224,31 +226,3 @@ def _create(
 def _get(conn: sa.Connection, trust_id: str, now: int) -> tuple[TrustRow, list[RoleRow]]:
     row = trusts.get(conn, trust_id, now)
     return row, roles.by_ids(conn, row["role_ids"])
-
-
-def _view(request: Request, row: TrustRow) -> dict[str, Any]:
-    expires_at = row["expires_at"]
-    return {
-        "id": row["id"],
-        "trustor_user_id": row["trustor_user_id"],
-        "trustee_user_id": row["trustee_user_id"],
-        "project_id": row["project_id"],
-        "impersonation": row["impersonation"],
-        "expires_at": iso_from_seconds(expires_at / 1_000_000) if expires_at is not None else None,
-        "remaining_uses": row["remaining_uses"],
-        "redelegation_count": row["redelegation_count"],
-        "redelegated_trust_id": row["redelegated_trust_id"],
-        "deleted_at": None,
-        "links": {"self": link(request, "OS-TRUST", "trusts", row["id"])},
-    }
-
-
-def _roles(request: Request, row: TrustRow, held: list[RoleRow]) -> dict[str, Any]:
-    return {
-        "roles": [views.role(request, each) for each in held],
-        "roles_links": {
-            "self": link(request, "OS-TRUST", "trusts", row["id"], "roles"),
-            "next": None,
-            "previous": None,
-        },
-    }

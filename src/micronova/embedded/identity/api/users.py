@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from micronova.embedded.identity import attributes
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.auth import projects_of
 from micronova.embedded.identity.api.common import (
     V3,
     checked_route,
@@ -19,7 +18,7 @@ from micronova.embedded.identity.api.common import (
 from micronova.embedded.identity.attributes import Password, UserAttributes, UserChanges
 from micronova.embedded.identity.authentication import UserRef, check_password, refused
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import groups, users
+from micronova.embedded.identity.store import grants, groups, users
 from micronova.embedded.identity.store.kinds import USERS, UserRow
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -127,7 +126,7 @@ class UsersAPI:
     async def projects(self, request: Request, user_id: str) -> dict[str, Any]:
         """List the projects that a user has a role on."""
         await self._authorize(request, user_id)
-        rows, tags = await self._core.database.read(projects_of, user_id, request.raw_query)
+        rows, tags = await self._core.database.read(grants.projects_of, user_id, request.raw_query)
         return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
 
     async def groups(self, request: Request, user_id: str) -> dict[str, Any]:

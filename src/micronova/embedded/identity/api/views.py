@@ -4,20 +4,26 @@ from typing import Any
 
 from micronova.embedded.identity import endpoint_urls
 from micronova.embedded.identity.api.common import link, public_url
+from micronova.embedded.identity.store.access_rules import described
 from micronova.embedded.identity.store.kinds import (
     AccessRuleRow,
     ApplicationCredentialRow,
+    CredentialRow,
     DomainRow,
     EndpointRow,
     GroupRow,
+    LimitRow,
     ProjectRow,
     RegionRow,
+    RegisteredLimitRow,
     RoleRow,
     ServiceRow,
+    TrustRow,
     UserRow,
 )
-from micronova.http.paging import iso_micros
+from micronova.http.paging import iso_from_seconds, iso_micros
 from micronova.http.request import Request
+from micronova.objects.clock import seconds
 
 
 def domain(request: Request, row: DomainRow, tags: list[str]) -> dict[str, Any]:
@@ -115,11 +121,7 @@ def short_role(request: Request, row: RoleRow) -> dict[str, Any]:
 
 def access_rule(request: Request, row: AccessRuleRow) -> dict[str, Any]:
     """Return an access rule."""
-    return {**_rule(row), "links": {"self": link(request, "users", row["user_id"], "access_rules", row["id"])}}
-
-
-def _rule(row: AccessRuleRow) -> dict[str, Any]:
-    return {"id": row["id"], "service": row["service"], "path": row["path"], "method": row["method"]}
+    return {**described(row), "links": {"self": link(request, "users", row["user_id"], "access_rules", row["id"])}}
 
 
 def application_credential(
@@ -138,7 +140,7 @@ def application_credential(
         "roles": [_role(each) for each in roles],
         "links": {"self": link(request, "users", row["user_id"], "application_credentials", row["id"])},
     }
-    return view if rules is None else {**view, "access_rules": [_rule(each) for each in rules]}
+    return view if rules is None else {**view, "access_rules": [described(each) for each in rules]}
 
 
 def region(request: Request, row: RegionRow) -> dict[str, Any]:
@@ -176,4 +178,87 @@ def endpoint(request: Request, row: EndpointRow) -> dict[str, Any]:
         "url": endpoint_urls.fill(row["url"], {"public_url": public_url(request)}),
         "enabled": row["enabled"],
         "links": {"self": link(request, "endpoints", row["id"])},
+    }
+
+
+def credential(request: Request, row: CredentialRow, blob: str) -> dict[str, Any]:
+    """Return a credential with its blob, decrypted."""
+    return {
+        "id": row["id"],
+        "user_id": row["user_id"],
+        "project_id": row["project_id"],
+        "type": row["type"],
+        "blob": blob,
+        "links": {"self": link(request, "credentials", row["id"])},
+    }
+
+
+def ec2_credential(request: Request, row: CredentialRow, *, access: Any, secret: Any, trust_id: Any) -> dict[str, Any]:
+    """Return an EC2 credential with what its blob says."""
+    return {
+        "access": access,
+        "secret": secret,
+        "trust_id": trust_id,
+        "user_id": row["user_id"],
+        "tenant_id": row["project_id"],
+        "links": {"self": link(request, "users", row["user_id"], "credentials", "OS-EC2", str(access))},
+    }
+
+
+def trust(request: Request, row: TrustRow) -> dict[str, Any]:
+    """Return a trust without its roles, as lists show it."""
+    expires_at = row["expires_at"]
+    return {
+        "id": row["id"],
+        "trustor_user_id": row["trustor_user_id"],
+        "trustee_user_id": row["trustee_user_id"],
+        "project_id": row["project_id"],
+        "impersonation": row["impersonation"],
+        "expires_at": iso_from_seconds(seconds(expires_at)) if expires_at is not None else None,
+        "remaining_uses": row["remaining_uses"],
+        "redelegation_count": row["redelegation_count"],
+        "redelegated_trust_id": row["redelegated_trust_id"],
+        "deleted_at": None,
+        "links": {"self": link(request, "OS-TRUST", "trusts", row["id"])},
+    }
+
+
+def trust_with_roles(request: Request, row: TrustRow, roles: list[RoleRow]) -> dict[str, Any]:
+    """Return a trust with its roles."""
+    return {
+        **trust(request, row),
+        "roles": [role(request, each) for each in roles],
+        "roles_links": {
+            "self": link(request, "OS-TRUST", "trusts", row["id"], "roles"),
+            "next": None,
+            "previous": None,
+        },
+    }
+
+
+def registered_limit(request: Request, row: RegisteredLimitRow) -> dict[str, Any]:
+    """Return a registered limit."""
+    return {
+        "id": row["id"],
+        "service_id": row["service_id"],
+        "region_id": row["region_id"] or None,
+        "resource_name": row["resource_name"],
+        "default_limit": row["default_limit"],
+        "description": row["description"],
+        "links": {"self": link(request, "registered_limits", row["id"])},
+    }
+
+
+def limit(request: Request, row: LimitRow) -> dict[str, Any]:
+    """Return a limit of a project or a domain."""
+    return {
+        "id": row["id"],
+        "project_id": row["project_id"] or None,
+        "domain_id": row["domain_id"] or None,
+        "service_id": row["service_id"],
+        "region_id": row["region_id"] or None,
+        "resource_name": row["resource_name"],
+        "resource_limit": row["resource_limit"],
+        "description": row["description"],
+        "links": {"self": link(request, "limits", row["id"])},
     }

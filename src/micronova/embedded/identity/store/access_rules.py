@@ -1,10 +1,11 @@
 """Access rules: the requests that application credentials are limited to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from msgspec import Struct
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store.kinds import ACCESS_RULES, USERS, AccessRuleRow
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import access_rules, application_credential_rules
@@ -34,10 +35,15 @@ def get(conn: sa.Connection, user_id: str, rule_id: str) -> AccessRuleRow:
     return row
 
 
-def listing(conn: sa.Connection, user_id: str, query: Mapping[str, list[str]], page: Page) -> Listed[AccessRuleRow]:
+def listing(conn: sa.Connection, user_id: str, query: Query, page: Page) -> Listed[AccessRuleRow]:
     """Return a page of a user's rules."""
     conditions = [*ACCESS_RULES.filters(query, FILTERS), access_rules.c.user_id == user_id]
     return ACCESS_RULES.page(conn, conditions, page)
+
+
+def described(rule: AccessRuleRow) -> dict[str, str]:
+    """Return a rule as clients see it."""
+    return {"id": rule["id"], "service": rule["service"], "path": rule["path"], "method": rule["method"]}
 
 
 def of_application_credential(conn: sa.Connection, application_credential_id: str) -> list[AccessRuleRow]:
@@ -49,7 +55,7 @@ def of_application_credential(conn: sa.Connection, application_credential_id: st
 
 def chosen(conn: sa.Connection, user_id: str, wanted: Sequence[WantedRule], now: int) -> list[AccessRuleRow]:
     """Return the rules that are wanted; make those that the user does not have yet."""
-    USERS.lock(conn, user_id)  # so that concurrent requests cannot exceed the limit together
+    USERS.lock(conn, user_id)  # for check_room
     found: dict[str, AccessRuleRow] = {}
     for each in wanted:
         if each.id is not None:
@@ -72,9 +78,7 @@ def chosen(conn: sa.Connection, user_id: str, wanted: Sequence[WantedRule], now:
                 )
         assert row is not None
         found[row["id"]] = row
-    held = sa.select(sa.func.count()).where(access_rules.c.user_id == user_id)
-    if conn.execute(held).scalar_one() > MAX_OF_USER:
-        raise Forbidden(f"A user may have {MAX_OF_USER} access rules: delete some.")
+    ACCESS_RULES.check_room(conn, access_rules.c.user_id == user_id, MAX_OF_USER, new=0)
     sizes = [len("".join((row["service"], row["method"], row["path"])).encode()) + 6 for row in found.values()]
     if sum(sizes) > MAX_RULES_BYTES:
         raise Invalid(

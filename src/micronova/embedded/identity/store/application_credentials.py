@@ -1,9 +1,10 @@
 """Application credentials: with their secret a program acts for a user in one project, with some of its roles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store import access_rules
 from micronova.embedded.identity.store.access_rules import WantedRule
 from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, AccessRuleRow, ApplicationCredentialRow
@@ -33,9 +34,7 @@ def by_name(conn: sa.Connection, user_id: str, name: str) -> ApplicationCredenti
     return APPLICATION_CREDENTIALS.first(conn, table.c.user_id == user_id, table.c.name == name)
 
 
-def listing(
-    conn: sa.Connection, user_id: str, query: Mapping[str, list[str]], page: Page
-) -> Listed[ApplicationCredentialRow]:
+def listing(conn: sa.Connection, user_id: str, query: Query, page: Page) -> Listed[ApplicationCredentialRow]:
     """Return a page of a user's application credentials."""
     conditions = APPLICATION_CREDENTIALS.filters(query, ("name",))
     conditions.append(application_credentials.c.user_id == user_id)

@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity import endpoint_urls
 from micronova.embedded.identity.attributes import (
     EndpointAttributes,
@@ -40,7 +41,7 @@ def entries(conn: sa.Connection) -> list[CatalogEntry]:
 # --- regions ---
 
 
-def list_regions(conn: sa.Connection, query: Mapping[str, list[str]], page: Page) -> Listed[RegionRow]:
+def list_regions(conn: sa.Connection, query: Query, page: Page) -> Listed[RegionRow]:
     """Return a page of regions."""
     return REGIONS.page(conn, REGIONS.filters(query, ("parent_region_id",)), page)
 
@@ -90,7 +91,7 @@ def delete_region(conn: sa.Connection, region_id: str) -> None:
 # --- services ---
 
 
-def list_services(conn: sa.Connection, query: Mapping[str, list[str]], page: Page) -> Listed[ServiceRow]:
+def list_services(conn: sa.Connection, query: Query, page: Page) -> Listed[ServiceRow]:
     """Return a page of services."""
     return SERVICES.page(conn, SERVICES.filters(query, ("type", "name", "enabled")), page)
 
@@ -132,7 +133,7 @@ def delete_service(conn: sa.Connection, service_id: str) -> None:
 # --- endpoints ---
 
 
-def list_endpoints(conn: sa.Connection, query: Mapping[str, list[str]], page: Page) -> Listed[EndpointRow]:
+def list_endpoints(conn: sa.Connection, query: Query, page: Page) -> Listed[EndpointRow]:
     """Return a page of endpoints."""
     names = ("service_id", "region_id", "interface", "enabled")
     return ENDPOINTS.page(conn, ENDPOINTS.filters(query, names), page)

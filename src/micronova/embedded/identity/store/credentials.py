@@ -1,21 +1,17 @@
 """Credentials: secrets that users keep here for other programs, those of EC2 among them."""
 
-from collections.abc import Mapping
-
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store.kinds import CREDENTIALS, PROJECTS, USERS, CredentialRow
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import credentials
-from micronova.objects.errors import Forbidden
 
 MAX_OF_USER = 100
 FILTERS = ("user_id", "type")
 
 
-def listing(
-    conn: sa.Connection, query: Mapping[str, list[str]], user_id: str | None, page: Page
-) -> Listed[CredentialRow]:
+def listing(conn: sa.Connection, query: Query, user_id: str | None, page: Page) -> Listed[CredentialRow]:
     """Return a page of the credentials of all users, or of one."""
     conditions = CREDENTIALS.filters(query, FILTERS)
     if user_id is not None:
@@ -25,13 +21,11 @@ def listing(
 
 def create(conn: sa.Connection, row: CredentialRow) -> CredentialRow:
     """Create a credential; raise NotFound if its user or project does not exist, Forbidden if the user has too many."""
-    USERS.lock(conn, row["user_id"])  # so that concurrent requests cannot exceed the limit together
+    USERS.lock(conn, row["user_id"])  # for check_room
     USERS.get(conn, row["user_id"])
     if row["project_id"] is not None:
         PROJECTS.get(conn, row["project_id"])
-    held = sa.select(sa.func.count()).where(credentials.c.user_id == row["user_id"])
-    if conn.execute(held).scalar_one() >= MAX_OF_USER:
-        raise Forbidden(f"A user may have {MAX_OF_USER} credentials: delete some.")
+    CREDENTIALS.check_room(conn, credentials.c.user_id == row["user_id"], MAX_OF_USER)
     return CREDENTIALS.insert(conn, row, "There is a credential with this access key already.")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.attributes import (
     DomainAttributes,
     DomainChanges,
@@ -39,7 +40,7 @@ from micronova.objects.errors import Forbidden
 FILTERS = ("name", "enabled")
 
 
-def listing(conn: sa.Connection, query: Mapping[str, list[str]], only: str | None, page: Page) -> Listed[DomainRow]:
+def listing(conn: sa.Connection, query: Query, only: str | None, page: Page) -> Listed[DomainRow]:
     """Return a page of domains; with `only`, at most the domain with this id."""
     conditions = DOMAINS.filters(query, FILTERS)
     if only is not None:
@@ -60,7 +61,7 @@ def create(
         "extra": dict(extra),
         "created_at": now,
     }
-    DOMAINS.insert(conn, row, f"There is a domain named {wanted.name} already.")
+    DOMAINS.insert(conn, row, DOMAINS.name_taken(row))
     set_tags(conn, domain_id, wanted.tags)
     return row
 
@@ -74,7 +75,7 @@ def change(
     values = given(wanted, "name", "description", "enabled")
     values["options"] = merged_options(row["options"], wanted.options)
     values["extra"] = {**row["extra"], **extra}
-    changed = DOMAINS.update(conn, row, values, f"There is a domain named {wanted.name} already.")
+    changed = DOMAINS.update(conn, row, values, DOMAINS.name_taken({**row, **values}))
     if isinstance(wanted.tags, list):
         set_tags(conn, domain_id, wanted.tags)
     subjects = [revocation_subjects.domain(domain_id)] if row["enabled"] and not changed["enabled"] else []

@@ -6,21 +6,23 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.attributes import GroupAttributes, GroupChanges, given
+from micronova.embedded.identity.store.immutable import refuse_other_domain
 from micronova.embedded.identity.store.kinds import DOMAINS, GROUPS, USERS, GroupRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import assignments, groups, memberships
 from micronova.http import revocation_subjects
 from micronova.http.revocation_subjects import Subject
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import NotFound
 
 FILTERS = ("name", "domain_id")
 
 
 def listing(
     conn: sa.Connection,
-    query: Mapping[str, list[str]],
+    query: Query,
     domain_id: str | None,
     page: Page,
     user_id: str | None = None,
@@ -38,8 +40,7 @@ def listing(
 def create(conn: sa.Connection, group_id: str, wanted: GroupAttributes, extra: Mapping[str, Any], now: int) -> GroupRow:
     """Create a group in the domain `wanted.domain_id`, which must be set."""
     assert wanted.domain_id is not None
-    if DOMAINS.find(conn, wanted.domain_id) is None:
-        raise DOMAINS.not_found(wanted.domain_id)
+    DOMAINS.get(conn, wanted.domain_id)
     row: GroupRow = {
         "id": group_id,
         "domain_id": wanted.domain_id,
@@ -48,17 +49,16 @@ def create(conn: sa.Connection, group_id: str, wanted: GroupAttributes, extra: M
         "extra": dict(extra),
         "created_at": now,
     }
-    return GROUPS.insert(conn, row, f"There is a group named {wanted.name} in the domain already.")
+    return GROUPS.insert(conn, row, GROUPS.name_taken(row))
 
 
 def change(conn: sa.Connection, group_id: str, wanted: GroupChanges, extra: Mapping[str, Any]) -> GroupRow:
     """Change a group."""
     row = GROUPS.get(conn, group_id)
-    if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
-        raise Invalid("Invalid input for field/attribute group.domain_id: a group stays in its domain.")
+    refuse_other_domain("group", row, wanted.domain_id)
     values = given(wanted, "name", "description")
     values["extra"] = {**row["extra"], **extra}
-    return GROUPS.update(conn, row, values, f"There is a group named {wanted.name} in the domain already.")
+    return GROUPS.update(conn, row, values, GROUPS.name_taken({**row, **values}))
 
 
 def delete(conn: sa.Connection, time: RevocationTime, group_id: str) -> tuple[None, list[Subject]]:
@@ -85,6 +85,11 @@ def is_member(conn: sa.Connection, group_id: str, user_id: str) -> bool:
     return conn.execute(chosen).first() is not None
 
 
+def not_member(group_id: str, user_id: str) -> NotFound:
+    """Return the error for a user that is not in a group."""
+    return NotFound(f"User {user_id} is not in group {group_id}.")
+
+
 def add_member(conn: sa.Connection, group_id: str, user_id: str) -> None:
     """Add a user to a group; a member stays one."""
     GROUPS.get(conn, group_id)
@@ -95,6 +100,6 @@ def add_member(conn: sa.Connection, group_id: str, user_id: str) -> None:
 def remove_member(conn: sa.Connection, time: RevocationTime, group_id: str, user_id: str) -> tuple[None, list[Subject]]:
     """Remove a user from a group and revoke the user's tokens."""
     if not is_member(conn, group_id, user_id):
-        raise NotFound(f"User {user_id} is not in group {group_id}.")
+        raise not_member(group_id, user_id)
     conn.execute(memberships.delete().where(memberships.c.group_id == group_id, memberships.c.user_id == user_id))
     return None, revoke(conn, time, [revocation_subjects.user(user_id)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store.kinds import (
     DOMAINS,
     LIMITS,
@@ -19,8 +20,9 @@ from micronova.embedded.identity.store.kinds import (
     LimitRow,
     RegisteredLimitRow,
 )
+from micronova.embedded.identity.store.projects import ids_in_domain
 from micronova.embedded.identity.store.rows import Listed, Page
-from micronova.embedded.identity.tables import limits, projects, registered_limits
+from micronova.embedded.identity.tables import limits, registered_limits
 from micronova.objects.errors import Forbidden, Invalid
 
 FILTERS = ("service_id", "region_id", "resource_name")
@@ -30,7 +32,7 @@ _DUPLICATE = "There is a {noun} for this service, region and resource already."
 # --- registered limits ---
 
 
-def list_registered(conn: sa.Connection, query: Mapping[str, list[str]], page: Page) -> Listed[RegisteredLimitRow]:
+def list_registered(conn: sa.Connection, query: Query, page: Page) -> Listed[RegisteredLimitRow]:
     """Return a page of registered limits."""
     return REGISTERED_LIMITS.page(conn, REGISTERED_LIMITS.filters(query, FILTERS), page)
 
@@ -38,14 +40,14 @@ def list_registered(conn: sa.Connection, query: Mapping[str, list[str]], page: P
 def create_registered(conn: sa.Connection, wanted: Sequence[RegisteredLimitRow]) -> list[RegisteredLimitRow]:
     """Create registered limits, all or none."""
     for row in wanted:
-        _check_place(conn, row, "registered_limit")
+        _check_service_and_region(conn, row, "registered_limit")
     message = _DUPLICATE.format(noun="registered limit")
     return [REGISTERED_LIMITS.insert(conn, row, message) for row in wanted]
 
 
 def change_registered(conn: sa.Connection, limit_id: str, values: Mapping[str, Any]) -> RegisteredLimitRow:
     """Change a registered limit; raise Forbidden if there are limits of it."""
-    _check_place(conn, values, "registered_limit")
+    _check_service_and_region(conn, values, "registered_limit")
     row = _unused(conn, limit_id)
     return REGISTERED_LIMITS.update(conn, row, values, _DUPLICATE.format(noun="registered limit"))
 
@@ -67,15 +69,14 @@ def _unused(conn: sa.Connection, limit_id: str) -> RegisteredLimitRow:
 
 
 def list_limits(
-    conn: sa.Connection, query: Mapping[str, list[str]], page: Page, project_id: str | None, domain_id: str | None
+    conn: sa.Connection, query: Query, page: Page, project_id: str | None, domain_id: str | None
 ) -> Listed[LimitRow]:
     """Return a page of limits: all, those of a project ("": of none), or those of a domain and its projects."""
     conditions = LIMITS.filters(query, (*FILTERS, "project_id", "domain_id"))
     if project_id is not None:
         conditions += [limits.c.project_id == project_id, limits.c.project_id != ""]
     if domain_id is not None:
-        inside = sa.select(projects.c.id).where(projects.c.domain_id == domain_id)
-        conditions.append((limits.c.domain_id == domain_id) | limits.c.project_id.in_(inside))
+        conditions.append((limits.c.domain_id == domain_id) | limits.c.project_id.in_(ids_in_domain(domain_id)))
     return LIMITS.page(conn, conditions, page)
 
 
@@ -92,7 +93,7 @@ def create(conn: sa.Connection, wanted: Sequence[LimitRow]) -> list[LimitRow]:
     """Create limits, all or none; raise Forbidden if one has no registered limit."""
     made = []
     for row in wanted:
-        _check_place(conn, row, "limit")
+        _check_service_and_region(conn, row, "limit")
         if row["project_id"] and DOMAINS.find(conn, row["project_id"]) is not None:
             row = {**row, "domain_id": row["project_id"], "project_id": ""}  # a domain in the form of a project
         if row["project_id"] and PROJECTS.find(conn, row["project_id"]) is None:
@@ -117,7 +118,7 @@ def delete(conn: sa.Connection, limit_id: str) -> None:
     conn.execute(limits.delete().where(limits.c.id == limit_id))
 
 
-def _check_place(conn: sa.Connection, row: Mapping[str, Any], noun: str) -> None:
+def _check_service_and_region(conn: sa.Connection, row: Mapping[str, Any], noun: str) -> None:
     """Raise Invalid if the service or the region does not exist."""
     if "service_id" in row and SERVICES.find(conn, row["service_id"]) is None:
         raise _unknown(noun, "service_id", row["service_id"])

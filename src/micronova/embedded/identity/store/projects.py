@@ -6,8 +6,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.attributes import MAX_TAGS, ProjectAttributes, ProjectChanges, given, merged_options
-from micronova.embedded.identity.store.immutable import refuse_immutable
+from micronova.embedded.identity.store.immutable import refuse_immutable, refuse_other_domain
 from micronova.embedded.identity.store.kinds import DOMAINS, PROJECTS, ProjectRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
@@ -24,7 +25,7 @@ from micronova.embedded.identity.tables import (
 )
 from micronova.http import revocation_subjects
 from micronova.http.revocation_subjects import Subject
-from micronova.objects.errors import Forbidden, Invalid
+from micronova.objects.errors import Forbidden, Invalid, NotFound
 
 FILTERS = ("name", "domain_id", "enabled", "parent_id")
 DEPTH = 5  # levels of projects below a domain
@@ -37,7 +38,7 @@ def by_name(conn: sa.Connection, domain_id: str, name: str) -> ProjectRow | None
 
 def listing(
     conn: sa.Connection,
-    query: Mapping[str, list[str]],
+    query: Query,
     domain_id: str | None,
     page: Page,
     only: Sequence[str] | None = None,
@@ -85,7 +86,7 @@ def create(
         "extra": dict(extra),
         "created_at": now,
     }
-    PROJECTS.insert(conn, row, f"There is a project named {wanted.name} in the domain already.")
+    PROJECTS.insert(conn, row, PROJECTS.name_taken(row))
     set_tags(conn, project_id, wanted.tags)
     return row
 
@@ -96,8 +97,7 @@ def change(
     """Change a project; return it with its tags. Disabling it revokes the tokens for it."""
     row = PROJECTS.get(conn, project_id)
     refuse_immutable("project", row, wanted.options)
-    if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
-        raise Invalid("Invalid input for field/attribute project.domain_id: a project stays in its domain.")
+    refuse_other_domain("project", row, wanted.domain_id)
     if given(wanted, "parent_id").get("parent_id", row["parent_id"]) != row["parent_id"]:
         raise Forbidden("A project stays below its parent: parent_id cannot be changed.")
     values = given(wanted, "name", "description", "enabled")
@@ -107,7 +107,7 @@ def change(
         below = sa.select(projects.c.id).where(projects.c.parent_id == project_id, projects.c.enabled.is_(True))
         if conn.execute(below.limit(1)).first():
             raise Forbidden(f"The project {project_id} has enabled projects below it: disable them first.")
-    changed = PROJECTS.update(conn, row, values, f"There is a project named {wanted.name} in the domain already.")
+    changed = PROJECTS.update(conn, row, values, PROJECTS.name_taken({**row, **values}))
     if isinstance(wanted.tags, list):
         set_tags(conn, project_id, wanted.tags)
     subjects = [revocation_subjects.project(project_id)] if row["enabled"] and not changed["enabled"] else []
@@ -154,6 +154,28 @@ def descendants(conn: sa.Connection, project_id: str) -> list[ProjectRow]:
     return found
 
 
+def targets_above(conn: sa.Connection, project: ProjectRow) -> list[str]:
+    """Return the ids of the domain and the projects above this one: it has what is inherited from grants on them."""
+    return [project["domain_id"], *(row["id"] for row in ancestors(conn, project))]
+
+
+def below(conn: sa.Connection, target: str, target_id: str) -> list[str]:
+    """Return the ids of the projects below a project or a domain, which inherit from grants on it."""
+    if target == "project":
+        return [row["id"] for row in descendants(conn, target_id)]
+    return list(conn.execute(ids_in_domain(target_id)).scalars())
+
+
+def ids_in_domain(domain_id: str) -> sa.Select[str]:
+    """Return the query of the ids of a domain's projects."""
+    return sa.select(projects.c.id).where(projects.c.domain_id == domain_id)
+
+
+def no_tag(tag: str) -> NotFound:
+    """Return the error for a tag that a project does not have."""
+    return NotFound(f"Could not find project tag: {tag[:64]}.")
+
+
 def add_tag(conn: sa.Connection, project_id: str, tag: str) -> None:
     """Add a tag; raise Invalid if the project has it or has too many."""
     present = _changeable_tags(conn, project_id)
@@ -171,11 +193,11 @@ def replace_tags(conn: sa.Connection, project_id: str, wanted: Sequence[str]) ->
     return sorted(wanted)
 
 
-def remove_tag(conn: sa.Connection, project_id: str, tag: str) -> bool:
-    """Remove a tag; return whether the project had it."""
+def remove_tag(conn: sa.Connection, project_id: str, tag: str) -> None:
+    """Remove a tag; raise NotFound if the project does not have it."""
     _changeable_tags(conn, project_id)
-    gone = conn.execute(tags.delete().where(tags.c.owner_id == project_id, tags.c.tag == tag))
-    return gone.rowcount > 0
+    if conn.execute(tags.delete().where(tags.c.owner_id == project_id, tags.c.tag == tag)).rowcount == 0:
+        raise no_tag(tag)
 
 
 def _changeable_tags(conn: sa.Connection, project_id: str) -> list[str]:
@@ -184,7 +206,7 @@ def _changeable_tags(conn: sa.Connection, project_id: str) -> list[str]:
     return tags_of(conn, [project_id])[project_id]
 
 
-def _tag_conditions(query: Mapping[str, list[str]]) -> list[sa.ColumnElement[bool]]:
+def _tag_conditions(query: Query) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of tags= (all of them), tags-any=, not-tags= and not-tags-any=."""
 
     def has(tag: str) -> sa.ColumnElement[bool]:

@@ -6,9 +6,10 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.identity.store import grants
 from micronova.embedded.identity.store import projects as projects_store
 from micronova.embedded.identity.store import roles as roles_store
-from micronova.embedded.identity.store.assignments import SYSTEM, Grant, grants
+from micronova.embedded.identity.store.grants import SYSTEM, Grant
 from micronova.embedded.identity.store.kinds import (
     DOMAINS,
     GROUPS,
@@ -24,7 +25,6 @@ from micronova.embedded.identity.store.kinds import (
 from micronova.embedded.identity.tables import (
     assignments,
     memberships,
-    projects,
     roles,
 )
 
@@ -71,11 +71,7 @@ def listing(conn: sa.Connection, wanted: Filter) -> list[Assigned]:
     found = [Assigned(grant, grant) for grant in _granted(conn, wanted, targets)]
     if wanted.effective:
         found = _effective(conn, found, targets)
-    found = [each for each in found if _matches(each, wanted, targets)]
-    if wanted.within_domain is not None:
-        inside = _inside(conn, wanted.within_domain)
-        found = [each for each in found if each.grant.target_id in inside]
-    return found
+    return [each for each in found if _matches(each, wanted, targets)]
 
 
 def names(conn: sa.Connection, found: Iterable[Assigned]) -> Names:
@@ -102,10 +98,7 @@ def _granted(conn: sa.Connection, wanted: Filter, targets: set[str] | None) -> l
     """Return the grants from which matching assignments can follow."""
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.user_id is not None:
-        actors = [wanted.user_id]
-        if wanted.effective:
-            chosen = sa.select(memberships.c.group_id).where(memberships.c.user_id == wanted.user_id)
-            actors += conn.execute(chosen).scalars()
+        actors = grants.actors(conn, wanted.user_id) if wanted.effective else [wanted.user_id]
         conditions.append(assignments.c.actor_id.in_(actors))
     if wanted.group_id is not None:
         conditions.append(assignments.c.actor_id == wanted.group_id)
@@ -113,20 +106,14 @@ def _granted(conn: sa.Connection, wanted: Filter, targets: set[str] | None) -> l
         conditions.append(assignments.c.role_id == wanted.role_id)
     target = assignments.c.target_id
     if wanted.within_domain is not None:
-        inside = sa.select(projects.c.id).where(projects.c.domain_id == wanted.within_domain)
+        inside = projects_store.ids_in_domain(wanted.within_domain)
         conditions.append(sa.or_(target == wanted.within_domain, target.in_(inside)))
     if targets is None:
-        return grants(conn, *conditions)
-    sources = targets | _above(conn, wanted.project_id) if wanted.effective else targets
-    return [each for part in chunks(sorted(sources)) for each in grants(conn, *conditions, target.in_(part))]
-
-
-def _above(conn: sa.Connection, project_id: str | None) -> set[str]:
-    """Return the domain and the projects above a project, whose grants it may inherit."""
-    project = None if project_id is None else PROJECTS.find(conn, project_id)
-    if project is None:
-        return set()
-    return {project["domain_id"], *(row["id"] for row in projects_store.ancestors(conn, project))}
+        return grants.matching(conn, *conditions)
+    sources = targets
+    if wanted.effective and (project := PROJECTS.find(conn, wanted.project_id)) is not None:
+        sources = targets.union(projects_store.targets_above(conn, project))
+    return [each for part in chunks(sorted(sources)) for each in grants.matching(conn, *conditions, target.in_(part))]
 
 
 def _targets(conn: sa.Connection, wanted: Filter) -> set[str] | None:
@@ -170,14 +157,14 @@ def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | N
             ]
         else:
             holders = [(source.actor_id, None)]
-        places = [(source.target, source.target_id)]
+        held_on = [(source.target, source.target_id)]
         if source.inherited:
             if source.target_id not in below:
-                below[source.target_id] = _below(conn, source)
+                below[source.target_id] = projects_store.below(conn, source.target, source.target_id)
             inherit = [each for each in below[source.target_id] if targets is None or each in targets]
-            places = [("project", project_id) for project_id in inherit]
+            held_on = [("project", project_id) for project_id in inherit]
         for user_id, group_id in holders:
-            for target, target_id in places:
+            for target, target_id in held_on:
                 for role_id, prior in _with_implied(implied, source.role_id):
                     if role_id in of_domains:
                         continue
@@ -195,15 +182,3 @@ def _with_implied(implied: Mapping[str, list[str]], role_id: str) -> list[tuple[
                 seen.add(each)
                 found.append((each, prior))
     return found
-
-
-def _below(conn: sa.Connection, source: Grant) -> list[str]:
-    if source.target == "project":
-        return [row["id"] for row in projects_store.descendants(conn, source.target_id)]
-    chosen = sa.select(projects.c.id).where(projects.c.domain_id == source.target_id)
-    return list(conn.execute(chosen).scalars())
-
-
-def _inside(conn: sa.Connection, domain_id: str) -> set[str]:
-    chosen = sa.select(projects.c.id).where(projects.c.domain_id == domain_id)
-    return {domain_id, *conn.execute(chosen).scalars()}

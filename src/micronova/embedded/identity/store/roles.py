@@ -7,8 +7,9 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.attributes import RoleAttributes, RoleChanges, given, merged_options
-from micronova.embedded.identity.store.immutable import refuse_immutable
+from micronova.embedded.identity.store.immutable import refuse_immutable, refuse_other_domain
 from micronova.embedded.identity.store.kinds import DOMAINS, ROLES, RoleRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
@@ -25,7 +26,7 @@ def by_name(conn: sa.Connection, name: str) -> RoleRow | None:
     return ROLES.first(conn, roles.c.name == name, roles.c.domain_id == "")
 
 
-def listing(conn: sa.Connection, query: Mapping[str, list[str]], page: Page) -> Listed[RoleRow]:
+def listing(conn: sa.Connection, query: Query, page: Page) -> Listed[RoleRow]:
     """Return a page of the roles of no domain, or of the domain that the query names."""
     conditions = ROLES.filters(query, ("name",))
     conditions.append(roles.c.domain_id == query.get("domain_id", [""])[-1])
@@ -50,7 +51,7 @@ def create(conn: sa.Connection, role_id: str, wanted: RoleAttributes, extra: Map
         "extra": dict(extra),
         "created_at": now,
     }
-    return ROLES.insert(conn, row, f"There is a role named {wanted.name} already.")
+    return ROLES.insert(conn, row, ROLES.name_taken(row))
 
 
 def change(
@@ -59,12 +60,11 @@ def change(
     """Change a role; tokens contain role names, so a new name revokes the tokens of the users who have the role."""
     row = ROLES.get(conn, role_id)
     refuse_immutable("role", row, wanted.options)
-    if (given(wanted, "domain_id").get("domain_id", row["domain_id"]) or "") != row["domain_id"]:
-        raise Invalid("Invalid input for field/attribute role.domain_id: a role stays in its domain.")
+    refuse_other_domain("role", row, wanted.domain_id)
     values = given(wanted, "name", "description")
     values["options"] = merged_options(row["options"], wanted.options)
     values["extra"] = {**row["extra"], **extra}
-    changed = ROLES.update(conn, row, values, f"There is a role named {wanted.name} already.")
+    changed = ROLES.update(conn, row, values, ROLES.name_taken({**row, **values}))
     subjects = _holders(conn, role_id) if changed["name"] != row["name"] else []
     return changed, revoke(conn, time, subjects)
 

@@ -11,7 +11,7 @@ from micronova.db import keyset
 from micronova.db.keyset import SortKey
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.query import Query, QueryRules
-from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.errors import Conflict, Forbidden, Invalid, NotFound
 
 R = TypeVar("R", bound=Mapping[str, object])  # the type of a row: value by column
 
@@ -60,6 +60,22 @@ class Rows(Generic[R]):
     def not_found(self, key: str) -> NotFound:
         """Return the error for a row that does not exist, or is not for the caller to see."""
         return NotFound(f"Could not find {self.noun}: {key[:64]}.")
+
+    def name_taken(self, row: Mapping[str, object]) -> str:
+        """Return the message for a row whose name another one has, in the same domain if it has a domain."""
+        where = " in the domain" if row.get("domain_id") else ""
+        return f"There is a {self.noun} named {row['name']}{where} already."
+
+    def check_room(
+        self, conn: sa.Connection, of_user: sa.ColumnElement[bool], most: int, *, new: int = 1, verb: str = "have"
+    ) -> None:
+        """Raise Forbidden if a user cannot get `new` more rows; `of_user` is the condition for those that it has.
+
+        The caller has locked the user, so that concurrent requests cannot exceed the limit together.
+        """
+        held = conn.execute(sa.select(sa.func.count()).select_from(self.table).where(of_user)).scalar_one()
+        if held + new > most:
+            raise Forbidden(f"A user may {verb} {most} {self.noun}s: delete some.")
 
     def lock(self, conn: sa.Connection, key: str) -> None:
         """Lock the row with this id until the transaction ends, so that concurrent ones wait. It need not exist."""

@@ -1,17 +1,15 @@
 """Trusts: a user, the trustor, lets another, the trustee, act in a project with some of the trustor's roles."""
 
-from collections.abc import Mapping
-
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store.kinds import TRUSTS, USERS, TrustRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import trusts
 from micronova.http import revocation_subjects
 from micronova.http.revocation_subjects import Subject
-from micronova.objects.errors import Forbidden
 
 MAX_OF_USER = 1000
 MAX_REDELEGATIONS = 3  # how often a trust can be redelegated
@@ -35,7 +33,7 @@ def origins(conn: sa.Connection, row: TrustRow, now: int) -> list[TrustRow]:
     return found
 
 
-def listing(conn: sa.Connection, query: Mapping[str, list[str]], page: Page, now: int) -> Listed[TrustRow]:
+def listing(conn: sa.Connection, query: Query, page: Page, now: int) -> Listed[TrustRow]:
     """Return a page of the trusts that have not expired."""
     current = sa.or_(trusts.c.expires_at.is_(None), trusts.c.expires_at > now)
     return TRUSTS.page(conn, [*TRUSTS.filters(query, FILTERS), current], page)
@@ -44,11 +42,9 @@ def listing(conn: sa.Connection, query: Mapping[str, list[str]], page: Page, now
 def create(conn: sa.Connection, row: TrustRow, now: int) -> TrustRow:
     """Create a trust, and forget those of the trustor that have expired; raise Forbidden if it has too many."""
     trustor = row["trustor_user_id"]
-    USERS.lock(conn, trustor)  # so that concurrent requests cannot exceed the limit together
+    USERS.lock(conn, trustor)  # for check_room
     conn.execute(trusts.delete().where(trusts.c.trustor_user_id == trustor, trusts.c.expires_at <= now))
-    held = sa.select(sa.func.count()).where(trusts.c.trustor_user_id == trustor)
-    if conn.execute(held).scalar_one() >= MAX_OF_USER:
-        raise Forbidden(f"A user may give {MAX_OF_USER} trusts: delete some.")
+    TRUSTS.check_room(conn, trusts.c.trustor_user_id == trustor, MAX_OF_USER, verb="give")
     return TRUSTS.insert(conn, row)
 
 

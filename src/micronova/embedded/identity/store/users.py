@@ -1,11 +1,13 @@
-"""Users, and the groups that they are members of."""
+"""Users."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.query import Query
 from micronova.embedded.identity.attributes import UserAttributes, UserChanges, given, merged_options
+from micronova.embedded.identity.store.immutable import refuse_other_domain
 from micronova.embedded.identity.store.kinds import DOMAINS, USERS, UserRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import QUERY, Listed, Page
@@ -20,7 +22,6 @@ from micronova.embedded.identity.tables import (
 )
 from micronova.http import revocation_subjects
 from micronova.http.revocation_subjects import Subject
-from micronova.objects.errors import Invalid
 
 FILTERS = ("name", "domain_id", "enabled")
 FEDERATED = ("idp_id", "protocol_id", "unique_id")
@@ -34,7 +35,7 @@ def by_name(conn: sa.Connection, domain_id: str, name: str) -> UserRow | None:
 
 def listing(
     conn: sa.Connection,
-    query: Mapping[str, list[str]],
+    query: Query,
     domain_id: str | None,
     page: Page,
     group_id: str | None = None,
@@ -72,8 +73,7 @@ def create(
 ) -> UserRow:
     """Create a user in the domain `wanted.domain_id`, which must be set."""
     assert wanted.domain_id is not None
-    if DOMAINS.find(conn, wanted.domain_id) is None:
-        raise DOMAINS.not_found(wanted.domain_id)
+    DOMAINS.get(conn, wanted.domain_id)
     row: UserRow = {
         "id": user_id,
         "domain_id": wanted.domain_id,
@@ -85,7 +85,7 @@ def create(
         "extra": dict(extra),
         "created_at": now,
     }
-    return USERS.insert(conn, row, f"There is a user named {wanted.name} in the domain already.")
+    return USERS.insert(conn, row, USERS.name_taken(row))
 
 
 def change(
@@ -98,15 +98,14 @@ def change(
 ) -> tuple[UserRow, list[Subject]]:
     """Change a user; a new password, or disabling the user, revokes the user's tokens."""
     row = USERS.get(conn, user_id)
-    if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
-        raise Invalid("Invalid input for field/attribute user.domain_id: a user stays in its domain.")
+    refuse_other_domain("user", row, wanted.domain_id)
     values = given(wanted, "name", "enabled", "default_project_id")
     values["options"] = merged_options(row["options"], wanted.options)
     values["extra"] = {**row["extra"], **extra}
     new_password = "password" in given(wanted, "password")
     if new_password:
         values["password_hash"] = password_hash
-    changed = USERS.update(conn, row, values, f"There is a user named {wanted.name} in the domain already.")
+    changed = USERS.update(conn, row, values, USERS.name_taken({**row, **values}))
     disabled = row["enabled"] and not changed["enabled"]
     return changed, revoke(conn, time, [revocation_subjects.user(user_id)] if new_password or disabled else [])
 
@@ -123,7 +122,7 @@ def set_password(
 
 
 def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[None, list[Subject]]:
-    """Delete a user with its assignments, memberships, credentials and trusts."""
+    """Delete a user with its assignments, memberships, application credentials, credentials and trusts."""
     USERS.get(conn, user_id)
     conn.execute(assignments.delete().where(assignments.c.actor_id == user_id))
     conn.execute(memberships.delete().where(memberships.c.user_id == user_id))

@@ -5,6 +5,16 @@ from typing import Any
 
 import msgspec
 
+RESOURCE_TYPES = (
+    "OS::Cinder::Volume",
+    "OS::Glance::Image",
+    "OS::Nova::Aggregate",
+    "OS::Nova::Flavor",
+    "OS::Nova::Server",
+    "OS::Trove::Instance",
+)
+"""The types of resources that OpenStack's own metadata definitions are for."""
+
 
 class Kind(Enum):
     """A kind of definition in a namespace, by the word that clients use."""

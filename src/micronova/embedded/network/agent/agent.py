@@ -98,7 +98,7 @@ class NetworkAgent:
             await self._report_start()
         except Unavailable as error:  # running guests need their network now; the report is repeated
             log.warning(
-                "network agent of host %s: the service has not got the report of the start, which is repeated: %s",
+                "network agent of host %s: the service did not receive the report of the start, which is repeated: %s",
                 self._service.host,
                 error,
             )

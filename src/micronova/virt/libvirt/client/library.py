@@ -26,6 +26,12 @@ def load() -> Any:
         raise LibvirtMissing(f"{HINT} ({error}).") from error
 
 
+def load_qemu() -> Any:
+    """Return the binding's module for what only QEMU has."""
+    load()
+    return importlib.import_module("libvirt_qemu")
+
+
 def is_error(error: BaseException) -> bool:
     """Return whether an exception is libvirt's own."""
     return type(error).__name__ == "libvirtError" and hasattr(error, "get_error_code")

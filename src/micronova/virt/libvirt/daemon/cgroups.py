@@ -47,13 +47,13 @@ def hierarchies(proc: Path = Path("/proc")) -> list[Hierarchy]:
     found: list[Hierarchy] = []
     for line in _lines(proc / "self" / "mounts"):
         _, path, kind, options, *_ = line.split()
-        place = Path(path)
+        mounted = Path(path)
         if kind == "cgroup":
             # All controllers of a hierarchy are mounted together.
-            found.append(Hierarchy(kind, tuple(each for each in options.split(",") if each in known), place))
+            found.append(Hierarchy(kind, tuple(each for each in options.split(",") if each in known), mounted))
         elif kind == "cgroup2":
-            given = " ".join(_lines(place / "cgroup.subtree_control"))
-            found.append(Hierarchy(kind, tuple(given.split()), place))
+            given = " ".join(_lines(mounted / "cgroup.subtree_control"))
+            found.append(Hierarchy(kind, tuple(given.split()), mounted))
     for kind in ("cgroup2", "cgroup"):
         usable = [each for each in found if each.kind == kind and set(each.controllers) & set(CONTROLLERS)]
         if {name for each in usable for name in each.controllers} >= NEEDED:

@@ -10,15 +10,24 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import BuildAborted, Invalid, NotSupported
 from micronova.objects.guest_cpus import cpu_request
-from micronova.objects.guest_properties import GuestProperties, serial_ports, wants_queues
+from micronova.objects.guest_properties import (
+    UNSUPPORTED_HARDWARE,
+    GuestProperties,
+    asks,
+    choices,
+    serial_ports,
+    wants_queues,
+)
 from micronova.objects.mediated_devices import VGPU
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
+from micronova.objects.volume import AttachedVolume
 from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.definition.topology import plan_cpus
 from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
+from micronova.virt.libvirt.definition.volumes import free_name, volume_disk, wanted_name
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
-from micronova.virt.libvirt.storage.layout import Layout, base_link
+from micronova.virt.libvirt.storage.layout import Layout, base_link_name
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
@@ -28,24 +37,16 @@ SHARES_PER_VCPU: Final = 100
 MEMORY_OVERHEAD_MB: Final = 2048
 """What QEMU may use besides the guest's memory and a quarter of it: emulation alone keeps up to 1 GiB of translated
 code, and screens, disks and networks have buffers."""
-_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
-_PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
-_BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen", "fdc")
-_VIDEO: Final = ("vga", "cirrus", "virtio", "qxl", "vmvga", "bochs", "ramfb", "gop", "none")
+_SUPPORTED_BUSES: Final = choices("hw_disk_bus", unsupported=("lxc", "uml"))
+_SUPPORTED_VIDEO: Final = choices("hw_video_model", unsupported=("xen",))
 _CPU_TUNE: Final = {"cpu_shares": "shares", "cpu_period": "period", "cpu_quota": "quota"}
 _DISK_LIMITS: Final = {
     f"disk_{way}_{unit}_sec": f"{way}_{unit}_sec" for way in ("total", "read", "write") for unit in ("bytes", "iops")
 }
 
-# What flavor or image may ask for and this driver does not have. It is refused, not ignored.
-_UNSUPPORTED: Final = {
-    "hw:mem_encryption": "encrypted memory",
-    "hw_mem_encryption": "encrypted memory",
-    "hw:tpm_version": "a TPM",
-    "hw_tpm_version": "a TPM",
-    "hw:pmem": "persistent memory",
-    "hw:cpu_realtime": "real-time CPUs",
-}
+# Of UNSUPPORTED_HARDWARE, what a guest is not started without. The API refuses all of it, but a later version of the
+# API may accept more than this host has. Guests of earlier versions may have the rest, which has no effect.
+_NEVER_IGNORED: Final = ("cpu_realtime", "mem_encryption", "pmem", "tpm_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +74,11 @@ def compose(
     instance: InstanceSpec,
     record: GuestRecord,
     vifs: tuple[VIF, ...],
+    volumes: tuple[AttachedVolume, ...] = (),
 ) -> Definition:
     """Return the definition of a guest."""
     try:
-        return _compose(host, instance, record, vifs)
+        return _compose(host, instance, record, vifs, volumes)
     except Invalid as error:
         # What flavor and image ask for is wrong, so it is wrong on every host.
         raise BuildAborted(error.message) from error
@@ -87,6 +89,7 @@ def _compose(
     instance: InstanceSpec,
     record: GuestRecord,
     vifs: tuple[VIF, ...],
+    volumes: tuple[AttachedVolume, ...],
 ) -> Definition:
     facts, settings = host.facts, host.settings
     image = instance.image
@@ -97,7 +100,7 @@ def _compose(
     screens = _screens(host, instance.uuid)
     is_qemu = facts.is_qemu
     windows = properties.image("os_type") == "windows"
-    disks = _disks(host, properties, instance.uuid, record.attached, machine)
+    disks = _disks(host, properties, record, volumes, machine)
     boot, folder = record.started_by, host.layout.guest(instance.uuid)
     return Definition(
         name=domain_name(instance.uuid),
@@ -117,7 +120,7 @@ def _compose(
         emulator=facts.emulator,
         machine=machine,
         memory_mb=instance.flavor.ram,
-        cpus=plan_cpus(
+        cpu_plan=plan_cpus(
             cpu_request(properties, instance.flavor.vcpus, instance.flavor.ram),
             vcpus=instance.flavor.vcpus,
             cells=facts.cells,
@@ -149,14 +152,14 @@ def _compose(
             model=properties.image("hw_vif_model"),
             queues=min(instance.flavor.vcpus, 8) if wants_queues(properties, instance.flavor.vcpus) else 1,
             virt_type=facts.virt_type,
-            linked=settings.wire,
+            linked=settings.interfaces_linked,
         ),
         serials=_serials(host, properties, instance.uuid) if is_qemu or facts.os_type == "hvm" else (),
         screens=screens,
         video=_video(properties, facts) if screens else None,
         tablet=_tablet(properties, facts) if screens else None,
         rng=_rng(properties, facts, settings),
-        panic_model="isa" if is_qemu and facts.arch in ("x86_64", "i686") else "",
+        panic_model="isa" if is_qemu and facts.is_x86 else "",
         watchdog=_watchdog(properties) if is_qemu else None,
         guest_agent=is_qemu
         and properties.enabled(properties.image("hw_qemu_guest_agent"), "hw_qemu_guest_agent", default=False),
@@ -169,15 +172,15 @@ def _compose(
 
 
 def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFacts) -> None:
-    for name, what in _UNSUPPORTED.items():
-        value = properties.flavor(name) or properties.image(name)
-        if value and value.lower() not in ("false", "no", "0", "off"):
-            raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
+    for name in _NEVER_IGNORED:
+        if any(asks(value) for value in properties.both(name)):
+            raise NotSupported(f"This host does not offer {UNSUPPORTED_HARDWARE[name]} (hw:{name}, hw_{name}).")
     wanted = properties.architecture()
     if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
         raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")
-    for device in ("vcpus", "ram"):
-        require(getattr(instance.flavor, device) > 0, f"a flavor without {device} cannot run")
+    for amount in ("vcpus", "ram"):
+        if not getattr(instance.flavor, amount):
+            raise BuildAborted(f"A flavor without {amount} cannot run.")
 
 
 def _refuse_virtual_gpus(instance: InstanceSpec, record: GuestRecord) -> None:
@@ -208,12 +211,14 @@ def _command_line(properties: GuestProperties, facts: HostFacts, disks: tuple[Di
 def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSettings) -> tuple[str, bool, bool]:
     if not facts.is_qemu:
         return "", False, False
-    x86 = facts.arch in ("x86_64", "i686")
-    firmware = properties.choice(properties.image("hw_firmware_type"), "hw_firmware_type", ("bios", "uefi"), "bios")
+    x86 = facts.is_x86
+    firmware = properties.choice(
+        properties.image("hw_firmware_type"), "hw_firmware_type", choices("hw_firmware_type"), "bios"
+    )
     secure_boot = properties.choice(
         properties.agreed("secure_boot", "os"),
         "os_secure_boot",
-        ("required", "optional", "disabled"),
+        choices("os_secure_boot"),
         "disabled",
     )
     uefi = firmware == "uefi" or secure_boot == "required" or not x86
@@ -268,19 +273,46 @@ def memory_limit(ram: int) -> int:
     return ram + ram // 4 + MEMORY_OVERHEAD_MB
 
 
+def volume_bus(host: HostProfile, instance: InstanceSpec, volume: AttachedVolume) -> str:
+    """Return the bus of a volume that a guest gets later; raise NotSupported if this host cannot do it."""
+    properties = GuestProperties(instance.flavor, instance.image)
+    return _volume_bus(host, properties, volume, _firmware(properties, host.facts, host.settings)[0])
+
+
+def _volume_bus(host: HostProfile, properties: GuestProperties, volume: AttachedVolume, machine: str) -> str:
+    if not host.facts.is_qemu:
+        raise NotSupported("Guests of this hypervisor have no volumes.")
+    if volume.device_type not in (None, "disk", "cdrom"):
+        raise NotSupported(f"This host attaches volumes as disks, and not as {volume.device_type}.")
+    device = volume.device_type or "disk"
+    record = DiskRecord(file="", format="raw", role="volume", device=device, bus=volume.disk_bus)
+    return _bus(record, properties, host.facts, machine)
+
+
 def _disks(
-    host: HostProfile, properties: GuestProperties, uuid: str, records: tuple[DiskRecord, ...], machine: str
+    host: HostProfile,
+    properties: GuestProperties,
+    guest: GuestRecord,
+    volumes: tuple[AttachedVolume, ...],
+    machine: str,
 ) -> tuple[Disk, ...]:
-    folder = host.layout.guest(uuid)
+    folder = host.layout.guest(guest.uuid)
     limits = _disk_limits(properties)
-    used: dict[str, int] = {}
+    taken: set[str] = set()
     found: list[Disk] = []
-    for record in records:
+    # The names of volumes come from the API, so the host's own disks take what is left.
+    for volume in volumes:
+        bus = _volume_bus(host, properties, volume, machine)
+        target = wanted_name(volume, bus, taken)
+        taken.add(target)
+        boots = volume.boot_index is not None and volume.boot_index >= 0 and guest.rescue is None
+        order = volume.boot_index + 1 if boots and volume.boot_index is not None else None
+        found.append(volume_disk(volume, bus, target, order))
+    for record in guest.attached:
         bus = _bus(record, properties, host.facts, machine)
-        prefix = _PREFIXES[bus]
-        target = f"{prefix}{_LETTERS[used.setdefault(prefix, 0)]}"
-        used[prefix] += 1
-        backing = None if record.backing is None else host.layout.seen(folder / base_link(record.file))
+        target = free_name(bus, taken)
+        taken.add(target)
+        backing = None if record.backing is None else host.layout.seen(folder / base_link_name(record.file))
         found.append(
             Disk(
                 file=host.layout.seen(folder / record.file),
@@ -295,7 +327,8 @@ def _disks(
                 limits=limits if record.device == "disk" else (),
             )
         )
-    return tuple(found)
+    # The guest finds the disks of a bus in this order, and names them by it.
+    return tuple(sorted(found, key=lambda disk: (len(disk.target), disk.target)) if volumes else found)
 
 
 def _bus(record: DiskRecord, properties: GuestProperties, facts: HostFacts, machine: str) -> str:
@@ -311,7 +344,7 @@ def _bus(record: DiskRecord, properties: GuestProperties, facts: HostFacts, mach
         else:
             # Small kernels have no driver for q35's SATA; those with virtio disks also have virtio SCSI.
             wanted = "ide" if facts.arch == "x86_64" and "q35" not in machine else "scsi"
-    bus = properties.choice(wanted, "hw_cdrom_bus" if cd else "hw_disk_bus", _BUSES, wanted)
+    bus = properties.choice(wanted, "hw_cdrom_bus" if cd else "hw_disk_bus", _SUPPORTED_BUSES, wanted)
     if bus == "ide" and "q35" in machine:
         raise NotSupported("The machine type q35 has no IDE disks: choose sata, scsi or virtio.")
     if facts.disk_buses and bus not in facts.disk_buses:
@@ -373,8 +406,8 @@ def _screens(host: HostProfile, uuid: str) -> tuple[Screen, ...]:
 def _video(properties: GuestProperties, facts: HostFacts) -> Video | None:
     if not facts.is_qemu:
         return None
-    default = "vga" if facts.arch in ("x86_64", "i686") else "virtio"
-    model = properties.choice(properties.image("hw_video_model"), "hw_video_model", _VIDEO, default)
+    default = "vga" if facts.is_x86 else "virtio"
+    model = properties.choice(properties.image("hw_video_model"), "hw_video_model", _SUPPORTED_VIDEO, default)
     if facts.video_models and model not in facts.video_models:
         raise NotSupported(f"This host has no {model} graphics.")
     megabytes = properties.number(properties.image("hw_video_ram"), "hw_video_ram", least=1)
@@ -393,7 +426,7 @@ def _tablet(properties: GuestProperties, facts: HostFacts) -> str | None:
     if bus is None:
         # Without KVM, emulated USB keeps a CPU busy.
         return "usb" if facts.virt_type == "kvm" else None
-    return properties.choice(bus, "hw_input_bus", ("usb", "virtio"), "usb")
+    return properties.choice(bus, "hw_input_bus", choices("hw_input_bus"), "usb")
 
 
 def _rng(properties: GuestProperties, facts: HostFacts, settings: LibvirtSettings) -> Rng | None:
@@ -408,6 +441,6 @@ def _rng(properties: GuestProperties, facts: HostFacts, settings: LibvirtSetting
 
 
 def _watchdog(properties: GuestProperties) -> str | None:
-    actions = ("disabled", "reset", "poweroff", "pause", "none")
+    actions = choices("hw_watchdog_action")
     action = properties.choice(properties.image_first("watchdog_action"), "hw:watchdog_action", actions, "disabled")
     return None if action == "disabled" else action

@@ -1,7 +1,8 @@
 """A guest's devices as libvirt's XML. `compose` decides what is in them."""
 
 from micronova.virt.libvirt.client.xmltree import Element, child, element
-from micronova.virt.libvirt.definition.types import Definition, Disk, Interface, Screen, Serial
+from micronova.virt.libvirt.definition.types import Definition, Disk, Interface, NBDSource, Screen, Serial
+from micronova.virt.libvirt.host import is_qemu
 
 
 def devices(guest: Definition) -> Element:
@@ -62,25 +63,30 @@ def mediated_device(uuid: str) -> Element:
 
 def disk(disk: Disk, virt_type: str = "qemu") -> Element:
     """Return a disk."""
-    found = element("disk", type="file", device=disk.device)
-    if virt_type in ("kvm", "qemu"):
-        io = "native" if disk.cache in ("none", "directsync") else None
-        discard = "unmap" if disk.device == "disk" else None
+    found = element("disk", type="file" if disk.volume is None else "network", device=disk.device)
+    if is_qemu(virt_type):
+        io = "native" if disk.cache in ("none", "directsync") and disk.volume is None else None
+        discard = "unmap" if disk.device == "disk" and disk.discard else None
         child(found, "driver", name="qemu", type=disk.format, cache=disk.cache, io=io, discard=discard)
     else:
         child(found, "driver", name="qemu", type=disk.format)
-    _source(found, disk.file, virt_type)
+    if disk.volume is None:
+        _source(found, disk.file, virt_type)
+    else:
+        found.append(nbd_source(disk.volume))
     # The whole chain is given, so that libvirt does not probe the files' headers.
     if disk.backing is not None:
         backing = child(found, "backingStore", type="file")
         child(backing, "format", type="raw")
         _source(backing, disk.backing, virt_type)
         child(backing, "backingStore")
-    elif virt_type in ("kvm", "qemu"):
+    elif is_qemu(virt_type):
         child(found, "backingStore")
     child(found, "target", dev=disk.target, bus=disk.bus)
-    if disk.device == "cdrom":
+    if disk.device == "cdrom" or disk.readonly:
         child(found, "readonly")
+    if disk.shareable:
+        child(found, "shareable")
     if disk.serial:
         child(found, "serial", disk.serial)
     if disk.boot_order is not None:
@@ -92,9 +98,19 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
     return found
 
 
+def nbd_source(volume: NBDSource) -> Element:
+    """Return where the data of a volume is."""
+    found = element("source", protocol="nbd", name=volume.export)
+    if volume.socket:
+        child(found, "host", transport="unix", socket=volume.socket)
+    else:
+        child(found, "host", name=volume.host, port=volume.port)
+    return found
+
+
 def _source(parent: Element, file: str, virt_type: str) -> None:
     found = child(parent, "source", file=file)
-    if virt_type in ("kvm", "qemu"):
+    if is_qemu(virt_type):
         # The file stays the agent's; an access control list lets the guest's user use it.
         child(found, "seclabel", model="dac", relabel="no")
 
@@ -110,11 +126,11 @@ def interface(interface: Interface, virt_type: str = "qemu") -> Element:
         child(found, "script", path=interface.script)
     if interface.model:
         child(found, "model", type=interface.model)
-    if virt_type in ("kvm", "qemu") and interface.queues > 1:
+    if is_qemu(virt_type) and interface.queues > 1:
         child(found, "driver", name="vhost" if virt_type == "kvm" else "qemu", queues=interface.queues)
     if interface.mtu:
         child(found, "mtu", size=interface.mtu)
-    if not interface.connected:
+    if not interface.linked:
         child(found, "link", state="down")
     if interface.boot_order is not None:
         child(found, "boot", order=interface.boot_order)
@@ -150,7 +166,7 @@ def graphics(screen: Screen) -> Element:
 def _controllers(devices: Element, guest: Definition) -> None:
     if any(disk.bus == "scsi" for disk in guest.disks):
         child(devices, "controller", type="scsi", index=0, model=guest.scsi_model)
-    if guest.virt_type in ("kvm", "qemu"):
+    if guest.is_qemu:
         usb = guest.tablet == "usb" or any(disk.bus == "usb" for disk in guest.disks)
         if not usb:
             # Otherwise libvirt adds one, and firmware and guest spend time on it.
@@ -162,7 +178,7 @@ def _controllers(devices: Element, guest: Definition) -> None:
 
 
 def _balloon(devices: Element, guest: Definition) -> None:
-    if guest.virt_type not in ("kvm", "qemu"):
+    if not guest.is_qemu:
         return
     if guest.balloon_period is None:
         child(devices, "memballoon", model="none")

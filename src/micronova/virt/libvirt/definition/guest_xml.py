@@ -27,11 +27,13 @@ def domain(guest: Definition) -> Element:
     child(found, "name", guest.name)
     child(found, "metadata").append(metadata(guest.owner))
     child(found, "memory", str(guest.memory_mb), unit="MiB")
-    if guest.cpus.page_kib is not None:
+    if guest.cpu_plan.page_kib is not None:
         pages = child(child(found, "memoryBacking"), "hugepages")
-        nodes = ",".join(str(cell.id) for cell in guest.cpus.cells)
-        child(pages, "page", size=guest.cpus.page_kib, unit="KiB", nodeset=nodes)
-    child(found, "vcpu", str(guest.cpus.vcpus), placement="static", cpuset=format_cpus(guest.cpus.shared) or None)
+        nodes = ",".join(str(cell.id) for cell in guest.cpu_plan.cells)
+        child(pages, "page", size=guest.cpu_plan.page_kib, unit="KiB", nodeset=nodes)
+    child(
+        found, "vcpu", str(guest.cpu_plan.vcpus), placement="static", cpuset=format_cpus(guest.cpu_plan.shared) or None
+    )
     for part in (_tune(guest), _numa_tune(guest), _sysinfo(guest), _os(guest), _features(guest), _cpu(guest)):
         if part is not None:
             found.append(part)
@@ -40,7 +42,7 @@ def domain(guest: Definition) -> Element:
     child(found, "on_reboot", "restart")
     # A guest that panics is kept, halted, for its owner to look at.
     child(found, "on_crash", "preserve" if guest.panic_model else "destroy")
-    if guest.virt_type in ("kvm", "qemu"):
+    if guest.is_qemu:
         power = child(found, "pm")
         child(power, "suspend-to-mem", enabled="no")
         child(power, "suspend-to-disk", enabled="no")
@@ -95,12 +97,12 @@ def owner_of(text: str) -> Owner | None:
 
 
 def _tune(guest: Definition) -> Element | None:
-    plan = guest.cpus
+    plan = guest.cpu_plan
     found = element("cputune")
     for name, value in guest.cpu_tune.items():
         child(found, name, str(value))
-    places = {vcpu: (cpu,) for vcpu, cpu in plan.pins.items()} | plan.floating
-    for vcpu, cpus in sorted(places.items()):
+    cpus_of = {vcpu: (cpu,) for vcpu, cpu in plan.pins.items()} | plan.floating
+    for vcpu, cpus in sorted(cpus_of.items()):
         child(found, "vcpupin", vcpu=vcpu, cpuset=format_cpus(cpus))
     if plan.emulator:
         child(found, "emulatorpin", cpuset=format_cpus(plan.emulator))
@@ -110,19 +112,19 @@ def _tune(guest: Definition) -> Element | None:
 
 
 def _numa_tune(guest: Definition) -> Element | None:
-    placed = [cell for cell in guest.cpus.cells if cell.host is not None]
-    if not placed:
+    assigned = [cell for cell in guest.cpu_plan.cells if cell.host is not None]
+    if not assigned:
         return None
     found = element("numatune")
-    hosts = sorted({cell.host for cell in placed if cell.host is not None})
+    hosts = sorted({cell.host for cell in assigned if cell.host is not None})
     child(found, "memory", mode="strict", nodeset=",".join(str(host) for host in hosts))
-    for cell in placed:
+    for cell in assigned:
         child(found, "memnode", cellid=cell.id, mode="strict", nodeset=cell.host)
     return found
 
 
 def _sysinfo(guest: Definition) -> Element | None:
-    if guest.virt_type not in ("kvm", "qemu") or guest.arch not in ("x86_64", "i686", "aarch64"):
+    if not guest.is_qemu or not (guest.is_x86 or guest.arch == "aarch64"):
         return None
     found = element("sysinfo", type="smbios")
     system = child(found, "system")
@@ -164,7 +166,7 @@ def _features(guest: Definition) -> Element | None:
         return None
     found = element("features")
     child(found, "acpi")
-    if guest.arch in ("x86_64", "i686"):
+    if guest.is_x86:
         child(found, "apic")
     if guest.secure_boot:
         child(found, "smm", state="on")
@@ -183,8 +185,8 @@ def _features(guest: Definition) -> Element | None:
 
 
 def _cpu(guest: Definition) -> Element | None:
-    cpu, plan = guest.cpu, guest.cpus
-    if guest.virt_type not in ("kvm", "qemu"):
+    cpu, plan = guest.cpu, guest.cpu_plan
+    if not guest.is_qemu:
         return None
     found = element("cpu")
     if cpu.mode == "custom":
@@ -213,10 +215,10 @@ def _cpu(guest: Definition) -> Element | None:
 
 def _clock(guest: Definition) -> Element:
     found = element("clock", offset="localtime" if guest.windows else "utc")
-    if guest.virt_type in ("kvm", "qemu"):
+    if guest.is_qemu:
         child(found, "timer", name="rtc", tickpolicy="catchup")
         child(found, "timer", name="pit", tickpolicy="delay")
-        if guest.arch in ("x86_64", "i686"):
+        if guest.is_x86:
             child(found, "timer", name="hpet", present="yes" if guest.hpet else "no")
         if guest.windows and guest.virt_type == "kvm":
             child(found, "timer", name="hypervclock", present="yes")

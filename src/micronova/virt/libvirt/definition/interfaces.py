@@ -8,10 +8,12 @@ import re
 from collections.abc import Collection
 
 from micronova.objects.errors import BuildAborted, BuildFailed, NotSupported
+from micronova.objects.guest_properties import choices
 from micronova.objects.network import VIF, tap_name
 from micronova.virt.libvirt.definition.types import Interface
+from micronova.virt.libvirt.host import is_qemu
 
-MODELS = ("virtio", "e1000", "e1000e", "rtl8139", "ne2k_pci", "pcnet", "vmxnet3", "netfront")
+MODELS = choices("hw_vif_model", unsupported=("igb", "lan9118", "spapr-vlan", "sriov", "vmxnet"))
 _DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}\Z")
 _MAC = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
 
@@ -38,11 +40,11 @@ def interface(
     return Interface(
         mac=mac,
         device=device,
-        bridge="" if virt_type in ("kvm", "qemu") else bridge,
+        bridge="" if is_qemu(virt_type) else bridge,
         model="" if virt_type == "parallels" else model,
         mtu=vif.mtu or None,
         queues=queues,
-        connected=linked,
+        linked=linked,
         script="vif-bridge" if virt_type == "xen" else "",
     )
 

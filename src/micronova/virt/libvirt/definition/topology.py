@@ -3,7 +3,7 @@
 The claim has chosen them (`objects/fitting.py`), and the order names them. The guest's record keeps them over restarts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from micronova.objects.errors import NotSupported
@@ -15,7 +15,7 @@ from micronova.virt.libvirt.storage.records import PinRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedCell:
+class AssignedCell:
     """A NUMA node of the guest, and the host's node that it is on."""
 
     id: int
@@ -36,7 +36,7 @@ class CpuPlan:
     pins: dict[int, int] = field(default_factory=dict)  # vCPU -> host CPU
     floating: dict[int, tuple[int, ...]] = field(default_factory=dict)  # vCPU -> the shared CPUs of its host node
     emulator: tuple[int, ...] = ()  # host CPUs of QEMU's own threads
-    cells: tuple[PlacedCell, ...] = ()
+    cells: tuple[AssignedCell, ...] = ()
     page_kib: int | None = None  # size of huge pages; None: ordinary memory
 
 
@@ -60,7 +60,10 @@ def pins_of(instance: InstanceSpec) -> PinRecord:
 def plan_cpus(
     request: CpuRequest, *, vcpus: int, cells: Iterable[Cell], shared: tuple[int, ...] = (), pins: PinRecord | None
 ) -> CpuPlan:
-    """Return the plan for a guest with the place that its record has."""
+    """Return the plan for a guest with the pins of its record.
+
+    Raise NotSupported if its flavor asks for shared CPUs, and the host has none of those that its settings name.
+    """
     pins = pins or PinRecord()
     hosts = {cell.id: cell for cell in cells}
     floating: dict[int, tuple[int, ...]] = {}
@@ -69,6 +72,8 @@ def plan_cpus(
         near = tuple(cpu for cpu in host.cpus if not shared or cpu in shared) if host is not None else ()
         if near:
             floating |= {vcpu: near for vcpu in cell.vcpus if vcpu not in pins.vcpus}
+    # libvirt lets all threads of a guest without NUMA nodes use the shared CPUs.
+    shares_emulator = request.shares_emulator and bool(request.cells)
     smallest = min((size for cell in hosts.values() for size in cell.pages), default=0)
     return CpuPlan(
         vcpus=vcpus,
@@ -78,10 +83,21 @@ def plan_cpus(
         shared=shared,
         pins=pins.vcpus,
         floating=floating,
-        emulator=pins.emulator,
+        emulator=_shared_emulator(shared, hosts.values()) if shares_emulator else pins.emulator,
         cells=tuple(
-            PlacedCell(id=cell.id, vcpus=cell.vcpus, memory_mb=cell.memory_mb, host=pins.cells.get(cell.id))
+            AssignedCell(id=cell.id, vcpus=cell.vcpus, memory_mb=cell.memory_mb, host=pins.cells.get(cell.id))
             for cell in request.cells
         ),
         page_kib=pins.page_kib if pins.page_kib is not None and pins.page_kib > smallest else None,
     )
+
+
+def _shared_emulator(shared: tuple[int, ...], cells: Collection[Cell]) -> tuple[int, ...]:
+    """Return the host CPUs of QEMU's own threads that should use shared ones; none if the host's settings name none."""
+    there = {cpu for cell in cells for cpu in cell.cpus}
+    found = tuple(cpu for cpu in shared if not cells or cpu in there)
+    if shared and not found:
+        raise NotSupported(
+            "hw:emulator_threads_policy share needs a shared CPU, and this host has none of those in cpu_shared_set."
+        )
+    return found

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from micronova.virt.libvirt.definition.topology import CpuPlan
+from micronova.virt.libvirt.host import is_qemu, is_x86
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +31,20 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NBDSource:
+    """A volume that is served by NBD: on a Unix socket, or at a host and a port."""
+
+    export: str
+    socket: str = ""
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """A disk, or a CD."""
 
-    file: str
+    file: str  # empty: it is a volume
     format: str
     target: str  # vda, hdc…
     bus: str
@@ -43,6 +54,10 @@ class Disk:
     serial: str = ""
     boot_order: int | None = None
     limits: tuple[tuple[str, int], ...] = ()  # as libvirt's iotune names them
+    volume: NBDSource | None = None
+    readonly: bool = False
+    shareable: bool = False  # other guests may have it at the same time
+    discard: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +70,7 @@ class Interface:
     model: str = "virtio"
     mtu: int | None = None
     queues: int = 1
-    connected: bool = True
+    linked: bool = True
     boot_order: int | None = None
     script: str = ""  # Xen plugs by a script
 
@@ -114,7 +129,7 @@ class Definition:
     emulator: str
     machine: str
     memory_mb: int
-    cpus: CpuPlan
+    cpu_plan: CpuPlan
     cpu: Cpu = Cpu()
     user: GuestUser | None = None  # None: hypervisors other than QEMU decide
     uefi: bool = False
@@ -144,3 +159,13 @@ class Definition:
     mdevs: tuple[str, ...] = ()  # uuids of mediated devices of the host
     cpu_tune: dict[str, int] = field(default_factory=dict)  # shares, period, quota
     pcie_ports: int = 0  # free root ports for hot-plug (q35)
+
+    @property
+    def is_qemu(self) -> bool:
+        """Whether QEMU runs the guest, with or without KVM."""
+        return is_qemu(self.virt_type)
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether the guest is a PC."""
+        return is_x86(self.arch)

@@ -18,6 +18,16 @@ from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
 T = TypeVar("T")
 
 
+def no_guest(uuid: str) -> InstanceNotFound:
+    """Return the error for a guest that this host does not have."""
+    return InstanceNotFound(f"There is no guest {uuid} on this host.")
+
+
+def exists_already(uuid: str) -> Conflict:
+    """Return the error for a guest that cannot be made, because there is one with this uuid."""
+    return Conflict(f"A guest {uuid} exists already on this host.")
+
+
 class GuestAccess:
     """Finds guests and calls libvirt for them."""
 
@@ -48,7 +58,7 @@ class GuestAccess:
         """Return a guest's record and power state; raise InstanceNotFound if there is none."""
         record = await self._files.run(self._records.load, uuid)
         if record is None or not self.owns(record):
-            raise InstanceNotFound(f"There is no guest {uuid} on this host.")
+            raise no_guest(uuid)
         info = await self._connection.read(lambda connection: domains.describe(connection, uuid), "find the guest")
         return record, self._power(info)
 
@@ -62,7 +72,7 @@ class GuestAccess:
     async def require_unknown(self, uuid: str) -> None:
         """Raise Conflict if libvirt knows a guest with this uuid, of any cloud."""
         if await self._connection.read(lambda connection: domains.find(connection, uuid), "find the guest"):
-            raise Conflict(f"A guest {uuid} exists already on this host.")
+            raise exists_already(uuid)
 
     async def require_running(self, uuid: str) -> None:
         """Raise Conflict unless a guest runs or is paused."""
@@ -110,7 +120,7 @@ class GuestAccess:
         """Return a guest that libvirt knows; raise InstanceNotFound if there is none. Blocks."""
         domain = domains.find_ours(connection, uuid, self.cloud)
         if domain is None:
-            raise InstanceNotFound(f"There is no guest {uuid} on this host.")
+            raise no_guest(uuid)
         return domain
 
     def owns(self, record: GuestRecord) -> bool:

@@ -14,7 +14,7 @@ from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.library import has_code
 from micronova.virt.libvirt.client.xmltree import parse
 
-PATIENCE: Final = 15
+ANSWER_SECONDS: Final = 15
 """Seconds that an agent has for its answer; less than the time after which a call to libvirt counts as hung."""
 
 
@@ -46,7 +46,7 @@ def administrator(instance: InstanceSpec) -> str:
 def set_password(domain: Domain, user: str, password: str) -> None:
     """Set the password of a user of the guest. Blocks."""
     try:
-        domain.agentSetResponseTimeout(PATIENCE, 0)
+        domain.agentSetResponseTimeout(ANSWER_SECONDS, 0)
         domain.setUserPassword(user, password, 0)
     except ValueError:  # the password has a character that libvirt cannot pass on
         raise Conflict("The password has a character that cannot be set.") from None

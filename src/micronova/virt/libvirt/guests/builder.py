@@ -112,6 +112,7 @@ class GuestBuilder:
         await self._undefine(uuid)
         if record is not None:
             await self._launcher.mdevs.remove(uuid, record.pins, record.kept_pins)
+            await self._launcher.bar_from_volumes(record)  # before its user's number is free for another guest
         # The record is removed last: if this agent dies, the next one finds the guest by it.
         await self._files.run(self._remove_logs, uuid)
         if record is not None:

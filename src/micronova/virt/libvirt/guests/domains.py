@@ -7,7 +7,7 @@ from micronova.objects import power_state
 from micronova.objects.errors import Conflict
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.library import has_code, load
-from micronova.virt.libvirt.client.xmltree import parse, unparse
+from micronova.virt.libvirt.client.xmltree import Element, parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import NAMESPACE, owner_of
 from micronova.virt.libvirt.definition.types import Owner
 
@@ -143,6 +143,38 @@ def interface_xml(domain: Domain, mac: str, *, live: bool) -> str | None:
         address = found.find("mac")
         if address is not None and address.get("address", "").lower() == mac.lower():
             return unparse(found)
+    return None
+
+
+def volume_xml(domain: Domain, export: str, *, live: bool) -> str | None:
+    """Return the XML of a volume, by the name of its export, from the running guest or from its definition."""
+    found = _volume(domain, export, live=live)
+    return None if found is None else unparse(found)
+
+
+def volume_target(domain: Domain, export: str) -> str | None:
+    """Return the name of a volume in a running guest; None if the guest does not have it."""
+    found = _volume(domain, export, live=True)
+    target = None if found is None else found.find("target")
+    return None if target is None else target.get("dev")
+
+
+def disk_targets(domain: Domain) -> set[str]:
+    """Return the names of all disks of a guest, as it runs and as it is defined."""
+    flags = (0, load().VIR_DOMAIN_XML_INACTIVE)
+    return {
+        target.get("dev", "")
+        for each in flags
+        for target in parse(domain.XMLDesc(each)).iterfind("./devices/disk/target")
+    }
+
+
+def _volume(domain: Domain, export: str, *, live: bool) -> Element | None:
+    flags = 0 if live else load().VIR_DOMAIN_XML_INACTIVE
+    for found in parse(domain.XMLDesc(flags)).iterfind("./devices/disk"):
+        source = found.find("source")
+        if source is not None and source.get("protocol") == "nbd" and source.get("name") == export:
+            return found
     return None
 
 

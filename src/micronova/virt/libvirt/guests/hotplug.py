@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from micronova.objects.clock import Clock
-from micronova.objects.errors import InstanceNotFound, MicronovaError
+from micronova.objects.errors import MicronovaError
+from micronova.objects.guest_properties import image_property
 from micronova.objects.network import VIF
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Connect, Domain
@@ -16,6 +17,7 @@ from micronova.virt.libvirt.client.xmltree import unparse
 from micronova.virt.libvirt.definition.device_xml import interface as interface_element
 from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.guests import domains
+from micronova.virt.libvirt.guests.access import no_guest
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,9 @@ async def attach(
     """Plug an interface with its link down, and raise the link when the network has confirmed it."""
     uuid = plan.instance.uuid
     image = plan.instance.image
-    model = None if image is None else image.properties.get("hw_vif_model")
+    model = None if image is None else image_property(image.properties, "hw_vif_model")
     (plugged,) = interfaces((vif,), model=model, virt_type=virt_type, linked=linked)
-    down = unparse(interface_element(replace(plugged, connected=False), virt_type))
+    down = unparse(interface_element(replace(plugged, linked=False), virt_type))
     up = unparse(interface_element(plugged, virt_type))
 
     def plug(conn: Connect) -> None:
@@ -102,7 +104,7 @@ def _is_plugged(connection: Connect, uuid: str, cloud: str, mac: str) -> bool:
 def _find(connection: Connect, uuid: str, cloud: str) -> Domain:
     domain = domains.find_ours(connection, uuid, cloud)
     if domain is None:
-        raise InstanceNotFound(f"There is no guest {uuid} on this host.")
+        raise no_guest(uuid)
     return domain
 
 

@@ -2,13 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
+from micronova.exporter.client import GuestAccess as VolumeAccess
 from micronova.objects.cpu_sets import parse_cpus
-from micronova.objects.errors import BuildAborted, Conflict, InsufficientResources, Invalid, MicronovaError, Unavailable
+from micronova.objects.errors import (
+    BuildAborted,
+    InsufficientResources,
+    Invalid,
+    MicronovaError,
+    NotSupported,
+    Unavailable,
+)
+from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection, Lane
@@ -16,8 +25,9 @@ from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.definition.compose import HostProfile, compose, memory_limit
 from micronova.virt.libvirt.definition.guest_xml import domain_xml
 from micronova.virt.libvirt.definition.topology import pins_of
-from micronova.virt.libvirt.guests import domains
-from micronova.virt.libvirt.guests.access import GuestAccess
+from micronova.virt.libvirt.definition.volumes import volume_source
+from micronova.virt.libvirt.guests import domains, reconnecting
+from micronova.virt.libvirt.guests.access import GuestAccess, exists_already
 from micronova.virt.libvirt.guests.mediated_devices import MediatedDevices
 from micronova.virt.libvirt.storage.guest_users import free_id
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords, PinRecord
@@ -32,29 +42,38 @@ SAVE_SECONDS_PER_GB: Final = 60.0
 class Launcher:
     """Starts guests on one host."""
 
-    def __init__(self, connection: Connection, guests: GuestAccess, records: GuestRecords, files: ThreadPool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        guests: GuestAccess,
+        records: GuestRecords,
+        files: ThreadPool,
+        volumes: VolumeAccess | None,
+    ) -> None:
+        """`volumes` lets guests use volumes of this machine; None if nothing serves any."""
+        self._volumes = volumes
         self._profile: HostProfile | None = None
         self._ids = range(0)
         self._connection = connection
         self._guests = guests
         self._records = records
         self._files = files
-        self._placing = asyncio.Lock()
+        self._reserving = asyncio.Lock()
         self.mdevs = MediatedDevices(connection, guests.cloud)
 
     def prepare(self, host: HostProfile, ids: range) -> None:
-        """Get to know the host, and the ids that users of guests may have; nothing is started before."""
+        """Set the profile of the host and the range of user ids of guests. No guest is started before."""
         self._profile = host
         self._ids = ids
 
     @property
     def is_ready(self) -> bool:
-        """Whether the host is known."""
+        """Whether the profile of the host is set."""
         return self._profile is not None
 
     @property
     def host(self) -> HostProfile:
-        """The host; raise DriverFailed if it is not known yet."""
+        """The profile of the host; raise DriverFailed if it is not set yet."""
         if self._profile is None:
             raise DriverFailed("The driver is not ready.")
         return self._profile
@@ -62,32 +81,32 @@ class Launcher:
     async def reserve(self, plan: GuestPlan, record: GuestRecord) -> GuestRecord:
         """Check that the guest can be defined here, reserve its CPUs, and write its record."""
         # One at a time: two guests must not get the same CPU.
-        async with self._placing:
-            pins = await self._place(plan, record)
+        async with self._reserving:
+            pins = await self._checked_pins(plan, record)
             record = msgspec.structs.replace(record, pins=pins, uid=await self._files.run(self._free_id))
             try:
                 await self._files.run(self._records.create, record)
             except FileExistsError:
-                raise Conflict(f"A guest {record.uuid} exists already on this host.") from None
+                raise exists_already(record.uuid) from None
         return record
 
     def check(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Raise an error if a guest cannot be started here with these disks."""
-        compose(self.host, plan.instance, record, plan.network_info)
+        compose(self.host, plan.instance, record, plan.network_info, plan.volumes)
 
     def renew(self, plan: GuestPlan, record: GuestRecord, before: GuestRecord) -> GuestRecord:
         """Return the record of a guest that takes the CPUs and the user of the one before; check that it fits here."""
         record = msgspec.structs.replace(record, pins=before.pins, uid=before.uid)
-        compose(self.host, plan.instance, record, plan.network_info)
+        compose(self.host, plan.instance, record, plan.network_info, plan.volumes)
         return record
 
     async def reserve_again(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Reserve the CPUs of a guest that was resized, and replace its record."""
-        async with self._placing:
-            pins = await self._place(plan, msgspec.structs.replace(record, pins=None))
+        async with self._reserving:
+            pins = await self._checked_pins(plan, msgspec.structs.replace(record, pins=None))
             await self._files.run(self._records.save, msgspec.structs.replace(record, pins=pins))
 
-    async def _place(self, plan: GuestPlan, record: GuestRecord) -> PinRecord:
+    async def _checked_pins(self, plan: GuestPlan, record: GuestRecord) -> PinRecord:
         """Return the CPUs and devices that the order names; raise an error if the guest cannot have them."""
         try:
             pins = pins_of(plan.instance)
@@ -107,13 +126,14 @@ class Launcher:
             log.warning("PCI devices %s of guest %s belong to another one", same, record.uuid)
             raise Unavailable("PCI devices of the server belong to another guest, which has to leave.")
         pins = msgspec.structs.replace(pins, mdevs=await self.mdevs.choose(plan, mdevs))
-        compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info)
+        compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info, plan.volumes)
         return pins
 
     async def launch(self, plan: GuestPlan, record: GuestRecord, *, start: bool = True) -> GuestRecord:
         """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
         record = await self._admit(record, resumed=False)
-        xml = domain_xml(compose(self.host, plan.instance, record, plan.network_info))
+        await self.admit_to_volumes(record, plan.volumes)
+        xml = domain_xml(compose(self.host, plan.instance, record, plan.network_info, plan.volumes))
         await self.mdevs.make(record)
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
@@ -122,6 +142,20 @@ class Launcher:
             await self._start(plan, START_TIMEOUT, domains.power_off)
         return record
 
+    async def admit_to_volumes(self, record: GuestRecord, volumes: Iterable[AttachedVolume]) -> None:
+        """Let a guest's user connect to volumes that are served on this machine."""
+        for volume in volumes:
+            if volume.connection.socket_path is None:
+                continue  # a server elsewhere decides itself
+            if self._volumes is None or record.uid is None:
+                raise NotSupported("Nothing serves volumes to guests of this host.")
+            await self._volumes.allow(volume.volume_id, record.uid)
+
+    async def bar_from_volumes(self, record: GuestRecord, volume: AttachedVolume | None = None) -> None:
+        """Let a guest's user connect no more: to one volume, or to any."""
+        if self._volumes is not None and record.uid is not None:
+            await self._volumes.refuse(record.uid, None if volume is None else volume.volume_id)
+
     async def stop(self, uuid: str) -> None:
         """Stop a guest at once, if it runs, and discard its saved memory."""
         await self._guests.change_if_there(uuid, domains.power_off, "stop the guest", timeout=START_TIMEOUT)
@@ -129,6 +163,7 @@ class Launcher:
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with the interfaces that it had when it was saved."""
         record = await self._admit(record, resumed=True)
+        await self.admit_to_volumes(record, plan.volumes)
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # If the network does not confirm, the memory is saved again, not lost.
         await self._start(plan, timeout, domains.save, lane="memory")
@@ -150,6 +185,8 @@ class Launcher:
                 uuid, lambda domain: domains.limit_memory(domain, most), "limit the guest's memory"
             ):
                 log.debug("guest %s has no limit of memory: its libvirt has no control groups", uuid)
+            for volume in plan.volumes:
+                await self._keep_connected(uuid, volume)
             await plan.plugged()
             await self.resume(uuid)
         except BaseException:
@@ -159,9 +196,17 @@ class Launcher:
                 log.warning("guest %s could not be stopped after a failed start: %s", uuid, error)
             raise
 
+    async def _keep_connected(self, uuid: str, volume: AttachedVolume) -> None:
+        source, readonly = volume_source(volume), volume.read_only
+        await self._guests.change(
+            uuid,
+            lambda domain: reconnecting.wait_for(domain, source, readonly=readonly),
+            "keep a volume of the guest connected",
+        )
+
     async def _admit(self, record: GuestRecord, *, resumed: bool) -> GuestRecord:
         """Write down how a guest is started, and let its user use its files; one of an older version gets a user."""
-        async with self._placing:
+        async with self._reserving:
             uid = await self._files.run(self._free_id) if record.uid is None else record.uid
             started = msgspec.structs.replace(record, resumed=resumed, uid=uid)
             if started != record:

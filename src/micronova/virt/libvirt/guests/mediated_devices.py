@@ -41,14 +41,14 @@ class MediatedDevices:
         free = [each for each in existing if each.uuid not in taken | used]
         chosen = []
         for number, wanted in enumerate(assignment.mdevs):
-            place = wanted.parent, wanted.mdev_type
-            found = next((each for each in free if (each.parent, each.mdev_type) == place), None)
+            kind = wanted.parent, wanted.mdev_type
+            found = next((each for each in free if (each.parent, each.mdev_type) == kind), None)
             if found is not None:
                 free.remove(found)
                 uuid = found.uuid
             else:
                 uuid = str(uuid5(_MDEVS, f"{self._cloud}/{plan.instance.uuid}/{plan.epoch}/{number}"))
-            chosen.append(MdevRecord(uuid=uuid, parent=place[0], mdev_type=place[1], made=found is None))
+            chosen.append(MdevRecord(uuid=uuid, parent=wanted.parent, mdev_type=wanted.mdev_type, made=found is None))
         return tuple(chosen)
 
     async def make(self, record: GuestRecord) -> None:

@@ -29,7 +29,7 @@ from micronova.virt.libvirt.client.xmltree import child, element, parse, unparse
 from micronova.virt.libvirt.guests import agent
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.storage import acl, tools
-from micronova.virt.libvirt.storage.layout import Layout, base_link
+from micronova.virt.libvirt.storage.layout import Layout, base_link_name
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord, GuestRecords
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ COPY: Final = "snapshot.qcow2"
 """The file in the guest's directory."""
 CHUNK: Final = 1024 * 1024
 POLL_INTERVAL: Final = 0.5
-AGENT_PATIENCE: Final = 45
+AGENT_SECONDS: Final = 45
 AGENT_TIMEOUT: Final = 60.0
 """Seconds that the agent in a guest has to freeze or thaw file systems, and after which libvirt counts as hung."""
 CLEAR_PAUSE: Final = 5.0
@@ -110,8 +110,8 @@ class Snapshots:
             if power in (power_state.RUNNING, power_state.PAUSED):
                 await self._copy_running(plan, record, disk, power)
             else:
-                base = folder / base_link(disk.file) if disk.backing is not None else None
-                largest = max(size, plan.instance.flavor.disk * tools.GIGABYTE)
+                base = folder / base_link_name(disk.file) if disk.backing is not None else None
+                largest = max(size, plan.instance.flavor.disk * tools.GIB)
                 await tools.flatten(folder / disk.file, disk.format, base, target, largest)
             copied = await self._files.run(_check_copy, target)
         except BaseException as error:
@@ -264,7 +264,7 @@ def _check_room(folder: Path, disk: DiskRecord, reserved: Mapping[Path, int]) ->
 
     Raise Unavailable if there is no room for that beside the copies that are being made. Blocks.
     """
-    files = [folder / disk.file, *([folder / base_link(disk.file)] if disk.backing is not None else [])]
+    files = [folder / disk.file, *([folder / base_link_name(disk.file)] if disk.backing is not None else [])]
     found = [file.stat() for file in files]
     needed = sum(each.st_blocks * 512 for each in found)
     coming = sum(max(0, most - _written(copy)) for copy, most in reserved.items())
@@ -353,7 +353,7 @@ def _abort(domain: Domain) -> None:
 
 
 def _freeze(domain: Domain) -> None:
-    domain.agentSetResponseTimeout(AGENT_PATIENCE, 0)
+    domain.agentSetResponseTimeout(AGENT_SECONDS, 0)
     domain.fsFreeze()
 
 
@@ -362,7 +362,7 @@ def _thaw(domain: Domain) -> None:
     if not domain.isActive() or agent.channel_state(domain) != "connected":
         return
     try:
-        domain.agentSetResponseTimeout(AGENT_PATIENCE, 0)
+        domain.agentSetResponseTimeout(AGENT_SECONDS, 0)
         domain.fsThaw()
     except Exception as error:
         if not has_code(error, "VIR_ERR_AGENT_UNRESPONSIVE", "VIR_ERR_OPERATION_INVALID"):

@@ -15,10 +15,10 @@ from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
-from micronova.virt.libvirt.storage.layout import Layout, base_link, remove, sync_file
+from micronova.virt.libvirt.storage.layout import Layout, base_link_name, remove, sync_file, unfinished
 from micronova.virt.libvirt.storage.records import BootRecord, DiskRecord, GuestRecord
+from micronova.virt.libvirt.storage.tools import GIB
 
-GIB = 1024**3
 MIB = 1024**2
 CONFIG_DRIVE = "disk.config"
 RESCUE_DISK = "disk.rescue"
@@ -29,14 +29,19 @@ KERNEL, RAMDISK, RESCUE_KERNEL, RESCUE_RAMDISK = "kernel", "ramdisk", "kernel.re
 def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, ...]:
     """Return the disks that a guest gets, without creating them; raise NotSupported if this host cannot attach one."""
     image = plan.instance.image
-    devices = plan.block_devices or ((BlockDevice(uuid="", boot_index=0),) if image is not None else ())
+    volume_boots = any(volume.boot_index == 0 for volume in plan.volumes)
+    assumed = (BlockDevice(uuid="", boot_index=0),) if image is not None and not volume_boots else ()
+    devices = plan.block_devices or assumed
+    attached = {volume.device_uuid for volume in plan.volumes}
     found: list[DiskRecord] = []
-    ephemeral = blank = 0
+    ephemeral = 0
     for device in sorted(devices, key=lambda each: each.boot_index != 0):
         boot = -1 if device.boot_index is None else device.boot_index
         serial = device.uuid.replace("-", "")[:20]
         if device.destination_type == "volume" or device.source_type in ("volume", "snapshot"):
-            raise NotSupported("This host cannot attach volumes.")
+            if device.uuid not in attached:
+                raise NotSupported("The order does not say how this host reaches a volume of the server.")
+            continue
         if device.source_type == "image":
             if image is None or device.image_id not in (None, image.id):
                 raise NotSupported("This host makes local disks of the server's own image only.")
@@ -57,7 +62,6 @@ def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, 
             found.append(DiskRecord(file="disk.swap", format="raw", role="swap", bus=device.disk_bus))
         elif boot == 0:
             found.append(DiskRecord(file="disk", format="raw", role="blank", bus=device.disk_bus, boot_index=0))
-            blank += 1
         else:
             if device.guest_format not in (None, *tools.FILE_SYSTEMS):
                 raise NotSupported(f"This host cannot format disks with {device.guest_format}.")
@@ -72,7 +76,7 @@ def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, 
         raise NotSupported("This host gives a server one root disk and one swap disk.")
     if plan.instance.config_drive:
         found.append(DiskRecord(file=CONFIG_DRIVE, format="raw", role="config", device="cdrom"))
-    if not any(disk.boot_index >= 0 for disk in found):
+    if not any(disk.boot_index >= 0 for disk in found) and not volume_boots:
         raise BuildAborted("The server has no disk to boot from.")
     return tuple(found)
 
@@ -108,8 +112,8 @@ def plan_rescue_disks(
     ]
     if stable:
         return (*others, rescue)
-    root = min((disk for disk in own if disk.boot_index >= 0), key=lambda disk: disk.boot_index)
-    return (rescue, *(disk for disk in others if disk.role == "config" or disk.file == root.file))
+    root = min((disk for disk in own if disk.boot_index >= 0), key=lambda disk: disk.boot_index, default=None)
+    return (rescue, *(disk for disk in others if disk.role == "config" or (root and disk.file == root.file)))
 
 
 def plan_boot(image: ImageMeta | None, *, rescue: bool = False) -> BootRecord | None:
@@ -145,7 +149,7 @@ class DiskMaker:
 
     async def make(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Create all disks of a record but the config drive. Removing the guest's directory undoes it."""
-        sizes = _blank_sizes(plan)
+        sizes = _ephemeral_sizes(plan)
         for disk in record.disks:
             path = self._layout.guest(record.uuid) / disk.file
             try:
@@ -198,7 +202,7 @@ class DiskMaker:
     def remove_rescue_files(self, uuid: str) -> None:
         """Remove what was created for a rescue. Blocks."""
         folder = self._layout.guest(uuid)
-        for name in (RESCUE_DISK, base_link(RESCUE_DISK), RESCUE_CONFIG_DRIVE, RESCUE_KERNEL, RESCUE_RAMDISK):
+        for name in (RESCUE_DISK, base_link_name(RESCUE_DISK), RESCUE_CONFIG_DRIVE, RESCUE_KERNEL, RESCUE_RAMDISK):
             remove(folder / name)
 
     async def grow(self, plan: GuestPlan, disks: tuple[DiskRecord, ...]) -> None:
@@ -206,7 +210,7 @@ class DiskMaker:
 
         Swap that changes its size is made again. Nothing is made smaller. It may be repeated.
         """
-        flavor, sizes = plan.instance.flavor, _blank_sizes(plan)
+        flavor, sizes = plan.instance.flavor, _ephemeral_sizes(plan)
         for disk in disks:
             path = self._layout.guest(plan.instance.uuid) / disk.file
             if disk.role in ("root", "blank") and disk.device == "disk" and flavor.disk:
@@ -222,7 +226,7 @@ class DiskMaker:
 
     async def _enlarge(self, path: Path, format: str, size: int) -> None:
         if format == "qcow2":
-            await tools.enlarge(path, path.with_name(base_link(path.name)), size)
+            await tools.enlarge(path, path.with_name(base_link_name(path.name)), size)
             return
         now = (await self._files.run(os.stat, path)).st_size
         if now > size:
@@ -254,7 +258,7 @@ class DiskMaker:
             size = max(base.virtual_size, limit or 0) if grows else base.virtual_size
             if disk.format == "qcow2":
                 await self._files.run(self._layout.link_base, plan.instance.uuid, base.name, disk.file)
-                await tools.create_overlay(path, path.with_name(base_link(disk.file)), size)
+                await tools.create_overlay(path, path.with_name(base_link_name(disk.file)), size)
             else:
                 await tools.copy(base.path, path, base.virtual_size)
                 if disk.device == "disk":
@@ -272,16 +276,11 @@ def _boot_images(plan: GuestPlan, image: ImageMeta) -> list[tuple[ImageMeta, str
     return [(part, url) for part, url in parts if part is not None]
 
 
-def unfinished(file: str) -> str:
-    """Return the name of a disk in this file while it is being made."""
-    return f".{file}.new"
-
-
-def _blank_sizes(plan: GuestPlan) -> list[tuple[int, str]]:
+def _ephemeral_sizes(plan: GuestPlan) -> list[tuple[int, str]]:
     return [
         ((device.size_gb or plan.instance.flavor.ephemeral) * GIB, device.guest_format or "ext4")
         for device in plan.block_devices
-        if device.source_type == "blank" and device.guest_format != "swap" and device.boot_index != 0
+        if device.is_ephemeral
     ]
 
 

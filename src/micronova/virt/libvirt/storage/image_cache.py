@@ -43,6 +43,7 @@ from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.fetch import Fetcher, fetch
 from micronova.virt.libvirt.storage.layout import Layout, sync_directory, sync_file
+from micronova.virt.libvirt.storage.tools import GIB
 
 log = logging.getLogger(__name__)
 
@@ -333,7 +334,7 @@ class ImageCache:
 def base_name(image: ImageMeta) -> str:
     """Return the name of an image in the cache: its id, and its checksum in case that an id is used again.
 
-    An image whose signature was verified has a name of its own: a copy that was cached without that does not do.
+    An image whose signature was verified has a name of its own: a copy that was cached unverified is not used.
     """
     content = image.os_hash_value or image.checksum or "unsummed"
     name = f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
@@ -387,5 +388,5 @@ def _check(path: Path, image: ImageMeta, limit: int | None) -> int:
 
 
 def _too_large(image: ImageMeta, size: int, limit: int) -> MicronovaError:
-    gigabytes = -(-size // 1024**3)
-    return BuildAborted(f"The image {image.id} needs a disk of {gigabytes} GB; the flavor's has {limit // 1024**3} GB.")
+    gigabytes = -(-size // GIB)
+    return BuildAborted(f"The image {image.id} needs a disk of {gigabytes} GB; the flavor's has {limit // GIB} GB.")

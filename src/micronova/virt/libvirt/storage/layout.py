@@ -58,8 +58,8 @@ class Layout:
             sync_directory(self.root)
         for leftover in self.instances.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for place in (self.sockets, self.console):
-            for file in place.iterdir():
+        for folder in (self.sockets, self.console):
+            for file in folder.iterdir():
                 if not (self.instances / file.name.partition(".")[0]).exists():
                     remove(file)
 
@@ -103,7 +103,7 @@ class Layout:
 
     def link_base(self, uuid: str, name: str, file: str = "disk") -> None:
         """Put a cached image, on which a disk in this file is based, into a guest's directory, unless it is there."""
-        target = self.guest(uuid) / base_link(file)
+        target = self.guest(uuid) / base_link_name(file)
         if not target.exists():
             os.link(self.base / name, target)
             sync_directory(target.parent)
@@ -137,12 +137,17 @@ class Layout:
             acl.share(sockets, 0o700, {})
 
 
-def base_link(file: str) -> str:
+def unfinished(name: str) -> str:
+    """Return the name of a file or a directory while it is being made."""
+    return f".{name}.new"
+
+
+def base_link_name(file: str) -> str:
     """Return the name, in the directory of a guest, of the cached image that a disk in this file is based on."""
     return file + _BASE
 
 
-def is_base_link(name: str) -> bool:
+def is_base_link_name(name: str) -> bool:
     """Return whether a file in the directory of a guest is a cached image."""
     return name.endswith(_BASE)
 

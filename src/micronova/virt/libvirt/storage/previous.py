@@ -13,12 +13,11 @@ import msgspec
 
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
-from micronova.virt.libvirt.storage.disks import unfinished
-from micronova.virt.libvirt.storage.layout import Layout, remove, sync_directory, sync_file
+from micronova.virt.libvirt.storage.layout import Layout, remove, sync_directory, sync_file, unfinished
 from micronova.virt.libvirt.storage.records import RECORD, GuestRecord, GuestRecords, read_record, write_record
 
 FOLDER: Final = "previous"
-_FRESH: Final = f".{FOLDER}.new"
+_FRESH: Final = unfinished(FOLDER)
 """The directory of copies that are not complete."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from micronova.virt.libvirt.storage import acl
-from micronova.virt.libvirt.storage.layout import Layout, remove, sync_directory
+from micronova.virt.libvirt.storage.layout import Layout, remove, sync_directory, unfinished
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,10 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     claimed: dict[str, int] | None = None  # of its node, by resource class; None: an earlier version made it
     complete: bool = False  # it has run, so its owner may have data on its disks
     disks: tuple[DiskRecord, ...] = ()
-    pins: PinRecord | None = None  # None until it is placed
+    pins: PinRecord | None = None  # None until they are reserved
     kept_pins: PinRecord | None = None  # what it had before it was resized, until that is confirmed or reverted
-    uid: int | None = None  # the user that QEMU runs as; None of a guest that has not been started since it has one
+    # The user that QEMU runs as; None: an earlier version made the guest, and it has not been started since.
+    uid: int | None = None
     resumed: bool = False  # its last start restored saved memory instead of booting
     rescue: RescueRecord | None = None
     boot: BootRecord | None = None  # None: firmware boots it
@@ -128,7 +129,7 @@ class GuestRecords:
         folder = self._layout.guest(record.uuid)
         if folder.exists():
             raise FileExistsError(folder)
-        fresh = folder.with_name(f".{folder.name}.new")
+        fresh = folder.with_name(unfinished(folder.name))
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         write_record(fresh / RECORD, record)
@@ -185,12 +186,15 @@ class GuestRecords:
 
     def _remove_outside(self, name: str) -> None:
         """Remove what a guest has outside its directory."""
-        for place in (self._layout.sockets, self._layout.console):
-            for file in (place / name, *place.glob(f"{name}.*")):
+        for folder in (self._layout.sockets, self._layout.console):
+            for file in (folder / name, *folder.glob(f"{name}.*")):
                 remove(file)
 
     def remove(self, uuid: str) -> None:
-        """Remove a guest's directory, sockets and console logs; the record goes last, as long the user id is taken."""
+        """Remove a guest's directory, sockets and console logs.
+
+        The record goes last: until then its user id is taken.
+        """
         folder = self._layout.guest(uuid)
         self._remove_outside(folder.name)
         gone = _gone(folder)
@@ -209,7 +213,7 @@ class GuestRecords:
 
 def write_record(file: Path, record: GuestRecord) -> None:
     """Write a record so that a loss of power leaves the old one or the new one. Blocks."""
-    fresh = file.with_name(f".{file.name}.new")
+    fresh = file.with_name(unfinished(file.name))
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(msgspec.json.encode(record))

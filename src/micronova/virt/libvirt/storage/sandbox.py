@@ -141,16 +141,16 @@ def _restrict_files(library: ctypes.CDLL, program: str, readable: list[str], wri
 
     def allow(path: str, rights: int) -> None:
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
-            if not os.path.isdir(f"/proc/self/fd/{place}"):
+            if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
                 rights &= _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _DEVICE
-            rule = struct.pack("<Qi", rights & known, place)
+            rule = struct.pack("<Qi", rights & known, descriptor)
             _check(library.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0), path)
         finally:
-            os.close(place)
+            os.close(descriptor)
 
     for path in (*SYSTEM, program):
         allow(path, _EXECUTE | _READ_FILE | _READ_DIR)

@@ -17,7 +17,7 @@ from micronova.virt.libvirt.storage import sandbox
 
 log = logging.getLogger(__name__)
 
-PACKAGES = {
+PACKAGES = {  # of Debian, by program
     "qemu-img": "qemu-utils",
     "genisoimage": "genisoimage",
     "prlimit": "util-linux",
@@ -25,13 +25,20 @@ PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "mkswap": "util-linux",
 }
-GIGABYTE = 1024**3
-MEMORY_LIMIT = 2 * GIGABYTE
+_FORMATTERS = {  # the command that makes a file system or swap area, without the label and the file
+    "swap": ("mkswap",),
+    "ext2": ("mkfs.ext4", "-q", "-F", "-t", "ext2"),
+    "ext3": ("mkfs.ext4", "-q", "-F", "-t", "ext3"),
+    "ext4": ("mkfs.ext4", "-q", "-F"),
+}
+FILE_SYSTEMS = tuple(kind for kind in _FORMATTERS if kind != "swap")
+GIB = 1024**3
+MEMORY_LIMIT = 2 * GIB
 MOST_THREADS = 4096
 """Of all processes of the agent's user; the agent has about a hundred. The kernel does not limit root."""
 CPU_SECONDS = 60
-CPU_SECONDS_PER_GIGABYTE = 60
-PATIENCE = 10
+CPU_SECONDS_PER_GIB = 60
+SECONDS_PER_CPU_SECOND = 10
 """A program may run this many times as long as the CPU time that it may use."""
 KILL_SECONDS = 5.0
 MOST_OUTPUT = 4096
@@ -78,7 +85,7 @@ async def run(
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(cpu_limit * PATIENCE):
+        async with asyncio.timeout(cpu_limit * SECONDS_PER_CPU_SECOND):
             output = await _last_of(process)
             await process.wait()
     except (TimeoutError, asyncio.CancelledError) as error:
@@ -98,7 +105,7 @@ async def run(
 
 
 async def _last_of(process: asyncio.subprocess.Process) -> bytes:
-    """Return the end of what a program says; kill it if it says more than any does that no hostile image took over."""
+    """Return the end of a program's output; kill it after TOO_MUCH_OUTPUT: a hostile image may have taken it over."""
     assert process.stdout is not None
     last, total = b"", 0
     while said := await process.stdout.read(MOST_OUTPUT):
@@ -112,7 +119,7 @@ async def _last_of(process: asyncio.subprocess.Process) -> bytes:
 
 def cpu_seconds(size: int) -> int:
     """Return how many seconds of CPU time a program may use for so many bytes."""
-    return CPU_SECONDS + CPU_SECONDS_PER_GIGABYTE * (size // GIGABYTE)
+    return CPU_SECONDS + CPU_SECONDS_PER_GIB * (size // GIB)
 
 
 async def convert(source: Path, source_format: str, target: Path, size: int) -> None:
@@ -127,7 +134,7 @@ async def convert(source: Path, source_format: str, target: Path, size: int) -> 
         folder=target.parent,
         reads=[source],
         writes=target,
-        file_limit=size + GIGABYTE,
+        file_limit=size + GIB,
         cpu_limit=cpu_seconds(size),
     )
 
@@ -142,7 +149,7 @@ async def create_overlay(target: Path, backing: Path, size: int) -> None:
         folder=target.parent,
         reads=[backing],
         writes=target,
-        file_limit=GIGABYTE,
+        file_limit=GIB,
     )
 
 
@@ -155,7 +162,7 @@ async def create_qcow2(target: Path, size: int) -> None:
         what="prepare a copy of the disk",
         folder=target.parent,
         writes=target,
-        file_limit=GIGABYTE,
+        file_limit=GIB,
     )
 
 
@@ -174,7 +181,7 @@ async def flatten(source: Path, source_format: str, base: Path | None, target: P
         folder=target.parent,
         reads=[source] if base is None else [source, base],
         writes=target,
-        file_limit=size + GIGABYTE,
+        file_limit=size + GIB,
         cpu_limit=cpu_seconds(size),
     )
 
@@ -189,7 +196,7 @@ async def enlarge(target: Path, backing: Path, size: int) -> None:
         folder=target.parent,
         reads=[backing],
         writes=target,
-        file_limit=size + GIGABYTE,
+        file_limit=size + GIB,
     )
 
 
@@ -202,31 +209,22 @@ async def copy(source: Path, target: Path, size: int) -> None:
         folder=target.parent,
         reads=[source],
         writes=target,
-        file_limit=size + GIGABYTE,
+        file_limit=size + GIB,
         cpu_limit=cpu_seconds(size),
     )
 
 
 async def make_file_system(file: Path, kind: str, label: str, size: int) -> None:
     """Format a raw file with an empty file system or swap area."""
-    commands: dict[str, Sequence[str]] = {
-        "swap": ("mkswap", "-L", label),
-        "ext2": ("mkfs.ext4", "-q", "-F", "-t", "ext2", "-L", label),
-        "ext3": ("mkfs.ext4", "-q", "-F", "-t", "ext3", "-L", label),
-        "ext4": ("mkfs.ext4", "-q", "-F", "-L", label),
-    }
     await run(
-        *commands[kind],
-        str(file),
+        *_FORMATTERS[kind],
+        *("-L", label, str(file)),
         what=f"make a disk with {kind}",
         folder=file.parent,
         writes=file,
-        file_limit=size + GIGABYTE,
+        file_limit=size + GIB,
         cpu_limit=cpu_seconds(size),
     )
-
-
-FILE_SYSTEMS = ("ext2", "ext3", "ext4")
 
 
 async def make_iso(source: Path, target: Path, label: str) -> None:
@@ -241,5 +239,5 @@ async def make_iso(source: Path, target: Path, label: str) -> None:
         reads=[source],
         writes=target,
         file_limit=64 * 1024**2,
-        memory_limit=GIGABYTE // 2,
+        memory_limit=GIB // 2,
     )

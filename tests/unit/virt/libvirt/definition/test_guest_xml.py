@@ -142,6 +142,15 @@ def test_q35_has_its_cd_on_scsi_and_room_for_more() -> None:
         made(properties={"hw_machine_type": "virt"})
 
 
+def test_properties_in_other_letters_and_by_older_names() -> None:
+    root = made(vifs=(vif(),), properties={"hw_vif_model": "VirtualE1000", "vmware_adaptertype": "lsiLogicsas"})
+    assert one(root, "./devices/interface/model").get("type") == "e1000"
+    assert one(root, "./devices/disk/target").get("bus") == "scsi"
+    assert one(root, "./devices/controller[@type='scsi']").get("model") == "lsisas1068"
+    windows = made(properties={"os_type": "Windows"})
+    assert one(windows, "./clock").get("offset") == "localtime"
+
+
 def test_interfaces_are_taps_that_the_network_joins() -> None:
     root = made(vifs=(vif(1), vif(2, mtu=None)))
     first, second = root.findall("./devices/interface")
@@ -298,6 +307,34 @@ def test_pinning_numa_and_huge_pages() -> None:
     assert one(root, "vcpu").get("cpuset") == "0"
 
 
+@pytest.mark.parametrize(
+    ("shared", "policy", "cpus"),
+    [
+        ("0,2", "share", "0,2"),
+        ("0,2,99", "share", "0,2"),  # the host has no CPU 99
+        ("0,2", None, "4,5"),  # those of the guest
+        ("", "share", "4,5"),
+    ],
+)
+def test_the_threads_of_the_emulator_use_shared_cpus_on_request(shared: str, policy: str | None, cpus: str) -> None:
+    root = made(
+        settings=LibvirtSettings(cpu_dedicated_set="4-5", cpu_shared_set=shared),
+        size={"vcpus": 2, "ram": 512},
+        specs={"hw:cpu_policy": "dedicated"} | ({} if policy is None else {"hw:emulator_threads_policy": policy}),
+        record={"pins": PinRecord(vcpus={0: 4, 1: 5}, cells={0: 1})},
+    )
+    assert one(root, "./cputune/emulatorpin").get("cpuset") == cpus
+
+
+def test_shared_cpus_for_the_emulator_that_the_host_does_not_have() -> None:
+    with pytest.raises(NotSupported, match="none of those in cpu_shared_set"):
+        made(
+            settings=LibvirtSettings(cpu_dedicated_set="4-5", cpu_shared_set="99"),
+            specs={"hw:cpu_policy": "dedicated", "hw:emulator_threads_policy": "share"},
+            record={"pins": PinRecord(vcpus={0: 4}, cells={0: 1})},
+        )
+
+
 def test_pci_devices_of_the_host() -> None:
     root = made(record={"pins": PinRecord(devices=("0000:5e:02.1", "0001:0a:00.0"))})
     found = root.findall("./devices/hostdev")
@@ -432,6 +469,6 @@ def test_guests_have_a_weight_by_their_size_where_all_are_ours() -> None:
 
 
 def test_interfaces_have_no_link_where_nobody_wires_them() -> None:
-    root = made(vifs=(vif(),), settings=LibvirtSettings(wire=False))
+    root = made(vifs=(vif(),), settings=LibvirtSettings(interfaces_linked=False))
     assert attributes(root, "./devices/interface/link") == [{"state": "down"}]
     assert made(vifs=(vif(),)).find("./devices/interface/link") is None

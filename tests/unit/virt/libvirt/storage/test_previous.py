@@ -17,11 +17,12 @@ from micronova.objects.errors import NotSupported, Unavailable
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import sandbox, tools
-from micronova.virt.libvirt.storage.disks import GIB, DiskMaker, plan_disks
+from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
 from micronova.virt.libvirt.storage.image_cache import ImageCache
-from micronova.virt.libvirt.storage.layout import Layout, base_link
+from micronova.virt.libvirt.storage.layout import Layout, base_link_name
 from micronova.virt.libvirt.storage.previous import PreviousGuests
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord, GuestRecords
+from micronova.virt.libvirt.storage.tools import GIB
 from tests.unit.virt.libvirt.world import UUID, flavor, guest_record, plan
 
 TOOLS = ("qemu-img", "qemu-io", "mkswap", "mkfs.ext4")
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SMALL = flavor(disk=1)
 LARGE = flavor(disk=2, swap=8, ephemeral=1)
 ROOT = BlockDevice(uuid="root", boot_index=0)
-BASE_LINK = base_link("disk")
+BASE_LINK = base_link_name("disk")
 
 
 @pytest.fixture

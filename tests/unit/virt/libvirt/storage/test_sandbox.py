@@ -174,7 +174,7 @@ def test_it_has_threads_and_no_children(folder: Path) -> None:
 
 
 async def test_it_leaves_no_process_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "PATIENCE", 0.5)
+    monkeypatch.setattr(tools, "SECONDS_PER_CPU_SECOND", 0.5)
     with pytest.raises(DriverFailed):
         await do(folder, "sh", "-c", f"sleep {os.getpid()}.5 & wait", cpu_limit=1)
     assert not _running(f"sleep {os.getpid()}.5")

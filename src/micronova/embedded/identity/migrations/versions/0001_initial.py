@@ -1,4 +1,8 @@
-"""The first schema: the metadata itself as of the first release. Later changes are revisions of their own."""
+"""The first schema: the tables as they are now.
+
+A change since 0.1.0 is a revision of its own, which changes only what this one has not made. It expands first and
+contracts a release later.
+"""
 
 from alembic import op
 

@@ -1,7 +1,7 @@
-"""The first schema.
+"""The first schema: the tables as they are now.
 
-Until the first release a change of the schema changes it here too, by changing the metadata. From then on, a change
-is a new revision that expands first and contracts a release later.
+A change since 0.1.0 is a revision of its own, which changes only what this one has not made. It expands first and
+contracts a release later.
 """
 
 from alembic import op

@@ -1,0 +1,167 @@
+"""The client of the volume service, over the API v3 that Cinder and the embedded service share.
+
+The API asks with the token of its user: what the user may not do there, compute does not do for them. A conductor has
+no user's token. It asks as the service user, and shows the token of the service user a second time as
+`X-Service-Token`: Cinder deletes attachments that are in use only then.
+"""
+
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from micronova.http.client import ServiceClient
+from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.volume import Connection, connection_of
+
+VERSION: Final = "3.44"
+"""The microversion of requests: attachments with `os-complete`."""
+CREATING: Final = frozenset({"creating", "downloading"})
+"""The statuses of a volume that is being made."""
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume, as far as compute needs it."""
+
+    id: str
+    status: str
+    size: int  # GiB
+    bootable: bool = False
+    multiattach: bool = False
+    encrypted: bool = False
+    availability_zone: str | None = None
+    image_metadata: dict[str, str] = {}
+    attached_to: tuple[str, ...] = ()  # servers
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a volume."""
+
+    id: str
+    status: str
+    size: int
+    volume_id: str
+
+
+class VolumeClient:
+    """Calls the volume service; without a token, as the service user."""
+
+    def __init__(self, service: ServiceClient) -> None:
+        self._service = service
+
+    # --- volumes -------------------------------------------------------------------------------------------------
+
+    async def volume(self, volume_id: str, token: str | None = None) -> Volume:
+        """Return a volume; raise NotFound."""
+        return _volume((await self._send("GET", f"/volumes/{_quoted(volume_id)}", token=token))["volume"])
+
+    async def create(self, token: str, **wanted: Any) -> Volume:
+        """Create a volume as a user, by Cinder's names of attributes; it is there when its status says so."""
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return _volume((await self._send("POST", "/volumes", {"volume": body}, token=token))["volume"])
+
+    async def delete(self, volume_id: str, token: str | None = None) -> None:
+        """Delete a volume."""
+        await self._send("DELETE", f"/volumes/{_quoted(volume_id)}", token=token)
+
+    async def begin_detaching(self, volume_id: str, token: str | None = None) -> None:
+        """Say that a server gives a volume back; raise Invalid if it is not in use."""
+        await self._act(volume_id, "os-begin_detaching", token=token)
+
+    async def roll_detaching(self, volume_id: str) -> None:
+        """Say that a server keeps a volume after all."""
+        await self._act(volume_id, "os-roll_detaching")
+
+    async def _act(self, volume_id: str, action: str, token: str | None = None) -> None:
+        await self._send("POST", f"/volumes/{_quoted(volume_id)}/action", {action: {}}, token=token)
+
+    # --- snapshots and types -------------------------------------------------------------------------------------
+
+    async def snapshot(self, snapshot_id: str, token: str | None = None) -> Snapshot:
+        """Return a snapshot; raise NotFound."""
+        found = (await self._send("GET", f"/snapshots/{_quoted(snapshot_id)}", token=token))["snapshot"]
+        return msgspec.convert(found, Snapshot)
+
+    async def volume_types(self, token: str) -> dict[str, str]:
+        """Return the names of the volume types that a user may see, by their ids."""
+        found = (await self._send("GET", "/types?is_public=None", token=token))["volume_types"]
+        return {each["id"]: each["name"] for each in found}
+
+    # --- attachments ---------------------------------------------------------------------------------------------
+
+    async def reserve(self, volume_id: str, instance_uuid: str, token: str | None = None) -> str:
+        """Reserve a volume for a server; return the id of the attachment, which has no connection yet.
+
+        Raise Invalid if the status of the volume does not allow it.
+        """
+        body = {"attachment": {"volume_uuid": volume_id, "instance_uuid": instance_uuid}}
+        return str((await self._send("POST", "/attachments", body, token=token))["attachment"]["id"])
+
+    async def connect(self, attachment_id: str, host: str, device_name: str | None) -> Connection:
+        """Let a host reach a volume; return how it does."""
+        connector = {"host": host, "multipath": False, **({"mountpoint": device_name} if device_name else {})}
+        body = {"attachment": {"connector": connector}}
+        answer = await self._send("PUT", f"/attachments/{_quoted(attachment_id)}", body)
+        return connection_of(answer["attachment"]["connection_info"])
+
+    async def complete(self, attachment_id: str) -> None:
+        """Say that a server has a volume; do nothing if the attachment is gone."""
+        try:
+            await self._send("POST", f"/attachments/{_quoted(attachment_id)}/action", {"os-complete": {}})
+        except NotFound:
+            pass
+
+    async def release(self, attachment_id: str, token: str | None = None) -> None:
+        """Delete an attachment, if it exists."""
+        try:
+            await self._send("DELETE", f"/attachments/{_quoted(attachment_id)}", token=token)
+        except NotFound:
+            pass
+
+    async def attachments_of(self, instance_uuid: str) -> dict[str, str]:
+        """Return the volumes that are reserved for a server or attached to it, by the ids of the attachments."""
+        query = urllib.parse.urlencode({"instance_id": instance_uuid, "all_tenants": "1"})
+        found = (await self._send("GET", f"/attachments?{query}"))["attachments"]
+        return {each["id"]: each["volume_id"] for each in found if each["instance"] == instance_uuid}
+
+    async def server_attachments(self) -> dict[str, tuple[str, str]]:
+        """Return volume and server of every attachment of a server, by its id; read page by page."""
+        found: dict[str, tuple[str, str]] = {}
+        path: str | None = "/attachments?all_tenants=1&limit=1000&sort=id:asc"
+        while path:
+            page = await self._send("GET", path)
+            found |= {
+                each["id"]: (each["volume_id"], each["instance"]) for each in page["attachments"] if each["instance"]
+            }
+            following = next(
+                (each["href"] for each in page.get("attachments_links", ()) if each["rel"] == "next"), None
+            )
+            path = None if following is None else f"/attachments?{urllib.parse.urlsplit(following).query}"
+        return found
+
+    async def _send(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
+        headers = {"openstack-api-version": f"volume {VERSION}"}
+        return await self._service.request(
+            method, f"/v3{path}", body, token=token, headers=headers, proves_service=token is None
+        )
+
+
+def _volume(document: Mapping[str, Any]) -> Volume:
+    return Volume(
+        id=document["id"],
+        status=document["status"],
+        size=document["size"],
+        bootable=str(document.get("bootable", "false")).lower() == "true",
+        multiattach=bool(document.get("multiattach")),
+        encrypted=bool(document.get("encrypted")),
+        availability_zone=document.get("availability_zone"),
+        image_metadata={key: str(value) for key, value in (document.get("volume_image_metadata") or {}).items()},
+        attached_to=tuple(each["server_id"] for each in document.get("attachments", ()) if each.get("server_id")),
+    )
+
+
+def _quoted(id: str) -> str:
+    if id in ("", ".", ".."):  # they would change the path
+        raise Invalid(f"'{id}' is not an id.")
+    return urllib.parse.quote(id, safe="")

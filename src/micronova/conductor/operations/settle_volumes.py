@@ -1,0 +1,72 @@
+"""Telling the volume service what has become of the volumes of a server.
+
+A change of a server is recorded in one transaction, and the volume service learns of it later, by an operation that the
+same transaction records. So neither a server's task state nor its quota waits for a volume service that is away, and
+nothing is forgotten. Attachments are deleted before the volumes that go with their server.
+"""
+
+import logging
+from collections.abc import Awaitable
+
+from micronova.clients.volume.client import CREATING, VolumeClient
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.follow_up_kind import FollowUpKind
+from micronova.conductor.operations.volume_records import NAME
+from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, Unavailable
+from micronova.objects.operations import SettlePayload
+
+log = logging.getLogger(__name__)
+
+
+class SettleVolumes(FollowUpKind):
+    """Completes and deletes attachments, and deletes volumes."""
+
+    name = NAME
+    action_event = "conductor_settle_volumes"
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Tell the volume service; an operation is repeated while it does not answer."""
+        for operation in operations:
+            client = self._dependencies.volume_client
+            if client is None:
+                raise Unavailable("This conductor knows no volume service: set cinder.endpoint_override.")
+            await self._settle(client, operation)
+            self._engine.committed(self.name, "told")
+            await self.end(operation)
+
+    async def _settle(self, client: VolumeClient, operation: Operation) -> None:
+        payload = operation.payload_as(SettlePayload)
+        for attachment_id in payload.complete:
+            await _unless_refused(client.complete(attachment_id), "complete attachment", attachment_id)
+        for volume_id in payload.keep:
+            await _unless_refused(client.roll_detaching(volume_id), "keep volume", volume_id)
+        leaving = {each.attachment_id for each in payload.release if each.attachment_id}
+        if payload.all_attachments:
+            leaving |= (await client.attachments_of(operation.instance_uuid)).keys()
+        for attachment_id in sorted(leaving):
+            await _unless_refused(client.release(attachment_id), "delete attachment", attachment_id)
+        for each in payload.release:
+            if each.delete:
+                await _unless_refused(_delete(client, each.volume_id), "delete volume", each.volume_id)
+
+
+async def _delete(client: VolumeClient, volume_id: str) -> None:
+    """Delete a volume; raise Unavailable while it is being made, because it can be deleted later."""
+    try:
+        await client.delete(volume_id)
+    except (Invalid, Conflict):
+        if (await client.volume(volume_id)).status in CREATING:
+            raise Unavailable(f"Volume {volume_id} is still being made.") from None
+        raise
+
+
+async def _unless_refused(call: Awaitable[None], what: str, id: str) -> None:
+    """Await a call. What the volume service refuses is not repeated: the log and `micronova audit` tell of it."""
+    try:
+        await call
+    except Unavailable:
+        raise
+    except NotFound:
+        pass
+    except MicronovaError as error:
+        log.warning("the volume service refuses to %s %s: %s", what, id, error.message)

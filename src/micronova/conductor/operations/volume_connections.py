@@ -1,0 +1,193 @@
+"""Connecting the volumes of a server to a host.
+
+A volume has one attachment for each host that the server is connected on. One for a host is made before the one for an
+earlier host is given back, so that the volume is never free for others in between. The new one is recorded in the row
+of the block device, in a transaction that also records the operation that gives the old one back. A conductor that dies
+between the call and its transaction leaves an attachment that nobody has recorded: a later attempt of the operation,
+and the end of the server, delete those.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.clients.volume.client import CREATING, VolumeClient
+from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.volume_records import record_settle
+from micronova.db import instances
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import MicronovaError, NotFound, OperationFailed, Stale
+from micronova.objects.instance import InstanceRow
+from micronova.objects.operations import ReleasedVolume, SettlePayload
+
+FIRST_POLL: Final = 0.05
+LONGEST_POLL: Final = 2.0
+"""Seconds between two looks at a volume that is being made."""
+
+
+LockCurrent = Callable[[sa.Connection, Operation], InstanceRow | None]
+"""Locks the instance of an operation and returns it; None if another owner has taken over."""
+
+
+class VolumeConnections:
+    """Connects the volumes of servers for one kind of operation."""
+
+    def __init__(self, dependencies: ConductorDependencies, lock_current: LockCurrent) -> None:
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self._lock_current = lock_current
+
+    async def devices(self, uuid: str) -> tuple[BlockDevice, ...]:
+        """Return the volumes among the block devices of a server."""
+        found = await self._engine.database.read(instances.devices, [uuid])
+        return tuple(device for device in found.get(uuid, ()) if device.is_volume)
+
+    async def connect(
+        self,
+        operation: Operation,
+        row: InstanceRow,
+        host: str | None,
+        *,
+        only: str | None = None,
+        completes: bool = True,
+        lock: LockCurrent | None = None,
+    ) -> None:
+        """Connect the volumes of a server to a host, or without one keep them reserved for the server.
+
+        `only` is the uuid of the device, if it is about one. Those that are connected to the host stay as they are.
+        `lock` says whether the operation may still do that, if it is not that its server has not changed. Without
+        `completes` the volume service is told later that the server has its volume. Raise Stale if the
+        operation is overtaken, OperationFailed if the volume service refuses it, Unavailable if it does not answer.
+        """
+        found = await self.devices(row["uuid"])
+        left = [
+            device
+            for device in found
+            if (device.connected_host != host or not device.attachment_id) and only in (None, device.uuid)
+        ]
+        if not left:
+            return
+        client = self.client()
+        if operation.leases > 1:
+            await self._delete_unrecorded(client, row["uuid"], found)
+        made = await asyncio.gather(
+            *(self._connect_one(client, row["uuid"], device, host, completes) for device in left),
+            return_exceptions=True,
+        )
+        connected = [device for device in made if isinstance(device, BlockDevice)]
+        errors = [error for error in made if isinstance(error, BaseException)]
+        if errors or not await self._engine.database.write(
+            self._record, operation, left, connected, lock or self._lock_current
+        ):
+            known = {device.attachment_id for device in found}
+            for device in connected:
+                if device.attachment_id is not None and device.attachment_id not in known:
+                    await client.release(device.attachment_id)
+            raise errors[0] if errors else Stale(f"Operation {operation.id} is overtaken.")
+        self._engine.committed(operation.kind, "connected")
+
+    def client(self) -> VolumeClient:
+        """Return the client; raise OperationFailed if there is no volume service any more."""
+        if self._dependencies.volume_client is None:
+            raise OperationFailed("The server has volumes, and this cloud has no volume service.")
+        return self._dependencies.volume_client
+
+    async def _connect_one(
+        self, client: VolumeClient, uuid: str, device: BlockDevice, host: str | None, completes: bool
+    ) -> BlockDevice:
+        """Return the device with an attachment for the host."""
+        if device.volume_id is None:
+            raise OperationFailed("A volume of the server was not made: the API was interrupted. Create it again.")
+        made_for_host = False
+        try:
+            multiattach, size = await self._wait_until_made(client, device.volume_id)
+            attachment_id = device.attachment_id
+            if attachment_id is None or device.connected_host is not None:
+                attachment_id, made_for_host = await client.reserve(device.volume_id, uuid), True
+            device = msgspec.structs.replace(
+                device,
+                attachment_id=attachment_id,
+                size_gb=size,
+                multiattach=multiattach,
+                connected_host=host,
+                connection=None,
+            )
+            if host is None:
+                return device
+            try:
+                connection = await client.connect(attachment_id, host, device.device_name)
+                if completes:
+                    await client.complete(attachment_id)
+            except MicronovaError:
+                if made_for_host:
+                    await client.release(attachment_id)
+                raise
+            return msgspec.structs.replace(device, connection=connection)
+        except NotFound as error:
+            raise OperationFailed(f"Volume {device.volume_id} cannot be attached: {error.message}") from error
+
+    async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
+        """Wait until a volume is made; return whether it may have several servers, and its size."""
+        clock = self._engine.clock
+        until, pause = clock.monotonic() + self._dependencies.volume_creation_timeout, FIRST_POLL
+        while True:
+            volume = await client.volume(volume_id)
+            if volume.status not in CREATING:
+                break
+            if clock.monotonic() >= until:
+                waited = self._dependencies.volume_creation_timeout
+                raise OperationFailed(
+                    f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} seconds. "
+                    f"Its status is {volume.status}."
+                )
+            await clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+        if volume.status.startswith("error") or volume.status == "deleting":
+            raise OperationFailed(f"Volume {volume_id} cannot be used: its status is {volume.status}.")
+        return volume.multiattach, volume.size
+
+    async def _delete_unrecorded(self, client: VolumeClient, uuid: str, found: Sequence[BlockDevice]) -> None:
+        """Delete the attachments that an earlier attempt has made and not recorded."""
+        known = {device.attachment_id for device in found}
+        for attachment_id in sorted((await client.attachments_of(uuid)).keys() - known):
+            await client.release(attachment_id)
+
+    def _record(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        before: Sequence[BlockDevice],
+        after: Sequence[BlockDevice],
+        lock: LockCurrent,
+    ) -> bool:
+        """Record the attachments; return False if the operation is overtaken, or another request changed a device."""
+        row = lock(conn, operation)
+        if row is None:
+            return False
+        present = {device.uuid: device for device in instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())}
+        old = []
+        for each, new in zip(before, after, strict=True):
+            known = present.get(each.uuid)
+            if known is None or known.attachment_id != each.attachment_id:
+                return False
+            instances.change_device(conn, _with_connection(known, new))
+            if each.volume_id and each.attachment_id and each.attachment_id != new.attachment_id:
+                old.append(ReleasedVolume(volume_id=each.volume_id, attachment_id=each.attachment_id))
+        record_settle(conn, operation, row, self._engine.now(), SettlePayload(release=old))
+        return True
+
+
+def _with_connection(device: BlockDevice, connected: BlockDevice) -> BlockDevice:
+    """Return a device as it is now, with the connection that was made."""
+    return msgspec.structs.replace(
+        device,
+        attachment_id=connected.attachment_id,
+        connection=connected.connection,
+        connected_host=connected.connected_host,
+        size_gb=connected.size_gb,
+        multiattach=connected.multiattach,
+    )

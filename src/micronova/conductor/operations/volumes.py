@@ -1,0 +1,207 @@
+"""Attaching a volume to a server, detaching one, and telling a guest that its volume has grown.
+
+The API has reserved the volume, or has told the volume service that it is being detached, with its user's token.
+Attaching: `new` (the volume is connected to the host) → `dispatched` (the host gives it to the guest). Detaching:
+`new` → `dispatched` (the host takes it from the guest). The transaction that ends either also records what the volume
+service
+has to be told (`settle_volumes.py`), and takes the device from the server if it has not got the volume, or has it no
+more.
+"""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import HostKind, reported_error
+from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.volume_records import record_settle
+from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import MicronovaError, Stale, Unavailable
+from micronova.objects.instance import InstanceChanges, InstanceRow, fault_of
+from micronova.objects.operations import ReleasedVolume, Result, SettlePayload, VolumePayload
+from micronova.objects.orders import Report, WorkOrder
+
+
+class VolumeKind(HostKind):
+    """What the operations on one volume share."""
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order, whose list of volumes has the one that it is about."""
+        payload = operation.payload_as(VolumePayload)
+        return work_order(conn, operation, row, now=self._engine.now(), parameters=self.parameters(payload))
+
+    def parameters(self, payload: VolumePayload) -> dict[str, str]:
+        """Return what the order is about."""
+        return {"volume_id": payload.volume_id}
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Send the order to the server's host; send it again if the host's lease has expired."""
+        for operation in operations:
+            row = await self._engine.database.read(server_of, operation)
+            if row is None or row["host"] is None:
+                await self.transitions.cancel(operation, self.given_up)
+                continue
+            if await self.transitions.host_is_down(row["host"]):
+                raise Unavailable(f"Host {row['host']} does not answer.")
+            try:
+                await self.prepare(operation, row)
+            except Stale:
+                await self.transitions.cancel(operation, self.given_up)
+                continue
+            except Unavailable:
+                raise
+            except MicronovaError as error:
+                await self.fail(operation, error)
+                continue
+            dispatched = await self._engine.database.write(self.dispatch_current, operation)
+            self._engine.committed(self.name, "dispatched")
+            if dispatched is None:
+                await self.transitions.cancel(operation, self.given_up)
+                continue
+            await self.transitions.send(operation, dispatched[1])
+
+    async def prepare(self, operation: Operation, row: InstanceRow) -> None:
+        """Do what comes before the order."""
+
+    def given_up(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
+        """Give back what an operation holds that a later request has overtaken; a server that is gone has nothing."""
+        if row is not None:
+            self._settle(conn, operation, row, failed=True)
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
+        """End the operation."""
+        if report.outcome == "done":
+            return self._ended(conn, operation, row, None)
+        return self._ended(conn, operation, row, reported_error(report), report.error_code)
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Leave the server as it was."""
+        if not await self.commit_failure(operation, error, self._failed):
+            await self.transitions.cancel(operation, self.given_up)
+
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        code = error.code if isinstance(error, MicronovaError) else MicronovaError.code
+        return self._ended(conn, operation, row, error, code)
+
+    def _ended(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        error: Exception | None,
+        code: str | None = None,
+    ) -> NoMoreWork:
+        now = self._engine.now()
+        payload = operation.payload_as(VolumePayload)
+        fault = None if error is None else fault_of(error, now)
+        if fault is not None:
+            payload.error_code, payload.error = code, fault["message"]
+        result: Result = "error" if fault else "success"
+        encoded = payload.encode()
+        if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
+            return NoMoreWork()
+        vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
+        changes: InstanceChanges = {"task_state": None, "vm_state": vm_state}
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        return NoMoreWork(ended=result, follow_ups=self._settle(conn, operation, row, failed=fault is not None))
+
+    def _settle(self, conn: sa.Connection, operation: Operation, row: InstanceRow, *, failed: bool) -> tuple[str, ...]:
+        payload = operation.payload_as(VolumePayload)
+        known = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+        device = next((each for each in known if each.uuid == payload.device_uuid), None)
+        told = self.settled(conn, operation, payload, device, failed=failed)
+        return record_settle(conn, operation, row, self._engine.now(), told)
+
+    def settled(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        payload: VolumePayload,
+        device: BlockDevice | None,
+        *,
+        failed: bool,
+    ) -> SettlePayload:
+        """Change the device after success or a failure; return what the volume service has to be told."""
+        return SettlePayload()
+
+
+class AttachVolume(VolumeKind):
+    """The operation behind POST /servers/{id}/os-volume_attachments."""
+
+    name = "attach_volume"
+    action_event = "compute_attach_volume"
+
+    async def prepare(self, operation: Operation, row: InstanceRow) -> None:
+        """Connect the volume to the server's host."""
+        payload = operation.payload_as(VolumePayload)
+        await self.transitions.volumes.connect(operation, row, row["host"], only=payload.device_uuid, completes=False)
+
+    def settled(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        payload: VolumePayload,
+        device: BlockDevice | None,
+        *,
+        failed: bool,
+    ) -> SettlePayload:
+        """Complete the attachment; after a failure take the device from the server."""
+        if device is None or device.attachment_id is None:
+            return SettlePayload()
+        if not failed:
+            return SettlePayload(complete=[device.attachment_id])
+        instances.remove_device(conn, device.uuid)
+        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+
+
+class DetachVolume(VolumeKind):
+    """The operation behind DELETE /servers/{id}/os-volume_attachments/{volume_id}."""
+
+    name = "detach_volume"
+    action_event = "compute_detach_volume"
+
+    def settled(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        payload: VolumePayload,
+        device: BlockDevice | None,
+        *,
+        failed: bool,
+    ) -> SettlePayload:
+        """Take the device from the server, and give the volume back; after a failure the server keeps it."""
+        if failed:
+            return SettlePayload(keep=[payload.volume_id])
+        if device is None:
+            return SettlePayload()
+        instances.remove_device(conn, device.uuid)
+        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+
+
+class ExtendVolume(VolumeKind):
+    """The operation behind the event volume-extended of the volume service."""
+
+    name = "extend_volume"
+    action_event = "compute_extend_volume"
+
+    def parameters(self, payload: VolumePayload) -> dict[str, str]:
+        """Return the volume and its new size."""
+        return {"volume_id": payload.volume_id, "size_gb": str(payload.size_gb)}
+
+    def settled(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        payload: VolumePayload,
+        device: BlockDevice | None,
+        *,
+        failed: bool,
+    ) -> SettlePayload:
+        """Record the new size, which a guest that was not told sees when it is started the next time."""
+        if device is not None and payload.size_gb:
+            instances.change_device(conn, msgspec.structs.replace(device, size_gb=payload.size_gb))
+        return SettlePayload()

@@ -1,0 +1,75 @@
+"""The queries about attachments."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.embedded.volume import volume_queries
+from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
+from micronova.embedded.volume.tables import attachments, volumes
+from micronova.objects.errors import TooLarge
+
+SORTABLE: Mapping[str, sa.Column[Any]] = {
+    name: attachments.c[name] for name in ("id", "volume_id", "attach_status", "created_at", "updated_at")
+} | {"status": attachments.c.attach_status}
+_STATUS_OF_VOLUME = {ATTACHED: IN_USE, ATTACHING: ATTACHING, RESERVED: RESERVED}
+"""The status of a volume with an attachment in a status; the first that one of its attachments has counts."""
+
+
+MOST: Final = 128  # attachments of one volume
+
+
+def get(conn: sa.Connection, attachment_id: str) -> Attachment | None:
+    """Return an attachment, or None."""
+    row = conn.execute(attachments.select().where(attachments.c.id == attachment_id)).one_or_none()
+    return None if row is None else Attachment(**row._mapping)
+
+
+def list_attachments(
+    conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]
+) -> tuple[list[Attachment], bool]:
+    """Return a page of attachments, and whether there are more."""
+    rows, more = fetch(conn, attachments.select().where(*conditions), page, *conditions)
+    return [Attachment(**row._mapping) for row in rows], more
+
+
+def connected(conn: sa.Connection, host: str) -> list[tuple[str, bool]]:
+    """Return the volumes of a host that have an attachment with a connection, and whether they are read-only."""
+    found = sa.select(volumes.c.id, volumes.c.readonly).where(
+        volumes.c.host == host,
+        sa.exists().where(attachments.c.volume_id == volumes.c.id, attachments.c.connection_info.is_not(None)),
+    )
+    return [(row.id, bool(row.readonly)) for row in conn.execute(found)]
+
+
+def add(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -> None:
+    """Add an attachment to a volume; raise Changed if another request has changed the volume meanwhile."""
+    if len(volume.attachments) >= MOST:
+        raise TooLarge(f"Volume {volume.id} has {MOST} attachments, which is the most that a volume may have.")
+    following = [*volume.attachments, attachment]
+    volume_queries.update(conn, volume, {"status": status_with(following)}, now)
+    conn.execute(attachments.insert(), msgspec.structs.asdict(attachment))
+
+
+def change(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -> None:
+    """Write an attachment back; raise Changed if another request has changed the volume meanwhile."""
+    following = [attachment if each.id == attachment.id else each for each in volume.attachments]
+    volume_queries.update(conn, volume, {"status": status_with(following)}, now)
+    values = {**msgspec.structs.asdict(attachment), "updated_at": now}
+    conn.execute(attachments.update().where(attachments.c.id == attachment.id).values(values))
+
+
+def remove(conn: sa.Connection, volume: Volume, ids: Sequence[str], now: int, status: str | None = None) -> None:
+    """Remove attachments of a volume, which gets the status that follows from the others unless one is given."""
+    others = [each for each in volume.attachments if each.id not in ids]
+    volume_queries.update(conn, volume, {"status": status or status_with(others)}, now)
+    conn.execute(attachments.delete().where(attachments.c.id.in_(ids)))
+
+
+def status_with(found: Sequence[Attachment]) -> str:
+    """Return the status of a volume with these attachments."""
+    statuses = {each.attach_status for each in found}
+    return next((of_volume for status, of_volume in _STATUS_OF_VOLUME.items() if status in statuses), AVAILABLE)

@@ -1,0 +1,284 @@
+"""Attachments: reserve a volume for a server, connect it to the server's host, complete, and delete."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from msgspec import field
+
+from micronova.embedded.volume import attachment_queries, listing, states
+from micronova.embedded.volume.connecting import Connector, check_mode, flat, sees_connections
+from micronova.embedded.volume.core import UUID, Core, authorized, repeat
+from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.model import ATTACHED, ATTACHING, RESERVED, Attachment, Volume
+from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
+from micronova.embedded.volume.tables import attachments
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import SERVICE_ROLE, Route
+from micronova.http.versions import since
+from micronova.objects.errors import Conflict, Invalid, MicronovaError
+
+FILTERS = frozenset({"volume_id", "status", "instance_id", "attach_status"})
+_COLUMNS = {
+    "volume_id": attachments.c.volume_id,
+    "status": attachments.c.attach_status,
+    "attach_status": attachments.c.attach_status,
+    "instance_id": attachments.c.instance_uuid,
+    "project_id": attachments.c.project_id,
+}
+
+
+class NewAttachment(Body):
+    """The attachment to create."""
+
+    versions = {"mode": since(54)}
+
+    volume_uuid: Uuid
+    instance_uuid: Uuid | None = None
+    connector: dict[str, Any] | None = None
+    mode: Literal["rw", "ro"] | None = None
+
+
+class NewAttachmentBody(Body):
+    """The body of a create."""
+
+    attachment: NewAttachment
+
+
+class AttachmentChanges(Body):
+    """What connects an attachment."""
+
+    connector: dict[str, Any]
+
+
+class AttachmentChangesBody(Body):
+    """The body of an update."""
+
+    attachment: AttachmentChanges
+
+
+class CompleteBody(Body):
+    """The body of os-complete."""
+
+    complete: Any = field(name="os-complete")
+
+
+class AttachmentHandlers:
+    """The handlers of attachments."""
+
+    def __init__(self, core: Core, connector: Connector) -> None:
+        self._core = core
+        self._connector = connector
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        all_, one = "/attachments", "/attachments/{attachment_id}"
+        route = partial(Route, checks_policy=True, versions=since(27))
+        see, change = "volume:get", "volume:attachment_update"
+        return [
+            Route(method="GET", path=all_, handler=self.index, policy="volume:get_all", versions=since(27)),
+            Route(
+                method="GET", path=f"{all_}/detail", handler=self.detail, policy="volume:get_all", versions=since(27)
+            ),
+            route(
+                method="POST",
+                path=all_,
+                handler=self.create,
+                policy="volume:attachment_create",
+                body=NewAttachmentBody,
+            ),
+            route(method="GET", path=one, handler=self.show, policy=see),
+            route(method="PUT", path=one, handler=self.update, policy=change, body=AttachmentChangesBody),
+            route(method="DELETE", path=one, handler=self.delete, policy="volume:attachment_delete"),
+            Route(
+                method="POST",
+                path=f"{one}/action",
+                handler=self.complete,
+                policy="volume:attachment_complete",
+                action="os-complete",
+                body=CompleteBody,
+                status=204,
+                checks_policy=True,
+                versions=since(44),
+            ),
+        ]
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List attachments."""
+        return await self._list(request, "attachments", _brief)
+
+    async def detail(self, request: Request) -> dict[str, Any]:
+        """List attachments with all fields."""
+        return await self._list(request, "attachments/detail", partial(_full, request))
+
+    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+        page = listing.read_page(request.raw_query, attachment_queries.SORTABLE, self._core.settings.max_limit)
+        # Compute looks for the attachments of a server, whatever its project is.
+        own = not listing.wants_all_projects(request, services=True)
+        conditions = [attachments.c.project_id == request.context.project_id] if own else []
+        known = FILTERS | ({"project_id"} if request.context.is_admin else set())
+        if request.minor >= 31:
+            listing.refuse_unknown(request.raw_query, known)
+        for name, values in request.raw_query.items():
+            if name in known and (name != "project_id" or not own):
+                conditions.append(_COLUMNS[name].in_(values))
+        found, more = await self._core.database.read(attachment_queries.list_attachments, page, conditions)
+        body = {"attachments": [view(attachment) for attachment in found]}
+        return body | Links(request).next("attachments", path, found[-1].id if found and more else None)
+
+    async def show(self, request: Request, attachment_id: str) -> dict[str, Any]:
+        """Show an attachment."""
+        return {"attachment": _full(request, await self._load(request, attachment_id, "volume:get"))}
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        """Reserve a volume, and connect it if the request says to which host."""
+        asked: NewAttachment = request.body.attachment
+        new_id = self._core.new_id()
+
+        async def attempt() -> tuple[Volume, Attachment]:
+            volume = await self._core.load_volume(request, uuid(asked.volume_uuid))
+            request.authorize(volume.target)
+            if not _follows_server(volume, asked.instance_uuid):
+                states.check_volume(volume, "reserve an attachment")
+            if volume.bootable and volume.multiattach:
+                request.authorize(volume.target, "volume:multiattach_bootable_volume")
+            attachment = Attachment(
+                id=new_id,
+                volume_id=volume.id,
+                project_id=volume.project_id,
+                instance_uuid=None if asked.instance_uuid is None else uuid(asked.instance_uuid),
+                attached_host=None,
+                mountpoint=None,
+                attach_status=RESERVED,
+                attach_mode=None if asked.mode is None else check_mode(volume, asked.mode),
+                connector=None,
+                connection_info=None,
+                attached_at=None,
+                created_at=self._core.now(),
+                updated_at=None,
+            )
+            await self._core.database.write(attachment_queries.add, volume, attachment, self._core.now())
+            return volume, attachment
+
+        _, attachment = await repeat(f"Volume {asked.volume_uuid}", attempt)
+        if asked.connector:
+            try:
+                attachment = await self._connect(request, attachment.id, asked.connector)
+            except MicronovaError:
+                await self._remove(request, attachment.id)
+                raise
+        return {"attachment": _full(request, attachment)}
+
+    async def update(self, request: Request, attachment_id: str) -> dict[str, Any]:
+        """Connect a reserved volume to a host."""
+        connector = request.body.attachment.connector
+        if not connector:
+            raise Invalid("Invalid input for field/attribute connector: it is empty.")
+        await self._load(request, attachment_id, "volume:attachment_update")
+        return {"attachment": _full(request, await self._connect(request, attachment_id, connector))}
+
+    async def _connect(self, request: Request, attachment_id: str, connector: dict[str, Any]) -> Attachment:
+        async def attempt() -> Attachment:
+            attachment = await self._load(request, attachment_id, "volume:get")
+            volume = await self._core.load_volume(request, attachment.volume_id)
+            wanted = connector.get("mode")
+            if wanted is not None and not isinstance(wanted, str):
+                raise Invalid("Invalid input for field/attribute connector: mode must be rw or ro.")
+            mode = check_mode(volume, attachment.attach_mode or wanted)
+            connection = await self._connector.describe(volume, connector, mode)
+            mountpoint = connector.get("mountpoint")
+            following = msgspec.structs.replace(
+                attachment,
+                attach_status=ATTACHED if attachment.attach_status == ATTACHED else ATTACHING,
+                attach_mode=mode,
+                attached_host=connector["host"][:255],
+                mountpoint=mountpoint[:255] if isinstance(mountpoint, str) else attachment.mountpoint,
+                connector=connector,
+                connection_info=flat(connection, attachment.id),
+            )
+            await self._core.database.write(attachment_queries.change, volume, following, self._core.now())
+            await self._connector.connect(volume)
+            return following
+
+        return await repeat(f"Attachment {attachment_id}", attempt)
+
+    async def complete(self, request: Request, attachment_id: str) -> None:
+        """Say that the server has the volume."""
+
+        async def attempt() -> None:
+            attachment = await self._load(request, attachment_id, "volume:attachment_complete")
+            volume = await self._core.load_volume(request, attachment.volume_id)
+            now = self._core.now()
+            following = msgspec.structs.replace(attachment, attach_status=ATTACHED, attached_at=now)
+            await self._core.database.write(attachment_queries.change, volume, following, now)
+
+        await repeat(f"Attachment {attachment_id}", attempt)
+
+    async def delete(self, request: Request, attachment_id: str) -> dict[str, Any]:
+        """Delete an attachment, and list the others of the volume."""
+        await check_unused(request, [await self._load(request, attachment_id, "volume:attachment_delete")])
+        volume = await self._remove(request, attachment_id)
+        return {"attachments": [_brief(each) for each in volume.attachments if each.id != attachment_id]}
+
+    async def _remove(self, request: Request, attachment_id: str) -> Volume:
+        async def attempt() -> Volume:
+            attachment = await self._load(request, attachment_id, "volume:get")
+            volume = await self._core.load_volume(request, attachment.volume_id)
+            await self._core.database.write(attachment_queries.remove, volume, [attachment_id], self._core.now())
+            return volume
+
+        volume = await repeat(f"Attachment {attachment_id}", attempt)
+        if not any(each.connection_info for each in volume.attachments if each.id != attachment_id):
+            await self._connector.disconnect(volume)
+        return volume
+
+    async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:
+        known = UUID.fullmatch(attachment_id)
+        found = await self._core.database.read(attachment_queries.get, attachment_id) if known else None
+        return authorized(
+            request, found, "volume:get", rule, f"Volume attachment {attachment_id[:64]} could not be found."
+        )
+
+
+def _follows_server(volume: Volume, instance_uuid: str | None) -> bool:
+    """Return whether all attachments of a volume are of this server, which moves to another host."""
+    return (
+        instance_uuid is not None
+        and bool(volume.attachments)
+        and volume.status in states.ATTACHABLE
+        and all(each.instance_uuid == uuid(instance_uuid) for each in volume.attachments)
+    )
+
+
+async def check_unused(request: Request, found: Iterable[Attachment]) -> None:
+    """Raise Conflict if a user ends attachments to which a server is connected.
+
+    Compute must end them, which takes the volume from the guest before. Else the guest would go on to write to a volume
+    that the next server has. Administrators may, who have to clean up after a server that is gone.
+    """
+    connected = [each for each in found if each.instance_uuid and each.connection_info]
+    if not connected or request.context.is_admin or SERVICE_ROLE in request.context.roles:
+        return
+    if not await request.service.is_from_service(request):
+        raise Conflict(f"Server {connected[0].instance_uuid} uses the volume: detach it there.")
+
+
+def _brief(attachment: Attachment) -> dict[str, Any]:
+    return {
+        "id": attachment.id,
+        "status": attachment.attach_status,
+        "instance": attachment.instance_uuid,
+        "volume_id": attachment.volume_id,
+    }
+
+
+def _full(request: Request, attachment: Attachment) -> dict[str, Any]:
+    return {
+        **_brief(attachment),
+        "attached_at": iso_micros(attachment.attached_at) or "",
+        "detached_at": "",
+        "attach_mode": attachment.attach_mode,
+        "connection_info": (attachment.connection_info or {}) if sees_connections(request) else {},
+    }

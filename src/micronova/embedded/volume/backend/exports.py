@@ -1,0 +1,104 @@
+"""Exports: how the file of an attached volume reaches a host.
+
+What serves volumes is given to the service, so that a cloud with simulated guests needs no processes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume that is served, by NBD on a Unix socket, to every guest that it is attached to."""
+
+    volume_id: str
+    readonly: bool
+
+
+class NBDConnection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type", tag="nbd"):
+    """How a host of this machine reaches an export: NBD on a Unix socket."""
+
+    volume_id: str
+    socket_path: str
+    export_name: str
+    access_mode: str  # rw or ro
+    discard: bool = True
+    encrypted: bool = False
+    qos_specs: dict[str, str] | None = None  # for the front end
+
+
+Connection = NBDConnection
+"""The `connection_info` of an attachment: a tagged union of all ways to reach a volume."""
+
+
+class Exports(Protocol):
+    """Serves the volumes that are attached. Raises Unavailable if that is not possible for the moment."""
+
+    def socket(self, volume_id: str) -> str:
+        """Return the socket of a volume, as the QEMU of a guest sees it."""
+
+    async def ensure(self, export: Export) -> None:
+        """Serve a volume; return when hosts can connect. Do nothing if it is served already."""
+
+    async def remove(self, volume_id: str) -> None:
+        """Stop to serve a volume; do nothing if it is not served."""
+
+    async def resize(self, volume_id: str, size: int) -> None:
+        """Show those who use a volume that its file has become larger; do nothing if it is not served."""
+
+    async def served(self) -> set[str]:
+        """Return the volumes that are served."""
+
+    async def lost(self) -> None:
+        """Return when what serves volumes has to be told again which ones."""
+
+    @property
+    def live_copies(self) -> "LiveCopies | None":
+        """What copies volumes that may be in use; None if their files can be copied as they are."""
+
+
+class LiveCopies(Protocol):
+    """Copies the files of volumes while guests write to them."""
+
+    def prepare(self, volume_id: str, name: str) -> Path:
+        """Make an empty file for a copy, of the size of the volume, and return it. Blocks."""
+
+    async def copy(self, volume_id: str, name: str, report: Callable[[int], None]) -> None:
+        """Copy a volume, as it is at one moment, to a file that was prepared."""
+
+    def left(self) -> list[Path]:
+        """Return the files of copies, complete or not, that nothing has taken yet. Blocks."""
+
+
+class SimulatedExports:
+    """The exports of a cloud with simulated guests: nobody connects, so nothing is served."""
+
+    live_copies = None
+
+    def __init__(self, directory: Path) -> None:
+        """`directory` has the files of volumes."""
+        self._sockets = directory / "sockets"
+
+    def socket(self, volume_id: str) -> str:
+        """Return a name that nothing listens on."""
+        return str(self._sockets / f"{volume_id}.sock")
+
+    async def ensure(self, export: Export) -> None:
+        """Do nothing."""
+
+    async def remove(self, volume_id: str) -> None:
+        """Do nothing."""
+
+    async def resize(self, volume_id: str, size: int) -> None:
+        """Do nothing."""
+
+    async def served(self) -> set[str]:
+        """Return nothing."""
+        return set()
+
+    async def lost(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()

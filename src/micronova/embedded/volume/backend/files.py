@@ -1,0 +1,380 @@
+"""The files of volumes, snapshots and backups: sparse raw files in one directory, each named by the id of its row.
+
+    DIR/volumes/volumes/ID      what guests read and write
+    DIR/volumes/snapshots/ID    a copy at one point in time
+    DIR/volumes/backups/ID      a full copy that outlives the volume
+    DIR/volumes/exports/ID/     copies of a volume that is in use, until they are complete
+    DIR/volumes/locks/ID        the lock of an operation, held by the process that works on it
+
+A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
+copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files is
+done in two small pools of threads, one of them for what takes long. Copies take turns in it, a slice each time, so that
+none waits until others have ended.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from micronova.embedded.volume.backend.exports import LiveCopies
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+VOLUMES: Final = "volumes"
+SNAPSHOTS: Final = "snapshots"
+BACKUPS: Final = "backups"
+EXPORTS: Final = "exports"
+"""The directory that has, for each volume that was ever served, one for copies while they are made."""
+KINDS: Final = (VOLUMES, SNAPSHOTS, BACKUPS)
+"""The directories of files that have a row."""
+
+BLOCK: Final = 4 << 20  # bytes that are copied between two reports
+SLICE: Final = 16 * BLOCK  # bytes that a copy writes at one turn
+_LOCKS: Final = "locks"
+_FICLONE: Final = 0x40049409  # of linux/fs.h
+_NEW: Final = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC
+_NO_REFLINK: Final = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS)
+
+Report = Callable[[int], None]
+"""Is told, from another thread, how many bytes of a file are written."""
+
+
+class Interrupted(Exception):
+    """The work ends where it is: what comes next is to look at its operation anew."""
+
+
+class Files:
+    """The directory of all files."""
+
+    def __init__(self, directory: Path, copies: int = 4) -> None:
+        """`copies` are the long copies that run at once."""
+        self.directory = directory
+        self._quick = ThreadPoolExecutor(2, thread_name_prefix="volume-files")
+        self._long = ThreadPoolExecutor(copies, thread_name_prefix="volume-copies")
+        self.live_copies: LiveCopies | None = None
+
+    async def start(self) -> None:
+        """Create the directories; only the user of the service can read them."""
+
+        def make() -> None:
+            for name in (*KINDS, _LOCKS):
+                (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        await self.run(make)
+
+    async def stop(self) -> None:
+        """End the threads. The tasks that use them have ended."""
+        await asyncio.to_thread(self._long.shutdown)
+        await asyncio.to_thread(self._quick.shutdown)
+
+    async def run(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function that takes a short time."""
+        return await _in_thread(self._quick, lambda: fn(*args, **kwargs))
+
+    async def run_long(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function that reads or writes up to a slice of a file."""
+        return await _in_thread(self._long, lambda: fn(*args, **kwargs))
+
+    def path(self, kind: str, id: str) -> Path:
+        """Return the file of a volume, a snapshot or a backup."""
+        return self.directory / kind / id
+
+    async def names(self, kind: str) -> list[str]:
+        """Return the names of all files of a kind, also of those that are not complete."""
+        return await self.run(os.listdir, self.directory / kind)
+
+    async def remove(self, kind: str, name: str) -> bool:
+        """Remove a file and return True; return False if there is none."""
+
+        def unlink() -> bool:
+            path = self.directory / kind / name
+            if kind == VOLUMES:
+                shutil.rmtree(self.directory / EXPORTS / name, ignore_errors=True)
+            if not path.exists():
+                return False
+            path.unlink(missing_ok=True)
+            _sync_directory(path.parent)
+            return True
+
+        return await self.run(unlink)
+
+    async def free(self) -> tuple[int, int]:
+        """Return the bytes that the file system has, and those of them that are free."""
+        found = await self.run(os.statvfs, self.directory)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    # --- new files -------------------------------------------------------------------------------------------
+
+    async def create_blank(self, kind: str, id: str, operation: str, size: int) -> None:
+        """Create a file of zeros, unless it exists."""
+
+        def create() -> None:
+            path, part = self.path(kind, id), self.part(kind, id, operation)
+            if not path.exists():  # an attempt that was interrupted after this has made it
+                with _created(part) as file:
+                    os.ftruncate(file, size)
+                    os.fsync(file)
+                _publish(part, path)
+
+        await self.run(create)
+
+    async def create_copy(self, source: Path, kind: str, id: str, operation: str, size: int, report: Report) -> None:
+        """Create a file of `size` bytes as a copy of another one, unless it exists."""
+        if await self.exists(kind, id):
+            return
+        if self.live_copies is None or source.parent != self.directory / VOLUMES:
+            await self.replace_by_copy(source, kind, id, operation, size, report)
+            return
+        frozen = await self.freeze(source.name, operation, report)
+        try:
+            await self.complete(frozen, kind, id, size)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            await self.replace_by_copy(frozen, kind, id, operation, size, report)  # backups may be elsewhere
+        finally:
+            frozen.unlink(missing_ok=True)
+
+    async def freeze(self, volume_id: str, operation: str, report: Report) -> Path:
+        """Return a copy of a volume as it is at one moment, which its user removes.
+
+        A volume that a guest writes to, or begins to write to meanwhile, is copied by who serves it, unless the file
+        system has reflinks.
+        """
+        assert self.live_copies is not None
+        source, name = self.path(VOLUMES, volume_id), f"{operation}.part"
+        target = await self.run(self.live_copies.prepare, volume_id, name)
+        try:
+            if not await self.run(_reflink, source, target):
+                await self.live_copies.copy(volume_id, name, report)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return target
+
+    async def replace_by_copy(
+        self, source: Path, kind: str, id: str, operation: str, size: int, report: Report
+    ) -> None:
+        """Replace a file by a copy of another one, made `size` bytes long."""
+        part = self.part(kind, id, operation)
+        original = await self.run(os.open, source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file = await self.run(os.open, part, _NEW, 0o600)
+            try:
+                if not await self.run_long(_clone, original, file):
+                    at: int | None = 0
+                    while at is not None:
+                        at = await self.run_long(_copy_slice, original, file, at, report)
+            finally:
+                os.close(file)
+        finally:
+            os.close(original)
+        await self.complete(part, kind, id, size)
+
+    async def exists(self, kind: str, id: str) -> bool:
+        """Return whether a file is complete."""
+        return await self.run(self.path(kind, id).exists)
+
+    def part(self, kind: str, id: str, operation: str, what: str = "") -> Path:
+        """Return the name of a file that an operation has not completed; `what` tells several of them apart."""
+        path = self.path(kind, id)
+        return path.with_name(f"{path.name}.{operation}{what and '.'}{what}.part")
+
+    async def receive(self, chunks: AsyncIterator[bytes], part: Path, limit: int, report: Report) -> None:
+        """Write chunks of data to a file that is not complete; raise TooMuchData."""
+        file = await self.run(os.open, part, _NEW, 0o600)
+        try:
+            written = 0
+            async for chunk in chunks:
+                if written + len(chunk) > limit:
+                    raise TooMuchData(limit)
+                await self.run_long(_write_sparse, file, chunk, written)
+                written += len(chunk)
+                report(written)
+            await self.run(os.ftruncate, file, written)
+        finally:
+            os.close(file)
+
+    async def complete(self, part: Path, kind: str, id: str, size: int) -> None:
+        """Give a file, made `size` bytes long, its final name."""
+
+        def publish() -> None:
+            with _opened(part, os.O_RDWR) as file:
+                os.ftruncate(file, size)
+                os.fsync(file)
+            _publish(part, self.path(kind, id))
+
+        await self.run_long(publish)
+
+    async def chunks(self, path: Path, report: Report) -> AsyncGenerator[bytes, None]:
+        """Yield the content of a file."""
+        file = await self.run(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at = 0
+            while chunk := await self.run_long(os.pread, file, BLOCK // 4, at):
+                yield chunk
+                at += len(chunk)
+                report(at)
+        finally:
+            os.close(file)
+
+    async def link(self, kind: str, source: str, id: str, size: int) -> None:
+        """Give a file that nothing writes to, and that has this size, a second name; do nothing if it has it.
+
+        Raise FileNotFoundError if there is none.
+        """
+
+        def link() -> None:
+            path = self.path(kind, id)
+            original = path if path.exists() else self.path(kind, source)
+            if original.stat().st_size != size:
+                raise FileNotFoundError(f"{original} has another size than {size} bytes")
+            if original != path:
+                os.link(original, path, follow_symlinks=False)
+                _sync_directory(path.parent)
+
+        await self.run(link)
+
+    async def grow(self, kind: str, id: str, size: int) -> None:
+        """Make a file at least `size` bytes long."""
+
+        def extend() -> None:
+            with _opened(self.path(kind, id), os.O_RDWR) as file:
+                if os.fstat(file).st_size < size:
+                    os.ftruncate(file, size)
+                    os.fsync(file)
+
+        await self.run(extend)
+
+    # --- locks -----------------------------------------------------------------------------------------------
+
+    def lock(self, name: str) -> int | None:
+        """Take the lock of an operation and return it; return None if another process has it.
+
+        The lock ends with the process. So it needs neither a clock nor a lease. It is taken without a thread, because
+        a caller that is cancelled meanwhile could not give it back.
+        """
+        return _lock(self.directory / _LOCKS / name)
+
+    def unlock(self, name: str, lock: int) -> None:
+        """Give a lock back and forget it."""
+        (self.directory / _LOCKS / name).unlink(missing_ok=True)
+        os.close(lock)
+
+
+class TooMuchData(Exception):
+    """There is more data than fits into the file."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"more than {size} bytes")
+
+
+def _reflink(source: Path, target: Path) -> bool:
+    """Make a file a reflink of another, and return True; return False if the file system has none."""
+    with _opened(source) as original, _opened(target, os.O_RDWR) as file:
+        return _clone(original, file)
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[int]:
+    file = os.open(path, _NEW, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+async def _in_thread(pool: ThreadPoolExecutor, fn: Callable[[], R]) -> R:
+    """Run a function in a thread. A task that is cancelled ends after it: the thread may use the task's descriptors."""
+    future = asyncio.get_running_loop().run_in_executor(pool, fn)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+def _clone(source: int, target: int) -> bool:
+    """Make a file a reflink of another one; return False where the file system has none."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno not in _NO_REFLINK:
+            raise
+        return False
+    return True
+
+
+def _copy_slice(source: int, target: int, at: int, report: Report) -> int | None:
+    """Copy a slice of the data from an offset on; return where the next one begins, None after the last one."""
+    left = SLICE
+    while left > 0:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return None
+            raise
+        end = os.lseek(source, at, os.SEEK_HOLE)
+        while at < end and left > 0:
+            copied = os.copy_file_range(source, target, min(BLOCK, end - at), at, at)
+            if not copied:
+                return None  # the source has become shorter
+            at, left = at + copied, left - copied
+            report(at)
+    return at
+
+
+def _write_sparse(file: int, chunk: bytes, at: int) -> None:
+    """Write data at an offset; a block of zeros stays a hole."""
+    for begin in range(0, len(chunk), 65_536):
+        block = chunk[begin : begin + 65_536]
+        if block.count(0) == len(block):
+            continue
+        view = memoryview(block)
+        while view:
+            done = os.pwrite(file, view, at + begin)
+            view, begin = view[done:], begin + done
+
+
+def _publish(part: Path, path: Path) -> None:
+    os.rename(part, path)
+    _sync_directory(path.parent)
+
+
+def _lock(path: Path) -> int | None:
+    while True:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # the holder has just forgotten it
+
+
+def _sync_directory(directory: Path) -> None:
+    with _opened(directory) as file:
+        os.fsync(file)

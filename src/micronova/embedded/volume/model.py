@@ -1,0 +1,180 @@
+"""Volumes and what belongs to them as the service reads them, and the statuses that they have."""
+
+from typing import Any, Final
+
+import msgspec
+
+GIB: Final = 1 << 30
+MAX_SIZE: Final = 0x7FFFFFFF  # GiB, as in Cinder
+
+# The statuses of volumes, snapshots and backups.
+CREATING: Final = "creating"
+DOWNLOADING: Final = "downloading"
+AVAILABLE: Final = "available"
+DELETING: Final = "deleting"
+ERROR: Final = "error"
+ERROR_DELETING: Final = "error_deleting"
+IN_USE: Final = "in-use"
+RESERVED: Final = "reserved"
+ATTACHING: Final = "attaching"
+DETACHING: Final = "detaching"
+EXTENDING: Final = "extending"
+ERROR_EXTENDING: Final = "error_extending"
+UPLOADING: Final = "uploading"
+AWAITING_TRANSFER: Final = "awaiting-transfer"
+BACKING_UP: Final = "backing-up"
+RESTORING: Final = "restoring"
+RESTORING_BACKUP: Final = "restoring-backup"
+ERROR_RESTORING: Final = "error_restoring"
+REVERTING: Final = "reverting"
+ATTACHED: Final = "attached"
+"""Statuses of attachments, besides RESERVED, ATTACHING and DETACHING."""
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """What attaches a volume to a server or a host."""
+
+    id: str
+    volume_id: str
+    project_id: str
+    instance_uuid: str | None
+    attached_host: str | None
+    mountpoint: str | None
+    attach_status: str
+    attach_mode: str | None
+    connector: dict[str, Any] | None
+    connection_info: dict[str, Any] | None
+    attached_at: int | None
+    created_at: int
+    updated_at: int | None
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id}
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume with its metadata and the name of its type."""
+
+    id: str
+    project_id: str
+    user_id: str
+    name: str | None
+    description: str | None
+    size: int
+    status: str
+    availability_zone: str
+    host: str
+    volume_type_id: str
+    snapshot_id: str | None
+    source_volid: str | None
+    bootable: bool
+    multiattach: bool
+    readonly: bool | None
+    image_metadata: dict[str, str]
+    created_at: int
+    updated_at: int | None
+    revision: int
+    type_name: str
+    metadata: dict[str, str] = {}
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id, "user_id": self.user_id}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot with its metadata."""
+
+    id: str
+    volume_id: str
+    project_id: str
+    user_id: str
+    name: str | None
+    description: str | None
+    size: int
+    status: str
+    told_progress: str | None
+    host: str
+    volume_type_id: str
+    bootable: bool
+    image_metadata: dict[str, str]
+    created_at: int
+    updated_at: int | None
+    revision: int
+    metadata: dict[str, str] = {}
+    progress: int = 0  # of the operation that makes it, in percent
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id, "user_id": self.user_id}
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """A full copy of a volume, which outlives it."""
+
+    id: str
+    volume_id: str
+    snapshot_id: str | None
+    project_id: str
+    user_id: str
+    name: str | None
+    description: str | None
+    size: int
+    status: str
+    host: str
+    fail_reason: str | None
+    bootable: bool
+    image_metadata: dict[str, str]
+    volume_metadata: dict[str, str]
+    metadata: dict[str, str]
+    data_timestamp: int
+    created_at: int
+    updated_at: int | None
+    revision: int
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id, "user_id": self.user_id}
+
+
+class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
+    """A volume type."""
+
+    id: str
+    name: str
+    description: str | None
+    is_public: bool
+    extra_specs: dict[str, str]
+    qos_specs_id: str | None
+    created_at: int
+    updated_at: int | None
+    revision: int
+
+    @property
+    def multiattach(self) -> bool:
+        """Whether volumes of this type can be attached to several servers at once."""
+        return self.extra_specs.get("multiattach", "").lower() in ("<is> true", "true")
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that goes on after the answer to a request."""
+
+    id: str
+    kind: str
+    host: str
+    resource_id: str
+    source_id: str | None
+    project_id: str
+    request_id: str
+    payload: dict[str, Any]
+    cancelled: bool
+    progress: int
+    attempts: int
+    not_before: int
+    created_at: int

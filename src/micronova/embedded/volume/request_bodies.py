@@ -1,0 +1,86 @@
+"""Request bodies: shared types of fields, and functions that read them.
+
+Clients write numbers and flags as JSON values or as text. Both are accepted, as in Cinder.
+"""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from micronova.embedded.volume.model import MAX_SIZE
+from micronova.http import validation
+from micronova.objects.errors import Invalid
+
+K = TypeVar("K")
+
+Text = Annotated[str, Meta(max_length=255)]
+Uuid = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")]
+Flag = (
+    bool
+    | Literal[
+        "True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes", "y", "t",
+        "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no", "n", "f",
+    ]
+)  # fmt: skip
+Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)] | Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
+Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. /]{1,255}\Z")]
+MOST_ITEMS = 128
+Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
+"""Metadata and extra specs."""
+
+_TRUE = ("true", "1", "on", "yes", "y", "t")
+# What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]"
+)
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body, or an object in one; unknown fields are refused."""
+
+
+def truth(value: bool | str) -> bool:
+    """Return a `Flag` as a bool."""
+    return value if isinstance(value, bool) else value.lower() in _TRUE
+
+
+def gibibytes(value: int | str, field: str = "size") -> int:
+    """Return a `Size`; raise Invalid."""
+    number = int(value)
+    if not 1 <= number <= MAX_SIZE:
+        raise Invalid(f"Invalid input for field/attribute {field}: {number} is not from 1 to {MAX_SIZE}.")
+    return number
+
+
+def stripped(value: str | None) -> str | None:
+    """Return a name or a description without white space around it, as Cinder keeps it."""
+    return None if value is None else value.strip()
+
+
+def required_name(value: str, field: str = "name") -> str:
+    """Return a name that must not be empty; raise Invalid."""
+    name = value.strip()
+    if not name or _UNPRINTABLE.search(name):
+        raise Invalid(f"Invalid input for field/attribute {field}: it must have printable characters.")
+    return name
+
+
+def identifier(value: str) -> str:
+    """Return the id of a project or the name of a class in a path; raise Invalid if no row can have it."""
+    if len(value) > 255:
+        raise Invalid("Invalid input: an id may have 255 characters.")
+    return value
+
+
+def uuid(value: str) -> str:
+    """Return a `Uuid` in the form that rows have."""
+    text = value.lower().replace("-", "")
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def relaxed(given: dict[str, Any], kind: type[K], minor: int, strict_since: int) -> K:
+    """Return a body; unknown fields are ignored at microversions before `strict_since`, as Cinder does there."""
+    found: K = validation.body(msgspec.json.encode(given), kind, minor, ignore_unknown=minor < strict_since)
+    return found

@@ -1,0 +1,83 @@
+"""What the rows of volumes, snapshots and backups have in common: a revision, a host, and metadata."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.embedded.common import revisions
+from micronova.embedded.common.chunks import chunks
+
+
+class Revised(Protocol):
+    """A resource as it was read."""
+
+    @property
+    def id(self) -> str:
+        """The key of its row."""
+
+    @property
+    def revision(self) -> int:
+        """The revision that its row had."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The metadata of one kind of resource: a table with the columns `key` and `value` beside the id of the owner."""
+
+    owner: sa.Column[str]
+
+    def of(self, conn: sa.Connection, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the metadata of resources, by id; resources without metadata are missing."""
+        found: dict[str, dict[str, str]] = {}
+        table = self.owner.table
+        for part in chunks(ids):
+            for row in conn.execute(table.select().where(self.owner.in_(part)).order_by(table.c.key)):
+                found.setdefault(row._mapping[self.owner], {})[row.key] = row.value
+        return found
+
+    def set(self, conn: sa.Connection, id: str, items: Mapping[str, str]) -> None:
+        """Replace the metadata of a resource."""
+        conn.execute(self.owner.table.delete().where(self.owner == id))
+        if items:
+            rows = [{self.owner.name: id, "key": key, "value": value} for key, value in sorted(items.items())]
+            conn.execute(self.owner.table.insert(), rows)
+
+    def has(self, owner_id: sa.Column[str], key: str, value: str) -> sa.ColumnElement[bool]:
+        """Return the condition that the resource with this id has an item."""
+        columns = self.owner.table.c
+        return sa.exists().where(self.owner == owner_id, columns.key == key, columns.value == value)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one kind of resource."""
+
+    table: sa.Table
+
+    def insert(self, conn: sa.Connection, made: msgspec.Struct) -> None:
+        """Write a new row; fields that are no columns are left out."""
+        fields = msgspec.structs.asdict(made)
+        conn.execute(self.table.insert(), {column.name: fields[column.name] for column in self.table.columns})
+
+    def update(self, conn: sa.Connection, read: Revised, values: Mapping[str, Any], now: int) -> None:
+        """Change a row; raise Changed if another request has changed it meanwhile."""
+        revisions.update(conn, self.table.c.revision, read.id, read.revision, values, now)
+
+    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+        """Change a row, whatever others have changed; the owner of its operation does that."""
+        revisions.touch(conn, self.table.c.revision, self.table.c.id == id, now=now, **values)
+
+    def delete(self, conn: sa.Connection, id: str) -> None:
+        """Delete a row."""
+        conn.execute(self.table.delete().where(self.table.c.id == id))
+
+    def ids(self, conn: sa.Connection, host: str) -> set[str]:
+        """Return the ids of all resources whose files a host has."""
+        return set(conn.execute(sa.select(self.table.c.id).where(self.table.c.host == host)).scalars())
+
+    def count(self, conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
+        """Return how many rows meet the conditions."""
+        return int(conn.execute(sa.select(sa.func.count()).select_from(self.table).where(*conditions)).scalar_one())

@@ -1,0 +1,172 @@
+"""The volume role: Cinder's v3 API over a database and a directory of its own."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from micronova.db.engine import Database
+from micronova.db.schema import upgrade
+from micronova.embedded.volume import service_rows, type_queries, versions
+from micronova.embedded.volume.attach_actions import AttachActions
+from micronova.embedded.volume.attachments import AttachmentHandlers
+from micronova.embedded.volume.backend.exports import Exports
+from micronova.embedded.volume.backend.files import Files
+from micronova.embedded.volume.backup_records import BackupRecordHandlers
+from micronova.embedded.volume.backup_work import CreateBackup, DeleteBackup, ImportBackup, RestoreBackup
+from micronova.embedded.volume.backups import BackupHandlers
+from micronova.embedded.volume.connecting import Connector
+from micronova.embedded.volume.core import Core, VolumeServiceSettings
+from micronova.embedded.volume.file_actions import FileActions
+from micronova.embedded.volume.hosts import HostHandlers
+from micronova.embedded.volume.images import Images
+from micronova.embedded.volume.message_handlers import MessageHandlers
+from micronova.embedded.volume.metadata import handlers as metadata_handlers
+from micronova.embedded.volume.model import VolumeType
+from micronova.embedded.volume.operations import Engine, OperationKind
+from micronova.embedded.volume.qos_specs import QosSpecsHandlers
+from micronova.embedded.volume.quota_sets import QuotaHandlers
+from micronova.embedded.volume.row_actions import RowActions
+from micronova.embedded.volume.services import ServiceHandlers
+from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
+from micronova.embedded.volume.snapshots import SnapshotHandlers
+from micronova.embedded.volume.sweep import sweep
+from micronova.embedded.volume.tables import metadata
+from micronova.embedded.volume.transfers import TransferHandlers
+from micronova.embedded.volume.type_encryption import TypeEncryptionHandlers
+from micronova.embedded.volume.types import TypeHandlers
+from micronova.embedded.volume.versions import VERSIONS, dispatch, root_routes
+from micronova.embedded.volume.volume_sources import Sources
+from micronova.embedded.volume.volume_work import CreateVolume, DeleteVolume, ExtendVolume, RevertVolume, UploadVolume
+from micronova.embedded.volume.volumes import VolumeHandlers
+from micronova.http.faults import compute_fault
+from micronova.http.service import Authenticator, Observer, Policy, Route, Service
+from micronova.objects.clock import Clock
+
+MIGRATIONS = "micronova.embedded.volume.migrations"
+PREFIX = "/v3"
+TYPES = ("block-storage", "volumev3")
+"""The types of the service in the catalog."""
+KINDS: tuple[type[OperationKind], ...] = (
+    *(CreateVolume, DeleteVolume, ExtendVolume, RevertVolume, UploadVolume),
+    *(CreateSnapshot, DeleteSnapshot, CreateBackup, DeleteBackup, ImportBackup, RestoreBackup),
+)
+
+
+class VolumeService:
+    """The embedded volume service. `app` is its ASGI application, `service` has its routes."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        policy: Policy,
+        authenticator: Authenticator,
+        clock: Clock,
+        images: Images | None = None,
+        exports: Callable[[Files], Exports] | None = None,
+        *,
+        host: str,
+        schema: str | None = None,  # of PostgreSQL
+        random_source: random.Random | None = None,
+        settings: VolumeServiceSettings | None = None,
+        public_url: str | None = None,
+        mount: str = "/volume",
+        observer: Observer | None = None,
+    ) -> None:
+        """`images` is the image service, if there is one; `exports` makes what serves volumes to hosts, without it
+        none can be connected; `host` is the machine that has the directory.
+        """
+        self._database = database
+        self._schema = schema
+        self.core = Core(
+            database,
+            clock,
+            random_source or random.Random(),  # ids need not be secret
+            settings or VolumeServiceSettings(),
+            host,
+        )
+        self.files = Files(directory)
+        serving = None if exports is None else exports(self.files)
+        self.files.live_copies = None if serving is None else serving.live_copies
+        self.connector = Connector(self.core, serving)
+        self.engine = Engine(self.core, self.files, [kind(self.core, self.files, images) for kind in KINDS])
+        found = routes(self.core, self.files, images, self.connector)
+        self.service = Service(
+            "volume",
+            found,
+            policy=policy,
+            authenticator=authenticator,
+            fault_body=compute_fault,
+            prefix=PREFIX,
+            versions=VERSIONS,
+            mount=mount,
+            public_url=public_url,
+            observer=observer,
+            types=TYPES,
+        )
+        self.documents = Service(
+            "volume-versions",
+            root_routes(),
+            policy=policy,
+            authenticator=authenticator,
+            fault_body=compute_fault,
+            mount=mount,
+            public_url=public_url,
+            observer=observer,
+        )
+        self.app = dispatch(self.service.app, self.documents.app, found)
+
+    async def start(self) -> None:
+        """Bring the schema up to date, and go on with the operations that earlier processes have left."""
+        await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
+        await self._database.write(type_queries.ensure, self._first_type())
+        await self._database.write(service_rows.ensure, self.core.host, self.core.now())
+        await self.files.start()
+        await sweep(self.core, self.files)
+        await self.engine.start()
+        await self.connector.start()
+
+    async def stop(self) -> None:
+        """Interrupt the operations that run; the next start goes on with them."""
+        await self.connector.stop()
+        await self.engine.stop()
+        await self.files.stop()
+
+    def _first_type(self) -> VolumeType:
+        return VolumeType(
+            id=self.core.new_id(),
+            name=self.core.settings.default_volume_type,
+            description="The type of volumes for which no other is named.",
+            is_public=True,
+            extra_specs={},
+            qos_specs_id=None,
+            created_at=self.core.now(),
+            updated_at=None,
+            revision=1,
+        )
+
+
+def routes(core: Core, files: Files, images: Images | None, connector: Connector) -> list[Route]:
+    """Return the routes of the service, relative to /v3."""
+    snapshots = SnapshotHandlers(core)
+    volumes = VolumeHandlers(core, Sources(core, images), snapshots)
+    return [
+        *versions.routes(),
+        *volumes.routes(),
+        *RowActions(core, volumes, connector).routes(),
+        *AttachActions(core, connector).routes(),
+        *FileActions(core, images).routes(),
+        *snapshots.routes(),
+        *BackupHandlers(core, volumes).routes(),
+        *BackupRecordHandlers(core).routes(),
+        *(route for each in metadata_handlers(core) for route in each.routes()),
+        *AttachmentHandlers(core, connector).routes(),
+        *TypeHandlers(core).routes(),
+        *TypeEncryptionHandlers(core).routes(),
+        *QosSpecsHandlers(core).routes(),
+        *QuotaHandlers(core).routes(),
+        *ServiceHandlers(core, files).routes(),
+        *HostHandlers(core).routes(),
+        *MessageHandlers(core).routes(),
+        *TransferHandlers(core).routes(),
+    ]

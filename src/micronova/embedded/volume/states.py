@@ -1,0 +1,94 @@
+"""What may be done with a volume or a snapshot in which status. The API's errors come from this table."""
+
+from typing import Final, NamedTuple
+
+from micronova.embedded.volume.model import (
+    ATTACHING,
+    AVAILABLE,
+    DETACHING,
+    ERROR,
+    ERROR_DELETING,
+    ERROR_EXTENDING,
+    ERROR_RESTORING,
+    EXTENDING,
+    IN_USE,
+    RESERVED,
+    REVERTING,
+    UPLOADING,
+    Snapshot,
+    Volume,
+)
+from micronova.objects.errors import Invalid
+
+
+class Action(NamedTuple):
+    """The statuses that an action may start from, and the status while it runs; "" if it does not change it."""
+
+    starts: tuple[str, ...]
+    during: str = ""
+    multiattach: tuple[str, ...] = ()  # further statuses that volumes with multiattach may have
+
+
+ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
+
+# What fails leaves the volume in ERROR, a failed delete in ERROR_DELETING and a failed extend in ERROR_EXTENDING.
+VOLUME_ACTIONS: Final = {
+    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), "deleting"),
+    "extend": Action((AVAILABLE,), EXTENDING),
+    "revert": Action((AVAILABLE,), REVERTING),
+    "upload": Action((AVAILABLE,), UPLOADING),
+    "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
+    "back up": Action((AVAILABLE,), "backing-up"),
+    "back up by force": Action((AVAILABLE, IN_USE), "backing-up"),
+    "restore a backup": Action((AVAILABLE,), "restoring-backup"),
+    "retype": Action((AVAILABLE,)),
+    "set readonly": Action((AVAILABLE,)),
+    "snapshot": Action((AVAILABLE,)),
+    "snapshot by force": Action((AVAILABLE, IN_USE)),
+    "reserve": Action((AVAILABLE,), ATTACHING, (IN_USE,)),
+    "unreserve": Action((ATTACHING,)),
+    "begin detaching": Action((IN_USE,), DETACHING),
+    "roll detaching": Action((DETACHING,), IN_USE),
+    "attach": Action((AVAILABLE, ATTACHING), IN_USE, (IN_USE,)),
+    "detach": Action((IN_USE, DETACHING)),
+    "reserve an attachment": Action((AVAILABLE,), RESERVED, ATTACHABLE),
+}
+SNAPSHOT_ACTIONS: Final = {
+    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING), "deleting"),
+}
+
+TOLD_STATUSES: Final = {"creating": ("creating", AVAILABLE, ERROR), "deleting": ("deleting", ERROR_DELETING)}
+"""The statuses that compute may tell of a snapshot in a status."""
+DELETABLE_BACKUPS: Final = (AVAILABLE, ERROR, ERROR_DELETING)
+
+VOLUME_STATUSES: Final = (
+    "creating", "available", "deleting", "error", "error_deleting", "error_managing", "managing", "attaching", "in-use",
+    "detaching", "maintenance", "restoring-backup", "error_restoring", "reserved", "awaiting-transfer", "backing-up",
+    "error_backing-up", "error_extending", "downloading", "uploading", "retyping", "extending",
+)  # fmt: skip
+"""The statuses that an administrator may set."""
+SNAPSHOT_STATUSES: Final = (
+    "available", "backing-up", "creating", "deleted", "deleting", "error", "error_deleting", "unmanaging", "restoring"
+)  # fmt: skip
+
+
+def check_volume(volume: Volume, action: str) -> Action:
+    """Return the entry of an action; raise Invalid if the volume's status does not allow it."""
+    entry = VOLUME_ACTIONS[action]
+    starts = entry.starts + (entry.multiattach if volume.multiattach else ())
+    if volume.status not in starts:
+        raise Invalid(
+            f"Invalid volume: Volume {volume.id} is {volume.status}; to {action}, it must be {' or '.join(starts)}."
+        )
+    return entry
+
+
+def check_snapshot(snapshot: Snapshot, action: str) -> Action:
+    """Return the entry of an action; raise Invalid if the snapshot's status does not allow it."""
+    entry = SNAPSHOT_ACTIONS[action]
+    if snapshot.status not in entry.starts:
+        raise Invalid(
+            f"Invalid snapshot: Snapshot {snapshot.id} is {snapshot.status}; to {action} it, it must be "
+            f"{' or '.join(entry.starts)}."
+        )
+    return entry

@@ -1,0 +1,281 @@
+"""The schema of the volume service's own database.
+
+Times are in microseconds, sizes in GiB. A row exists before its file and until its file is removed, so that a file
+without a row is left over from an interrupted operation. Rows of deleted resources are removed.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, String, Text
+
+metadata = sa.MetaData()
+
+
+def _times() -> tuple[Column[int], Column[int | None]]:
+    return Column("created_at", BigInteger, nullable=False), Column("updated_at", BigInteger)
+
+
+volumes = sa.Table(
+    "volumes",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("project_id", String(255), nullable=False),
+    Column("user_id", String(255), nullable=False),
+    Column("name", String(255)),
+    Column("description", String(255)),
+    Column("size", Integer, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("availability_zone", String(255), nullable=False),
+    Column("host", String(255), nullable=False),  # of the service that has the file
+    Column("volume_type_id", String(36), ForeignKey("volume_types.id"), nullable=False),
+    Column("snapshot_id", String(36)),
+    Column("source_volid", String(36)),
+    Column("bootable", Boolean, nullable=False),
+    Column("multiattach", Boolean, nullable=False),
+    Column("readonly", Boolean),  # None: never set
+    Column("image_metadata", sa.JSON, nullable=False),
+    *_times(),
+    # Counted up by every change. A change names the revision that it has read; see embedded.common.revisions.
+    Column("revision", Integer, nullable=False),
+    Index("volumes_by_created", "created_at", "id"),
+    Index("volumes_by_project", "project_id", "created_at", "id"),
+    Index("volumes_by_type", "volume_type_id"),
+)
+
+volume_metadata = sa.Table(
+    "volume_metadata",
+    metadata,
+    Column("volume_id", String(36), ForeignKey("volumes.id", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("value", String(255), nullable=False),
+)
+
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("volume_id", String(36), ForeignKey("volumes.id"), nullable=False),
+    Column("project_id", String(255), nullable=False),
+    Column("user_id", String(255), nullable=False),
+    Column("name", String(255)),
+    Column("description", String(255)),
+    Column("size", Integer, nullable=False),  # of the volume at that time
+    Column("status", String(32), nullable=False),
+    Column("told_progress", String(255)),  # what os-update_snapshot_status has said
+    Column("host", String(255), nullable=False),
+    Column("volume_type_id", String(36), ForeignKey("volume_types.id"), nullable=False),
+    Column("bootable", Boolean, nullable=False),  # as the volume was
+    Column("image_metadata", sa.JSON, nullable=False),
+    *_times(),
+    Column("revision", Integer, nullable=False),
+    Index("snapshots_by_created", "created_at", "id"),
+    Index("snapshots_by_project", "project_id", "created_at", "id"),
+    Index("snapshots_by_volume", "volume_id"),
+    Index("snapshots_by_type", "volume_type_id"),
+)
+
+snapshot_metadata = sa.Table(
+    "snapshot_metadata",
+    metadata,
+    Column("snapshot_id", String(36), ForeignKey("snapshots.id", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("value", String(255), nullable=False),
+)
+
+# Without foreign keys: a backup outlives its volume.
+backups = sa.Table(
+    "backups",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("volume_id", String(36), nullable=False),
+    Column("snapshot_id", String(36)),
+    Column("project_id", String(255), nullable=False),
+    Column("user_id", String(255), nullable=False),
+    Column("name", String(255)),
+    Column("description", String(255)),
+    Column("size", Integer, nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("fail_reason", String(255)),
+    Column("bootable", Boolean, nullable=False),  # as the volume was
+    Column("image_metadata", sa.JSON, nullable=False),
+    Column("volume_metadata", sa.JSON, nullable=False),
+    Column("metadata", sa.JSON, nullable=False),
+    Column("data_timestamp", BigInteger, nullable=False),
+    *_times(),
+    Column("revision", Integer, nullable=False),
+    Index("backups_by_created", "created_at", "id"),
+    Index("backups_by_project", "project_id", "created_at", "id"),
+    Index("backups_by_volume", "volume_id"),
+)
+
+attachments = sa.Table(
+    "attachments",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("volume_id", String(36), ForeignKey("volumes.id", ondelete="CASCADE"), nullable=False),
+    Column("project_id", String(255), nullable=False),
+    Column("instance_uuid", String(36)),
+    Column("attached_host", String(255)),
+    Column("mountpoint", String(255)),
+    Column("attach_status", String(32), nullable=False),
+    Column("attach_mode", String(8)),
+    Column("connector", sa.JSON(none_as_null=True)),
+    Column("connection_info", sa.JSON(none_as_null=True)),
+    Column("attached_at", BigInteger),
+    *_times(),
+    Index("attachments_by_created", "created_at", "id"),
+    Index("attachments_by_volume", "volume_id"),
+    Index("attachments_by_project", "project_id", "created_at", "id"),
+    Index("attachments_by_instance", "instance_uuid"),
+)
+
+volume_types = sa.Table(
+    "volume_types",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("description", String(255)),
+    Column("is_public", Boolean, nullable=False),
+    Column("extra_specs", sa.JSON, nullable=False),
+    Column("qos_specs_id", String(36), ForeignKey("qos_specs.id")),
+    *_times(),
+    Column("revision", Integer, nullable=False),
+    Index("volume_types_by_created", "created_at", "id"),
+)
+
+# How volumes of a type are encrypted. A type without a row has volumes in the clear.
+type_encryptions = sa.Table(
+    "volume_type_encryptions",
+    metadata,
+    Column("volume_type_id", String(36), ForeignKey("volume_types.id", ondelete="CASCADE"), primary_key=True),
+    Column("encryption_id", String(36), nullable=False),
+    Column("provider", String(255), nullable=False),
+    Column("cipher", String(255)),
+    Column("key_size", Integer),
+    Column("control_location", String(16), nullable=False),
+    *_times(),
+)
+
+qos_specs = sa.Table(
+    "qos_specs",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("consumer", String(16), nullable=False),
+    Column("specs", sa.JSON, nullable=False),
+    *_times(),
+    Column("revision", Integer, nullable=False),
+    Index("qos_specs_by_created", "created_at", "id"),
+)
+
+# The types of volumes for which a project names no type.
+default_types = sa.Table(
+    "default_types",
+    metadata,
+    Column("project_id", String(255), primary_key=True),
+    Column("volume_type_id", String(36), ForeignKey("volume_types.id", ondelete="CASCADE"), nullable=False),
+    Index("default_types_by_type", "volume_type_id"),
+)
+
+# The projects that may use a type that is not public.
+volume_type_projects = sa.Table(
+    "volume_type_projects",
+    metadata,
+    Column("volume_type_id", String(36), ForeignKey("volume_types.id", ondelete="CASCADE"), primary_key=True),
+    Column("project_id", String(255), primary_key=True),
+    Index("volume_type_projects_by_project", "project_id"),
+)
+
+# Work that goes on after the answer to a request. The row is written in the transaction of the request and removed in
+# the one that records the result; see operations.py.
+operations = sa.Table(
+    "operations",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("host", String(255), nullable=False),  # of the service that has the files
+    Column("resource_id", String(36), nullable=False),  # the volume, snapshot or backup that it changes
+    Column("source_id", String(36)),  # what it reads, which nothing may change or delete before
+    Column("project_id", String(255), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("payload", sa.JSON, nullable=False),
+    Column("cancelled", Boolean, nullable=False),  # its result is not wanted any more
+    Column("progress", Integer, nullable=False),  # in percent
+    Column("attempts", Integer, nullable=False),
+    Column("not_before", BigInteger, nullable=False),  # a pause after an attempt that lacked something for the moment
+    Column("created_at", BigInteger, nullable=False),
+    Index("operations_by_host", "host", "created_at", "id"),
+    Index("operations_by_resource", "resource_id"),
+    Index("operations_by_source", "source_id"),
+)
+
+# What a project uses, changed in the transaction of each change.
+usages = sa.Table(
+    "quota_usages",
+    metadata,
+    Column("project_id", String(255), primary_key=True),
+    Column("resource", String(255), primary_key=True),
+    Column("used", BigInteger, nullable=False),
+)
+
+# Limits of projects. Those of the class "default" hold for projects without limits of their own.
+limits = sa.Table(
+    "quota_limits",
+    metadata,
+    Column("project_id", String(255), primary_key=True),
+    Column("resource", String(255), primary_key=True),
+    Column("maximum", BigInteger, nullable=False),
+)
+
+class_limits = sa.Table(
+    "quota_class_limits",
+    metadata,
+    Column("class_name", String(255), primary_key=True),
+    Column("resource", String(255), primary_key=True),
+    Column("maximum", BigInteger, nullable=False),
+)
+
+# The services that operators know from Cinder, for what they set; each host has the same ones.
+services = sa.Table(
+    "services",
+    metadata,
+    Column("binary", String(255), primary_key=True),
+    Column("host", String(255), primary_key=True),
+    Column("disabled", Boolean, nullable=False),
+    Column("disabled_reason", String(255)),
+    Column("frozen", Boolean, nullable=False),  # resources stay as they are: no operation begins
+    Column("seen_at", BigInteger, nullable=False),
+)
+
+transfers = sa.Table(
+    "transfers",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("volume_id", String(36), ForeignKey("volumes.id", ondelete="CASCADE"), nullable=False, unique=True),
+    Column("project_id", String(255), nullable=False),
+    Column("name", String(255)),
+    Column("salt", String(64), nullable=False),
+    Column("key_hash", String(128), nullable=False),
+    Column("no_snapshots", Boolean, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Index("transfers_by_created", "created_at", "id"),
+    Index("transfers_by_project", "project_id", "created_at", "id"),
+)
+
+# What users are told about operations that failed.
+messages = sa.Table(
+    "messages",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("project_id", String(255), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("resource_type", String(32), nullable=False),
+    Column("resource_uuid", String(36), nullable=False),
+    Column("event_id", String(64), nullable=False),
+    Column("message_level", String(16), nullable=False),
+    Column("user_message", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Index("messages_by_project", "project_id", "created_at", "id"),
+    Index("messages_by_expiry", "expires_at"),
+)

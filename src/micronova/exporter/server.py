@@ -1,0 +1,449 @@
+"""The exporter: serves volumes to the guests of this machine, each by a storage daemon of its own.
+
+    volume service ──▶ Serve, End, Copy, Resize        agent ──▶ Allow, Refuse
+                              │                                     │
+                         ┌────▼─────────────────────────────────────▼────┐
+                         │ exporter: VOLUME/nbd, VOLUME/qmp              │──▶ one qemu-storage-daemon per volume
+                         └───────────────────────────────────────────────┘
+
+The exporter opens no file of a volume. The service gives it descriptors, which a daemon opens again; the service lets
+the exporter's user do that by an access control list. The socket of a volume can be connected to by the users of those
+guests that the agent has named, by an access control list too.
+
+A daemon that ends is started again at once. The exporter keeps its socket, so guests that connect meanwhile wait. The
+daemons outlive an exporter that is killed, and the next one takes them over; the service then gives it the descriptors
+again. When the exporter is told to stop, it ends them all.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from micronova.exporter import daemon as daemons
+from micronova.exporter import messages as m
+from micronova.exporter import wire
+from micronova.exporter.daemon import Daemon, Failed, Full, Gone
+from micronova.objects.background import keep_running
+from micronova.objects.clock import SystemClock
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a daemon that ends again and again is started again
+REQUEST_SECONDS: Final = 30.0  # that a connection may take to ask
+STEADY: Final = 60.0  # seconds after which a daemon that ends was no failed start
+MONITOR: Final = "qmp"
+_PASSABLE, _CLOSED = 0o711, 0o600
+
+Share = Callable[[Path, int, Mapping[int, int]], None]
+"""Gives a file a mode, and single users rights to it."""
+_service = msgspec.msgpack.Decoder(m.FromService)
+_agent = msgspec.msgpack.Decoder(m.FromAgent)
+
+
+class Refused(Exception):
+    """The request is wrong, or not from who may ask it."""
+
+
+class Missing(Exception):
+    """There is no such export."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What the exporter works with."""
+
+    prefix: str  # of the cloud
+    directory: Path  # of the sockets
+    sandbox: Sequence[str]  # the command that confines a program
+    program: str  # qemu-storage-daemon
+    share: Share
+    users_of: Callable[[Path], set[int]]  # who has rights of their own to a file
+    connect_right: int  # of `share`: to connect to a socket
+    guest_users: range
+    service_user: int
+    agent_user: int
+
+
+@dataclass
+class Volume:
+    """A volume that is served, or copied."""
+
+    id: str
+    file: int = -1  # descriptors; -1 if an earlier exporter had them
+    folder: int = -1
+    readonly: bool = False
+    wanted: bool = False  # until it is told to end
+    copies: int = 0
+    daemon: Daemon | None = None
+    watcher: "asyncio.Task[None] | None" = None
+    socket: "socket.socket | None" = None  # that its daemon listens on
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        wire.close([each for each in (self.file, self.folder) if each >= 0])
+        self.file = self.folder = -1
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+
+class Exporter:
+    """Serves volumes."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._volumes: dict[str, Volume] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, service: socket.socket, agent: socket.socket) -> None:
+        """Take over the daemons that an earlier exporter has left, and answer on both sockets."""
+        for volume_id, found in daemons.find(self._means.prefix, os.geteuid()):
+            await self._adopt(volume_id, found)
+        for listening, user, decoder in (
+            (service, self._means.service_user, _service),
+            (agent, self._means.agent_user, _agent),
+        ):
+            work = partial(self._accept, listening, user, decoder)
+            self._keep(keep_running(work, name="exporter-accept", clock=SystemClock()))
+
+    async def abandon(self) -> None:
+        """Stop to answer, and leave the daemons to the next exporter."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for volume in self._volumes.values():
+            if volume.daemon is not None:
+                await volume.daemon.lose()
+            volume.close()
+
+    async def stop(self) -> None:
+        """End all daemons and remove all sockets."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.gather(*(self._drop(volume) for volume in list(self._volumes.values())))
+        for name in os.listdir(self._means.directory):
+            shutil.rmtree(self._means.directory / name, ignore_errors=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return self._keep(asyncio.get_running_loop().create_task(work))
+
+    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- requests --------------------------------------------------------------------------------------------
+
+    async def _accept(self, listening: socket.socket, user: int, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
+            connection, _ = await loop.sock_accept(listening)
+            if wire.peer(connection) in (user, 0):
+                self._spawn(self._converse(connection, decoder))
+            else:
+                log.warning("a connection of user %d was refused", wire.peer(connection))
+                connection.close()
+
+    async def _converse(self, connection: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                packet, descriptors = await wire.receive(connection)
+            if packet:
+                reply = await self._answer(connection, packet, descriptors, decoder)
+                await wire.send(connection, msgspec.msgpack.encode(reply))
+        except OSError:
+            pass  # who asked has gone, or has asked nothing in time
+        finally:
+            connection.close()
+
+    async def _answer(
+        self, connection: socket.socket, packet: bytes, descriptors: list[int], decoder: "msgspec.msgpack.Decoder[Any]"
+    ) -> m.Reply:
+        request: m.Request | None = None
+        try:
+            request = decoder.decode(packet)
+            _check(request)
+            return await self._carry_out(connection, request, descriptors) or m.Reply()
+        except (Refused, msgspec.MsgspecError, Failed) as error:
+            reply = m.Reply(error=str(error), kind="failed")
+        except Missing as error:
+            reply = m.Reply(error=str(error), kind="missing")
+        except Full as error:
+            reply = m.Reply(error=str(error), kind="full")
+        except (Gone, OSError) as error:
+            reply = m.Reply(error=str(error), kind="unavailable")
+        finally:
+            wire.close(descriptors)
+        log.warning("%s failed: %s", type(request).__name__, reply.error)
+        return reply
+
+    async def _carry_out(
+        self, connection: socket.socket, request: m.Request | None, descriptors: list[int]
+    ) -> m.Reply | None:
+        match request:
+            case m.Serve():
+                await self._serve(request, descriptors)
+            case m.End():
+                await self._end(request.volume_id)
+            case m.Inventory():
+                return m.Reply(volumes=tuple(sorted({*self._volumes, *self._left()})))
+            case m.Resize():
+                await self._resize(request)
+            case m.Copy():
+                await self._copy(connection, request, descriptors)
+            case m.Watch():
+                await wire.receive(connection)  # the end of the connection
+            case m.Allow():
+                self._allow(request)
+            case m.Refuse():
+                self._refuse(request)
+        return None
+
+    def _left(self) -> list[str]:
+        """Return the volumes whose sockets an earlier exporter has left, without a daemon."""
+        return [name for name in os.listdir(self._means.directory) if m.UUID.fullmatch(name)]
+
+    async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:
+        _check_files(descriptors)
+        volume = self._volumes.setdefault(request.volume_id, Volume(request.volume_id))
+        async with volume.lock:
+            self._volumes[volume.id] = volume  # an end that was waited for has removed it
+            volume.wanted = True
+            await self._ensure(volume, descriptors, readonly=request.readonly)
+
+    async def _end(self, volume_id: str) -> None:
+        volume = self._volumes.get(volume_id)
+        if volume is None:
+            shutil.rmtree(self._means.directory / volume_id, ignore_errors=True)
+            return
+        async with volume.lock:
+            volume.wanted = False
+            if not volume.copies:
+                await self._drop(volume)
+            else:  # a copy goes on; nobody else may use the volume any more
+                self._close_socket(volume.id)
+
+    async def _resize(self, request: m.Resize) -> None:
+        volume = self._volumes.get(request.volume_id)
+        if volume is None or volume.daemon is None:
+            return
+        async with volume.lock:
+            if volume.daemon is not None:
+                await volume.daemon.resize(volume.id, request.size, readonly=volume.readonly)
+
+    async def _copy(self, connection: socket.socket, request: m.Copy, descriptors: list[int]) -> None:
+        _check_files(descriptors)
+        volume = self._volumes.setdefault(request.volume_id, Volume(request.volume_id))
+        async with volume.lock:
+            self._volumes[volume.id] = volume
+            volume.copies += 1
+            try:
+                await self._ensure(volume, descriptors, readonly=volume.readonly)
+            except BaseException:
+                await self._copied(volume)
+                raise
+            found = volume.daemon
+        assert found is not None
+
+        def report(done: int) -> None:
+            connection.send(msgspec.msgpack.encode(m.Reply(done=done, final=False)))
+
+        copying = asyncio.ensure_future(found.copy(request.name, report))
+        leaving = asyncio.ensure_future(wire.receive(connection))
+        try:
+            await asyncio.wait({copying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not copying.done():
+                log.info("the copy of volume %s is cancelled: nobody waits for it", volume.id)
+                copying.cancel()
+            await copying
+        except asyncio.CancelledError:
+            raise Gone("the copy was cancelled") from None
+        finally:
+            copying.cancel()
+            leaving.cancel()
+            await asyncio.wait({copying, leaving})
+            async with volume.lock:
+                await self._copied(volume)
+
+    async def _copied(self, volume: Volume) -> None:
+        volume.copies -= 1
+        if not volume.copies and not volume.wanted:
+            await self._drop(volume)
+
+    def _allow(self, request: m.Allow) -> None:
+        if request.uid not in self._means.guest_users:
+            raise Refused(f"{request.uid} is not the user of a guest.")
+        path = self._path(request.volume_id, m.SOCKET)
+        volume = self._volumes.get(request.volume_id)
+        if volume is None or not volume.wanted or not path.exists():
+            raise Missing(f"Volume {request.volume_id} is not served.")
+        self._set_users(path, self._means.users_of(path) | {request.uid})
+
+    def _refuse(self, request: m.Refuse) -> None:
+        for volume_id in [request.volume_id] if request.volume_id is not None else self._left():
+            path = self._path(volume_id, m.SOCKET)
+            if path.exists() and request.uid in (users := self._means.users_of(path)):
+                self._set_users(path, users - {request.uid})
+
+    def _set_users(self, path: Path, users: set[int]) -> None:
+        self._means.share(path, _CLOSED, dict.fromkeys(users, self._means.connect_right))
+
+    # --- daemons ---------------------------------------------------------------------------------------------
+
+    def _path(self, volume_id: str, name: str) -> Path:
+        return self._means.directory / volume_id / name
+
+    async def _adopt(self, volume_id: str, found: Daemon) -> None:
+        """Take over a daemon of an earlier exporter; end one that does not work."""
+        volume = Volume(volume_id, wanted=True, daemon=found)
+        try:
+            await found.connect(str(self._path(volume_id, MONITOR)))
+            await found.end_jobs()
+            if volume_id in self._volumes or not await found.is_serving():
+                raise Gone("it serves nothing")
+        except (Gone, Failed) as error:
+            log.warning("the storage daemon of volume %s is ended: %s", volume_id, error)
+            await found.stop()
+            return
+        self._volumes[volume_id] = volume
+        volume.watcher = self._spawn(self._watch(volume, found))
+        log.info("the storage daemon of volume %s, process %d, is taken over", volume_id, found.pid)
+
+    async def _ensure(self, volume: Volume, descriptors: list[int], *, readonly: bool) -> None:
+        """Have a daemon serve a file; the caller has the volume's lock. Descriptors that are kept are taken out."""
+        fits = volume.daemon is not None and not volume.daemon.ended()
+        fits = fits and volume.daemon is not None and volume.daemon.serves(descriptors[0])
+        if not fits or volume.readonly != readonly or volume.file < 0:
+            wire.close([each for each in (volume.file, volume.folder) if each >= 0])
+            volume.file, volume.folder = descriptors
+            descriptors.clear()
+        if fits and volume.readonly == readonly:
+            return
+        volume.readonly = readonly
+        await self._stop_daemon(volume)
+        await self._start_daemon(volume)
+
+    async def _start_daemon(self, volume: Volume) -> None:
+        monitor = self._listen(volume)
+        assert volume.socket is not None
+        made = daemons.start(
+            self._means.sandbox,
+            self._means.program,
+            self._means.prefix,
+            volume.id,
+            readonly=volume.readonly,
+            file=volume.file,
+            folder=volume.folder,
+            nbd=volume.socket,
+            monitor=monitor,
+        )
+        monitor.close()
+        try:
+            await made.connect(str(self._path(volume.id, MONITOR)))
+        except BaseException:
+            await made.stop()
+            raise
+        volume.daemon = made
+        volume.watcher = self._spawn(self._watch(volume, made))
+
+    def _listen(self, volume: Volume) -> socket.socket:
+        """Make the socket of a volume, if there is none, and one of its monitor, which is returned.
+
+        Who could connect to the socket before, can connect to the new one. That of the monitor is always new: those who
+        wait in its queue, which is short, are exporters that have given up.
+        """
+        folder = self._means.directory / volume.id
+        folder.mkdir(exist_ok=True)
+        folder.chmod(_PASSABLE)
+        path = folder / m.SOCKET
+        if volume.socket is None:
+            users = self._means.users_of(path) if path.exists() else set()
+            volume.socket = _bound(path, lambda fresh: self._set_users(fresh, users))
+        return _bound(folder / MONITOR, lambda fresh: fresh.chmod(_CLOSED))
+
+    def _close_socket(self, volume_id: str) -> None:
+        path = self._path(volume_id, m.SOCKET)
+        if path.exists():
+            self._set_users(path, set())
+
+    async def _watch(self, volume: Volume, watched: Daemon) -> None:
+        """Start a daemon again when it ends."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE
+        while True:
+            started = loop.time()
+            how = await watched.wait()
+            await watched.lose()
+            log.warning("the storage daemon of volume %s ended (%s) and is started again", volume.id, how)
+            if volume.file < 0:
+                log.warning("volume %s is served again when the volume service asks for it", volume.id)
+                volume.daemon = None
+                return
+            while True:
+                try:
+                    async with volume.lock:
+                        if volume.daemon is not watched:
+                            return  # another request was faster
+                        await self._start_daemon(volume)
+                        return  # which has a watcher of its own
+                except (Gone, Failed, OSError) as error:
+                    log.error("volume %s is not served, which is tried again: %s", volume.id, error)
+                await asyncio.sleep(pause)
+                pause = FIRST_PAUSE if loop.time() - started > STEADY else min(2 * pause, LONGEST_PAUSE)
+
+    async def _stop_daemon(self, volume: Volume) -> None:
+        if volume.watcher is not None:
+            volume.watcher.cancel()
+            await asyncio.wait({volume.watcher})
+            volume.watcher = None
+        if volume.daemon is not None:
+            found, volume.daemon = volume.daemon, None
+            await found.stop()
+
+    async def _drop(self, volume: Volume) -> None:
+        """End the daemon of a volume and remove its sockets; the caller has the volume's lock."""
+        self._volumes.pop(volume.id, None)
+        await self._stop_daemon(volume)
+        volume.close()
+        shutil.rmtree(self._means.directory / volume.id, ignore_errors=True)
+
+
+def _bound(path: Path, close: Callable[[Path], None]) -> socket.socket:
+    """Make a socket that listens, in the place of an earlier one; `close` says who may connect, before anybody can."""
+    fresh = path.with_name(f".{path.name}")
+    fresh.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(fresh))
+    close(fresh)
+    made.listen(128)
+    fresh.replace(path)
+    return made
+
+
+def _check(request: m.Request | None) -> None:
+    volume_id = getattr(request, "volume_id", None)
+    if volume_id is not None and not m.UUID.fullmatch(volume_id):
+        raise Refused("That is not the id of a volume.")
+    if isinstance(request, m.Copy) and not m.FILE_NAME.fullmatch(request.name):
+        raise Refused("That is not the name of a file of a copy.")
+
+
+def _check_files(descriptors: Sequence[int]) -> None:
+    kinds = [stat.S_IFMT(os.fstat(each).st_mode) for each in descriptors]
+    if kinds != [stat.S_IFREG, stat.S_IFDIR]:
+        raise Refused("The request needs the descriptors of a file and of a directory.")

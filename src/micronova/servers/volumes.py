@@ -1,0 +1,309 @@
+"""The volumes of servers: attach, detach, and the event that one has grown.
+
+A volume is checked and reserved with the token of the request, before anything is recorded; if the request is refused
+after that, the reservation is given back. Attaching is an operation like all others, but its caller waits for the end.
+Requests for one server that come together are served one after the other.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from micronova.clients.volume.client import Volume, VolumeClient
+from micronova.db import instance_actions, instances
+from micronova.db import operations as operation_rows
+from micronova.objects import states
+from micronova.objects.block_device import BlockDevice, with_names
+from micronova.objects.clock import micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import (
+    Conflict,
+    Forbidden,
+    InstanceNotFound,
+    Invalid,
+    MicronovaError,
+    NotFound,
+    NotSupported,
+    OperationFailed,
+)
+from micronova.objects.ids import new_uuid
+from micronova.objects.instance import InstanceRow
+from micronova.objects.operations import ReleasedVolume, SettlePayload, VolumePayload
+from micronova.servers.actions import ServerActions, check_lock, check_state
+from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
+
+log = logging.getLogger(__name__)
+
+WAIT: Final = 60.0  # seconds that a request waits for another one that changes the same server's devices
+EVENT_WAIT: Final = 5.0  # the same, for an event of the volume service
+NO_SERVICE: Final = "There is no block storage service here: servers cannot use volumes."
+_BUSY: Final = states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
+
+# Errors of a failed attachment that the caller gets as they are; all others become a 500.
+_PASSED_ON: Final[dict[str, type[MicronovaError]]] = {
+    error.code: error for error in (Conflict, Forbidden, Invalid, NotFound, NotSupported)
+}
+
+
+def volume_client_of(dependencies: RequestDependencies) -> VolumeClient:
+    """Return the client of the volume service; raise NotSupported if there is none."""
+    if dependencies.volume_client is None:
+        raise NotSupported(NO_SERVICE)
+    return dependencies.volume_client
+
+
+def check_usable(volume: Volume, *, may_be_shared: bool) -> None:
+    """Raise an error if servers cannot use a volume; without `may_be_shared` it must not allow several servers."""
+    if volume.multiattach and not may_be_shared:
+        raise Invalid("Multiattach volumes are only supported starting with compute API version 2.60.")
+    if volume.encrypted:
+        raise NotSupported(f"Volume {volume.id} is encrypted, which hosts of this cloud cannot do.")
+
+
+class ServerVolumes:
+    """Changes the volumes of servers."""
+
+    def __init__(
+        self,
+        dependencies: RequestDependencies,
+        actions: ServerActions,
+        check_host: Callable[[InstanceRow], Awaitable[None]],
+    ) -> None:
+        """`check_host` raises Unavailable if the host of a server does not answer."""
+        self._dependencies = dependencies
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._conductor = dependencies.conductor
+        self._random = dependencies.random
+        self._actions = actions
+        self._check_host = check_host
+
+    async def attach(
+        self, context: RequestContext, row: InstanceRow, wanted: BlockDevice, *, may_be_shared: bool
+    ) -> BlockDevice:
+        """Attach a volume; return the device when the guest has it."""
+        action = states.ACTIONS["attach_volume"]
+        assert wanted.volume_id is not None
+        check_lock(context, row)
+        row = await self._free(row, WAIT)
+        check_state(action, row)
+        client = volume_client_of(self._dependencies)
+        _check_new(await self._volumes(row), wanted)
+        volume = await client.volume(wanted.volume_id, context.token)
+        check_usable(volume, may_be_shared=may_be_shared)
+        if row["host"] is not None:
+            await self._check_host(row)
+        attachment = await client.reserve(volume.id, row["uuid"], context.token)
+        device = BlockDevice(
+            uuid=new_uuid(self._random),
+            source_type="volume",
+            destination_type="volume",
+            volume_id=volume.id,
+            boot_index=None,
+            device_name=wanted.device_name,
+            size_gb=volume.size,
+            tag=wanted.tag,
+            delete_on_termination=wanted.delete_on_termination,
+            attachment_id=attachment,
+            multiattach=volume.multiattach,
+        )
+        try:
+            return await self._record_attach(context, row, action, device)
+        except BaseException:
+            if not await self._database.read(_recorded, row["uuid"], attachment):
+                await client.release(attachment)
+            raise
+
+    async def _record_attach(
+        self, context: RequestContext, row: InstanceRow, action: states.Action, device: BlockDevice
+    ) -> BlockDevice:
+        payload = VolumePayload(device_uuid=device.uuid, volume_id=device.volume_id or "")
+
+        def record(conn: sa.Connection) -> tuple[str, ...]:
+            known = instances.lock_existing(conn, row["uuid"])
+            found = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+            _check_new(found, device)
+            [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
+            if known["vm_state"] in states.WITHOUT_HOST:
+                check_state(action, known)
+                self._note(conn, context, known, action)
+                operations: tuple[str, ...] = ()
+            else:
+                operations = self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
+            instances.add_device(conn, row["uuid"], named)
+            return operations
+
+        operations = await self._begin(row, WAIT, record)
+        if operations:
+            await self._conductor.run_operations(context.for_bus(), operations)
+            await self._attached(row["uuid"], operations[0])
+        for each in await self._volumes(row):
+            if each.uuid == device.uuid:
+                return each
+        raise Conflict(f"The volume was detached from instance {row['uuid']} meanwhile.")
+
+    async def detach(self, context: RequestContext, row: InstanceRow, volume_id: str) -> None:
+        """Accept a request to detach a volume."""
+        action = states.ACTIONS["detach_volume"]
+        check_lock(context, row)
+        device = _attached_as(await self._volumes(row), row, volume_id)
+        if device.boot_index == 0:
+            raise Invalid("Cannot detach a root device volume")
+        row = await self._free(row, WAIT)
+        check_state(action, row)
+        client = volume_client_of(self._dependencies)
+        begun = device.connection is not None and await self._begin_detaching(context, client, volume_id)
+        payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id)
+
+        def record(conn: sa.Connection) -> tuple[str, ...]:
+            known = instances.lock_existing(conn, row["uuid"])
+            present = _attached_as(instances.volumes(conn, [row["uuid"]]).get(row["uuid"], ()), known, volume_id)
+            if known["vm_state"] not in states.WITHOUT_HOST:
+                return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
+            check_state(action, known)
+            self._note(conn, context, known, action)
+            instances.remove_device(conn, present.uuid)
+            released = ReleasedVolume(volume_id=volume_id, attachment_id=present.attachment_id)
+            return (self._settle(conn, context, known, SettlePayload(release=[released])),)
+
+        try:
+            operations = await self._begin(row, WAIT, record)
+        except BaseException:
+            if begun:
+                await client.roll_detaching(volume_id)
+            raise
+        await self._conductor.run_operations(context.for_bus(), operations)
+
+    async def _begin_detaching(self, context: RequestContext, client: VolumeClient, volume_id: str) -> bool:
+        """Tell the volume service, as the user, that a volume is being detached; return whether that changed it.
+
+        An earlier detach may have been interrupted, and a volume may be deleted by force while it is attached: then it
+        can be detached all the same.
+        """
+        try:
+            await client.begin_detaching(volume_id, context.token)
+        except NotFound:
+            return False
+        except Invalid:
+            if (await client.volume(volume_id, context.token)).status != "detaching":
+                raise
+        return True
+
+    async def extended(self, context: RequestContext, row: InstanceRow, volume_id: str) -> bool:
+        """Let a guest see that its volume has grown; return False if that is not possible now."""
+        found = [device for device in await self._volumes(row) if device.volume_id == volume_id]
+        if not found or self._dependencies.volume_client is None:
+            return False
+        size = (await self._dependencies.volume_client.volume(volume_id)).size
+        action = states.ACTIONS["extend_volume"]
+        payload = VolumePayload(device_uuid=found[0].uuid, volume_id=volume_id, size_gb=size)
+
+        def record(conn: sa.Connection) -> tuple[str, ...]:
+            return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
+
+        try:
+            operations = await self._begin(row, EVENT_WAIT, record)
+        except (Conflict, NotSupported) as error:
+            log.warning("volume %s of %s has grown, and its guest is not told: %s", volume_id, row["uuid"], error)
+            return False
+        await self._conductor.run_operations(context.for_bus(), operations)
+        return True
+
+    # --- recording -----------------------------------------------------------------------------------------------
+
+    async def _begin(
+        self, row: InstanceRow, seconds: float, record: Callable[[sa.Connection], tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        """Run a transaction that accepts a request, after the operations on the same server's devices."""
+        until = self._clock.monotonic() + seconds
+        while True:
+            row = await self._free(row, until - self._clock.monotonic())
+            try:
+                return await self._database.write(record)
+            except Conflict:
+                row = await self._row(row["uuid"])
+                if row["task_state"] not in _BUSY or self._clock.monotonic() >= until:
+                    raise
+
+    def _note(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, action: states.Action) -> None:
+        """Record a change of a server without a host, which is done with the transaction."""
+        now = micros(self._clock.now())
+        instances.update(conn, row["uuid"], now, {})
+        instance_actions.record_done(conn, row, context, action.name, now)
+
+    def _settle(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, payload: SettlePayload) -> str:
+        id, now = new_uuid(self._random), micros(self._clock.now())
+        operation_rows.follow_up(
+            conn,
+            row,
+            "settle_volumes",
+            id=id,
+            epoch=row["epoch"],
+            now=now,
+            context=context.for_bus(),
+            payload=payload,
+        )
+        return id
+
+    async def _free(self, row: InstanceRow, seconds: float) -> Any:
+        """Wait until no operation changes the server's devices; return the server then."""
+        until = self._clock.monotonic() + seconds
+        pause = FIRST_POLL
+        while row["task_state"] in _BUSY and self._clock.monotonic() < until:
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+            row = await self._row(row["uuid"])
+        return row
+
+    async def _attached(self, uuid: str, operation: str) -> None:
+        """Wait until an attachment ends; raise its error."""
+        late = f"The volume is still being attached to instance {uuid}: look at it later."
+        found = await wait_for_operation(self._database, self._clock, operation, late)
+        if found is None or found["result"] == "success":
+            return
+        if found["result"] == "cancelled":
+            raise Conflict(f"The volume was not attached to instance {uuid}: a later request took its place.")
+        payload = VolumePayload.decode(found["payload"])
+        known = _PASSED_ON.get(payload.error_code or "")
+        if known is not None:
+            raise known(payload.error)
+        raise OperationFailed(f"Failed to attach the volume to instance {uuid}: {payload.error}")
+
+    async def _volumes(self, row: InstanceRow) -> Sequence[BlockDevice]:
+        return (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
+
+    async def _row(self, uuid: str) -> Any:
+        row = await self._database.read(instances.get, uuid)
+        if row is None:
+            raise InstanceNotFound(f"Instance {uuid} could not be found.")
+        return row
+
+
+def not_attached(uuid: str, volume_id: str) -> NotFound:
+    """Return the error about a volume that a server does not have."""
+    return NotFound(f"Instance {uuid} is not attached to volume {volume_id[:64]}")
+
+
+def _attached_as(devices: Sequence[BlockDevice], row: InstanceRow, volume_id: str) -> BlockDevice:
+    for device in devices:
+        if device.volume_id == volume_id:
+            return device
+    raise not_attached(row["uuid"], volume_id)
+
+
+def _check_new(devices: Sequence[BlockDevice], wanted: BlockDevice) -> None:
+    """Raise an error if a server has the volume already, or another one with its name."""
+    for device in devices:
+        if device.volume_id == wanted.volume_id:
+            raise Invalid(f"Invalid volume: volume {wanted.volume_id} already attached")
+        if wanted.device_name and device.device_name == wanted.device_name:
+            raise Conflict(f"The supplied device path ({wanted.device_name}) is in use.")
+
+
+def _recorded(conn: sa.Connection, uuid: str, attachment_id: str) -> bool:
+    """Return whether a server has a device with an attachment, or an operation that gives it back is recorded."""
+    found = instances.volumes(conn, [uuid]).get(uuid, ())
+    return any(device.attachment_id == attachment_id for device in found)

@@ -1,0 +1,210 @@
+"""Volumes of guests that exist: given, taken, exchanged and enlarged, whether the guest runs or not.
+
+A guest gets the volumes of its plan whenever it is started. What is done here changes the running guest and its
+definition, so that both agree until then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from micronova.objects.clock import Clock
+from micronova.objects.errors import Conflict, MicronovaError, NotSupported
+from micronova.objects.volume import AttachedVolume
+from micronova.virt.driver import DriverFailed, GuestPlan
+from micronova.virt.libvirt.client.binding import Connect, Domain
+from micronova.virt.libvirt.client.connection import Connection
+from micronova.virt.libvirt.client.events import EventQueues
+from micronova.virt.libvirt.client.library import has_code, load
+from micronova.virt.libvirt.client.xmltree import child, element, unparse
+from micronova.virt.libvirt.definition.compose import volume_bus
+from micronova.virt.libvirt.definition.device_xml import disk, nbd_source
+from micronova.virt.libvirt.definition.volumes import volume_disk, volume_source, wanted_name
+from micronova.virt.libvirt.guests import domains, reconnecting
+from micronova.virt.libvirt.guests.access import GuestAccess, no_guest
+from micronova.virt.libvirt.guests.launcher import Launcher
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ATTEMPTS: Final = 4
+ATTEMPT_SECONDS: Final = 15.0
+"""How long a guest may take to release a volume before it is asked again."""
+PIVOT_SECONDS: Final = 60.0
+"""How long both volumes may take to become equal once the copy has caught up."""
+COPY_POLL_SECONDS: Final = 0.5
+
+
+class GuestVolumes:
+    """Changes the volumes of the guests of one host."""
+
+    def __init__(
+        self, connection: Connection, queues: EventQueues, clock: Clock, guests: GuestAccess, launcher: Launcher
+    ) -> None:
+        self._connection = connection
+        self._queues = queues
+        self._clock = clock
+        self._guests = guests
+        self._launcher = launcher
+
+    async def attach(self, plan: GuestPlan, volume: AttachedVolume) -> None:
+        """Give a guest a volume, unless it has it."""
+        uuid = plan.instance.uuid
+        record, _ = await self._guests.require(uuid)
+        bus = volume_bus(self._launcher.host, plan.instance, volume)
+        await self._launcher.admit_to_volumes(record, (volume,))
+        await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
+
+    def _plug(self, domain: Domain, volume: AttachedVolume, bus: str) -> None:
+        library, export = load(), volume.connection.export_name
+        scopes = {False: library.VIR_DOMAIN_AFFECT_CONFIG, True: library.VIR_DOMAIN_AFFECT_LIVE}
+        lacking = [live for live in scopes if not live or domain.isActive()]
+        lacking = [live for live in lacking if domains.volume_xml(domain, export, live=live) is None]
+        target = wanted_name(volume, bus, domains.disk_targets(domain))
+        xml = unparse(disk(volume_disk(volume, bus, target, None), self._launcher.host.facts.virt_type))
+        for live in sorted(lacking, reverse=True):  # the running guest first: it may refuse
+            domain.attachDeviceFlags(xml, scopes[live])
+        if domain.isActive():
+            reconnecting.wait_for(domain, volume_source(volume), readonly=volume.read_only)
+
+    async def detach(self, uuid: str, volume: AttachedVolume) -> None:
+        """Take a volume from a guest. One that runs must release it, and is asked several times."""
+        record, _ = await self._guests.require(uuid)
+        export = volume.connection.export_name
+        await self._unplug(uuid, export)
+        await self._launcher.bar_from_volumes(record, volume)
+
+    async def _unplug(self, uuid: str, export: str) -> None:
+        with self._queues.watch(uuid) as watch:
+            for _ in range(ATTEMPTS):
+                if not await self._change(uuid, lambda domain: _ask_back(domain, export), "detach the volume"):
+                    return
+                until = self._clock.monotonic() + ATTEMPT_SECONDS
+                while (left := until - self._clock.monotonic()) > 0:
+                    await watch.next(min(left, 2.0))
+                    if not await self._change(uuid, lambda domain: _has(domain, export), "find the volume"):
+                        break
+        raise DriverFailed("The guest does not release the volume.")
+
+    async def swap(self, plan: GuestPlan, old: AttachedVolume, new: AttachedVolume) -> None:
+        """Copy a volume to another one while the guest uses it, and let the guest use the other one."""
+        uuid = plan.instance.uuid
+        if old.size_gb != new.size_gb:  # QEMU copies to a disk of the same size only
+            raise NotSupported("This host exchanges a volume for one of the same size only: extend it before or after.")
+        record, _ = await self._guests.require(uuid)
+        before, after = old.connection.export_name, new.connection.export_name
+        await self._launcher.admit_to_volumes(record, (new,))
+        bus = volume_bus(self._launcher.host, plan.instance, new)
+        target = await self._change(uuid, lambda domain: domains.volume_target(domain, before), "find the volume")
+        if target is not None:
+            try:
+                await self._copy(uuid, target, new)
+            except BaseException:
+                await asyncio.shield(self._give_up(uuid, target))
+                await self._launcher.bar_from_volumes(record, new)
+                raise
+        elif not await self._change(uuid, lambda domain: _has(domain, after), "find the volume"):
+            raise Conflict(f"The guest {uuid} does not use the volume, or does not run: it cannot be copied.")
+        await self._change(uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume")
+        await self._launcher.bar_from_volumes(record, old)
+
+    async def _copy(self, uuid: str, target: str, new: AttachedVolume) -> None:
+        library = load()
+        destination = element("disk", type="network")
+        destination.append(nbd_source(volume_source(new)))
+        child(destination, "driver", type="raw")
+        flags = library.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | library.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
+        await self._change(
+            uuid, lambda domain: domain.blockCopy(target, unparse(destination), {}, flags), "copy the volume"
+        )
+        while True:
+            job = await self._change(uuid, lambda domain: domain.blockJobInfo(target, 0), "follow the copy")
+            if not job:
+                raise DriverFailed("The copy of the volume failed.")
+            if job["end"] and job["cur"] == job["end"]:
+                break
+            await self._clock.sleep(COPY_POLL_SECONDS)
+        pivot = library.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
+        until = self._clock.monotonic() + PIVOT_SECONDS
+        while True:
+            try:
+                await self._change(uuid, lambda domain: domain.blockJobAbort(target, pivot), "change to the new volume")
+            except MicronovaError:  # both are not equal yet
+                if self._clock.monotonic() > until:
+                    raise
+                await self._clock.sleep(COPY_POLL_SECONDS)
+            else:
+                break
+        source = volume_source(new)
+        await self._change(
+            uuid,
+            lambda domain: reconnecting.wait_for(domain, source, readonly=new.read_only),
+            "keep the volume connected",
+        )
+
+    async def _give_up(self, uuid: str, target: str) -> None:
+        try:
+            await self._change(uuid, lambda domain: domain.blockJobAbort(target, 0), "end the copy")
+        except MicronovaError as error:
+            log.info("guest %s: there was no copy of %s to end: %s", uuid, target, error)
+
+    def _redefine(self, domain: Domain, before: str, new: AttachedVolume, bus: str) -> None:
+        config = load().VIR_DOMAIN_AFFECT_CONFIG
+        defined = domains.volume_xml(domain, before, live=False)
+        if defined is not None:
+            domain.detachDeviceFlags(defined, config)
+        if domain.isActive():
+            reconnecting.forget(domain, before)
+        if domains.volume_xml(domain, new.connection.export_name, live=False) is None:
+            target = domains.volume_target(domain, new.connection.export_name) or wanted_name(new, bus, ())
+            xml = unparse(disk(volume_disk(new, bus, target, None), self._launcher.host.facts.virt_type))
+            domain.attachDeviceFlags(xml, config)
+
+    async def extend(self, uuid: str, volume: AttachedVolume, size: int) -> None:
+        """Let a guest that runs see the new size of a volume; another one sees it when it is started."""
+        await self._guests.require(uuid)
+        await self._change(uuid, lambda domain: _resize(domain, volume, size), "extend the volume")
+
+    async def _change(self, uuid: str, work: Callable[[Domain], T], what: str) -> T:
+        return await self._connection.change(uuid, lambda conn: work(_find(conn, uuid, self._guests.cloud)), what)
+
+
+def _ask_back(domain: Domain, export: str) -> bool:
+    """Ask a guest for a volume, and take it from its definition if it has none; return whether it runs with it."""
+    library = load()
+    running = domains.volume_xml(domain, export, live=True) if domain.isActive() else None
+    if running is not None:
+        try:
+            domain.detachDeviceFlags(running, library.VIR_DOMAIN_AFFECT_LIVE)
+        except Exception as error:
+            # It is being removed, or was removed.
+            if not has_code(error, "VIR_ERR_DEVICE_MISSING", "VIR_ERR_OPERATION_FAILED", "VIR_ERR_OPERATION_INVALID"):
+                raise
+        if _has(domain, export):
+            return True
+    if domain.isActive():
+        reconnecting.forget(domain, export)
+    defined = domains.volume_xml(domain, export, live=False)
+    if defined is not None:
+        domain.detachDeviceFlags(defined, library.VIR_DOMAIN_AFFECT_CONFIG)
+    return False
+
+
+def _has(domain: Domain, export: str) -> bool:
+    return bool(domain.isActive()) and domains.volume_xml(domain, export, live=True) is not None
+
+
+def _resize(domain: Domain, volume: AttachedVolume, size: int) -> None:
+    target = domains.volume_target(domain, volume.connection.export_name) if domain.isActive() else None
+    if target is not None:
+        # A client learns the size of a volume only when it connects.
+        reconnecting.wait_for(domain, volume_source(volume), readonly=volume.read_only, again=True)
+        domain.blockResize(target, size, load().VIR_DOMAIN_BLOCK_RESIZE_BYTES)
+
+
+def _find(connection: Connect, uuid: str, cloud: str) -> Domain:
+    domain = domains.find_ours(connection, uuid, cloud)
+    if domain is None:
+        raise no_guest(uuid)
+    return domain

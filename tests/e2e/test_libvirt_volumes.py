@@ -1,0 +1,231 @@
+"""Volumes of real guests: booted from, shared, copied and enlarged, while storage daemons are killed."""
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from micronova.exporter import messages as m
+from micronova.objects.errors import NotSupported
+from micronova.objects.volume import AttachedVolume, NBDConnection
+from micronova.virt.driver import GuestPlan
+from micronova.virt.libvirt.driver import LibvirtDriver
+from micronova.virt.libvirt.storage.guest_users import guest_ids
+from tests.e2e.guests import run
+from tests.e2e.host import TIMEOUT, Host, console
+from tests.integration.exporter.world import World, killed, world
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+READY = "MICRONOVA-GUEST-READY"
+MIB = 1 << 20
+SEEN_AS = Path("/var/lib/libvirt/volumes")
+
+
+@dataclass
+class Storage:
+    """Volumes of a host."""
+
+    host: Host
+    exporter: World
+
+    async def volume(self, name: str, size: int = 64 * MIB, **more: Any) -> AttachedVolume:
+        """Make a volume, serve it, and return how a guest gets it."""
+        volume_id = str(uuid4())
+        self.exporter.file(volume_id, size)
+        await self.exporter.serve(volume_id)
+        return describe(volume_id, name, **more)
+
+    async def bootable(self) -> AttachedVolume:
+        """Make a volume of the test image."""
+        volume_id = str(uuid4())
+        image = self.exporter.directory / "image"
+        await asyncio.to_thread(_fetch, self.host.images.ticket, image)
+        target = self.exporter.directory / volume_id
+        done = await run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(image), str(target))
+        assert done.returncode == 0, done.stderr
+        await self.exporter.serve(volume_id)
+        return describe(volume_id, "/dev/vda", boot_index=0)
+
+    def content(self, volume: AttachedVolume, at: int, count: int) -> bytes:
+        with (self.exporter.directory / volume.volume_id).open("rb") as stream:
+            stream.seek(at)
+            return stream.read(count)
+
+    def digest(self, volume: AttachedVolume) -> str:
+        return hashlib.md5(self.content(volume, 0, 4 * MIB)).hexdigest()
+
+
+def describe(volume_id: str, name: str, mode: str = "rw", **more: Any) -> AttachedVolume:
+    return AttachedVolume(
+        volume_id=volume_id,
+        attachment_id=str(uuid4()),
+        device_uuid=str(uuid4()),
+        device_name=name,
+        connection=NBDConnection(
+            export_name=volume_id, socket_path=str(SEEN_AS / volume_id / "nbd"), access_mode=mode, discard=True
+        ),
+        **more,
+    )
+
+
+def _fetch(url: str, target: Path) -> None:
+    with urllib.request.urlopen(url) as source, target.open("wb") as stream:
+        shutil.copyfileobj(source, stream)
+
+
+@asynccontextmanager
+async def storage(host: Host, directory: Path) -> AsyncIterator[tuple[LibvirtDriver, Storage]]:
+    """An agent with an exporter."""
+    users = guest_ids("2013265920-2147483647", "cloud-1")
+    async with (
+        world(directory, host.root / "volumes", users) as exporter,
+        host.agent(volume_access=exporter.directory / "agent") as (driver, _),
+    ):
+        yield driver, Storage(host, exporter)
+    (host.root / "volumes").rmdir()
+
+
+async def shell(driver: LibvirtDriver, plan: GuestPlan, command: str, timeout: float = TIMEOUT) -> str:
+    """Run a command in a guest by its serial console, and return what it prints."""
+    mark = uuid4().hex[:12]
+    serial = await driver.get_serial_console(plan.instance.uuid)
+    reader, writer = await asyncio.open_unix_connection(serial.path)
+    seen = ""
+    try:
+        async with asyncio.timeout(timeout):
+            # The marks are put together by the shell, so that its echo does not have them.
+            writer.write(f"\nprintf 'b\\145gin-{mark}\\n'; {command}; printf '\\145nd-{mark}\\n'\n".encode())
+            await writer.drain()
+            while f"end-{mark}" not in seen:
+                part = await reader.read(4096)
+                assert part, seen
+                seen += part.decode(errors="replace")
+    except TimeoutError:
+        raise AssertionError(f"{command!r} did not end: {seen}") from None
+    finally:
+        writer.close()
+    return seen.partition(f"begin-{mark}")[2].partition(f"end-{mark}")[0].strip()
+
+
+def with_volumes(plan: GuestPlan, *volumes: AttachedVolume) -> GuestPlan:
+    plan.volumes = volumes
+    return plan
+
+
+async def boot(driver: LibvirtDriver, plan: GuestPlan) -> GuestPlan:
+    await driver.spawn(plan)
+    await console(driver, plan.instance.uuid, READY)
+    await listens(driver, plan)
+    return plan
+
+
+async def listens(driver: LibvirtDriver, plan: GuestPlan) -> None:
+    """Wait for the shell of a guest: one that is just starting forgets what was typed before."""
+    for _ in range(20):
+        with contextlib.suppress(AssertionError):
+            await shell(driver, plan, "echo", 4.0)
+            return
+    raise AssertionError("the guest has no shell")
+
+
+async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
+    async with storage(host, tmp_path) as (driver, made):
+        root = await made.bootable()
+        data, readonly = await made.volume("/dev/vdb"), await made.volume("/dev/vdc", mode="ro")
+        first = await boot(driver, host.plan(image=None, volumes=(root, data, readonly)))
+        assert await shell(driver, first, "cat /sys/block/vdb/serial") == data.volume_id[:20]
+        assert await shell(driver, first, "cat /sys/block/vdb/ro /sys/block/vdc/ro | tr -d '\\n\\r'") == "01"
+
+        # Its requests wait while the daemon is away.
+        digest = await shell(driver, first, "head -c 4194304 /dev/urandom >/tmp/data; md5sum /tmp/data | cut -c 1-32")
+        copy = "i=0; while [ $i -lt 6 ]; do dd if=/tmp/data of=/dev/vdb bs=64k 2>&1 && sync || break; i=$((i+1)); done"
+        writing = asyncio.ensure_future(shell(driver, first, f"({copy}) >/tmp/said; tail -1 /tmp/said"))
+        for _ in range(3):
+            await asyncio.sleep(0.3)
+            await killed(made.exporter.daemons()[data.volume_id])
+        assert "64+0 records out" in await writing
+        assert (await shell(driver, first, "grep -c 'records out' /tmp/said")) == "6"
+        assert made.digest(data) == digest
+
+        # A larger volume is seen without a restart.
+        grown = 96 * MIB
+        with (made.exporter.directory / data.volume_id).open("r+b") as stream:
+            stream.truncate(grown)
+        await made.exporter.client.ask(m.Resize(volume_id=data.volume_id, size=grown))
+        await driver.extend_volume(first.instance.uuid, data, grown)
+        await driver.extend_volume(first.instance.uuid, data, grown)
+        assert await shell(driver, first, "cat /sys/block/vdb/size") == str(grown // 512)
+
+        # Another one takes its place while it is written to.
+        other = await made.volume("/dev/vdb", grown)
+        writing = asyncio.ensure_future(
+            shell(
+                driver,
+                first,
+                "i=0; while [ $i -lt 40 ]; do echo mark-$i | dd of=/dev/vdb bs=4096 seek=$((20000+i)) "
+                "conv=notrunc,sync oflag=direct 2>/dev/null; i=$((i+1)); done; sync",
+            )
+        )
+        await driver.swap_volume(with_volumes(first, root, other, readonly), data, other)
+        await writing
+        assert made.digest(other) == digest
+        for number in range(40):
+            at = (20000 + number) * 4096
+            assert made.content(other, at, 10).startswith(f"mark-{number}".encode())
+        await made.exporter.client.ask(m.End(volume_id=data.volume_id))
+
+        # It is detached under I/O; the next guest that gets it reads what was written.
+        await shell(driver, first, "(while :; do dd if=/dev/vdb of=/dev/null bs=64k; done) >/dev/null 2>&1 & true")
+        await driver.detach_volume(first.instance.uuid, other)
+        await driver.detach_volume(first.instance.uuid, other)
+        assert "vdb" not in await shell(driver, first, "ls /sys/block")
+        plan = host.plan()
+        second = await boot(driver, plan)
+        for _ in range(2):
+            await driver.attach_volume(with_volumes(plan, other), other)
+        await shell(driver, second, "while [ ! -b /dev/vdb ]; do sleep 0.2; done")
+        said = await shell(driver, second, "dd if=/dev/vdb bs=4096 skip=20007 count=1 2>/dev/null | head -c 6")
+        assert said == "mark-7"
+
+        # It boots from its volume again, with what the plan has then.
+        await driver.reboot(with_volumes(first, root, readonly), "HARD")
+        await console(driver, first.instance.uuid, READY, 2)
+        for each in (first, second):
+            await driver.destroy(each.instance.uuid)
+    assert host.leftovers() == []
+
+
+async def test_a_volume_of_two_guests(host: Host, tmp_path: Path) -> None:
+    async with storage(host, tmp_path) as (driver, made):
+        shared = await made.volume("/dev/vdb", multiattach=True)
+        alone = await made.volume("/dev/vdc")
+        guests = [await boot(driver, host.plan(volumes=(shared,))) for _ in range(2)]
+        await shell(driver, guests[0], "echo from-the-first | dd of=/dev/vdb bs=512 conv=sync oflag=direct 2>/dev/null")
+        said = await shell(driver, guests[1], "dd if=/dev/vdb bs=512 count=1 iflag=direct 2>/dev/null | head -c 14")
+        assert said == "from-the-first"
+        # A guest that was not given a volume is not let in, whatever its definition says.
+        users = [plan.instance.uuid for plan in guests]
+        await driver.attach_volume(with_volumes(guests[0], shared, alone), alone)
+        await driver.detach_volume(users[0], alone)
+        stolen = msgspec.structs.replace(
+            alone, connection=msgspec.structs.replace(alone.connection, socket_path=None, host="127.0.0.1", port=1)
+        )
+        with pytest.raises(Exception, match="could not attach the volume"):
+            await driver.attach_volume(with_volumes(guests[1], shared, stolen), stolen)
+        lun = msgspec.structs.replace(alone, device_type="lun")
+        with pytest.raises(NotSupported, match="as lun"):
+            await driver.attach_volume(with_volumes(guests[1], shared, lun), lun)
+        for uuid in users:
+            await driver.destroy(uuid)
+    assert host.leftovers() == []

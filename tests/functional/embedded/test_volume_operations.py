@@ -1,0 +1,280 @@
+"""Operations of the volume service: whose turn it is, what is repeated, what a cancelled one gives back."""
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.embedded.volume import operations
+from micronova.embedded.volume.backend import files as backend
+from micronova.embedded.volume.backend.files import VOLUMES, Files
+from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
+
+GIB = 1 << 30
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url) as made:
+        yield made
+
+
+class Gate:
+    """Holds calls of a function until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened, self.reached, self.calls = asyncio.Event(), asyncio.Event(), 0
+
+    def before(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Return a function that waits before the original one."""
+
+        async def held(*arguments: Any) -> Any:
+            self.calls += 1
+            self.reached.set()
+            await self.opened.wait()
+            return await original(*arguments)
+
+        return held
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, name: str) -> Gate:
+    gate = Gate()
+    monkeypatch.setattr(Files, name, gate.before(getattr(Files, name)))
+    return gate
+
+
+async def usage(cloud: World, token: str = ALICE) -> dict[str, int]:
+    project = token.partition("@")[2]
+    found = (await cloud.do("GET", f"/os-quota-sets/{project}?usage=true", token=ADMIN))["quota_set"]
+    return {name: each["in_use"] for name, each in found.items() if name != "id" and each["in_use"]}
+
+
+async def test_much_work_of_one_project_does_not_stop_another(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"quota_set": {"volumes": 1000}}
+    await cloud.do("PUT", "/os-quota-sets/p1", limits, token=ADMIN)
+    source = await cloud.create()
+    gate = hold(monkeypatch, "create_copy")
+    for _ in range(operations.MOST + 20):
+        await cloud.create(source_volid=source["id"], wait=None)
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await cloud.create(token=BOB)  # it is made although all that Alice has begun still runs or waits
+    assert gate.calls == operations.MOST_OF_PROJECT
+    for volume in (await cloud.do("GET", "/volumes"))["volumes"]:
+        if volume["id"] != source["id"]:
+            await cloud.do("POST", f"/volumes/{volume['id']}/action", {"os-force_delete": {}}, token=ADMIN)
+    gate.opened.set()
+
+
+async def test_copies_take_turns(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More copies than there are threads are under way for as long as they like; another one ends meanwhile."""
+    large, small = await cloud.create(name="large"), await cloud.create(name="small")
+    for volume in (large, small):
+        with (cloud.directory / "volumes" / volume["id"]).open("r+b") as stream:
+            for part in range(4):
+                stream.seek(part << 24)
+                stream.write(b"x" * 4096)
+    endless, inode = True, (cloud.directory / "volumes" / large["id"]).stat().st_ino
+    original = backend._copy_slice
+
+    def copy_slice(source: int, target: int, at: int, report: backend.Report) -> int | None:
+        following = original(source, target, at, report)
+        return at if endless and os.fstat(source).st_ino == inode else following
+
+    monkeypatch.setattr(backend, "SLICE", 1)
+    monkeypatch.setattr(backend, "_copy_slice", copy_slice)
+    copies = [await cloud.create(source_volid=large["id"], wait=None) for _ in range(5)]
+    copies.append(await cloud.create(source_volid=small["id"]))
+    endless = False
+    for each in copies:
+        await cloud.until(f"/volumes/{each['id']}", "available")
+        with (cloud.directory / "volumes" / each["id"]).open("rb") as stream:
+            assert [os.pread(stream.fileno(), 1, part << 24) for part in range(5)] == [b"x"] * 4 + [b"\0"]
+
+
+async def test_an_operation_of_another_process_is_not_tried_all_the_time(cloud: World) -> None:
+    volume = await cloud.create()
+    tries = 0
+    original = cloud.role.files.lock
+
+    def refuse(name: str) -> int | None:
+        nonlocal tries
+        tries += 1
+        return None
+
+    cloud.role.files.lock = refuse  # type: ignore[method-assign]
+    await cloud.do("DELETE", f"/volumes/{volume['id']}")
+    for _ in range(50):
+        await cloud.do("GET", "/volumes")
+    assert tries == 1
+    cloud.role.files.lock = original  # type: ignore[method-assign]
+    await cloud.role.engine.sweep()
+    await cloud.until(f"/volumes/{volume['id']}", "")
+
+
+async def test_an_error_of_the_record_is_not_repeated_all_the_time(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, reached = 0, asyncio.Event()
+
+    async def broken(self: Any, *_: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        reached.set()
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operations.Engine, "_finish", broken)
+        volume = await cloud.create(wait=None)
+        await asyncio.wait_for(reached.wait(), 10)
+        for _ in range(50):
+            await cloud.do("GET", "/volumes")
+        assert tries == 1
+    await cloud.role.engine.sweep()
+    await cloud.until(f"/volumes/{volume['id']}", "available")
+
+
+@pytest.mark.parametrize("lack", [OSError(errno.EMFILE, "too many"), MemoryError()], ids=["descriptors", "memory"])
+async def test_a_lack_that_passes_only_delays(cloud: World, monkeypatch: pytest.MonkeyPatch, lack: Exception) -> None:
+    failed = asyncio.Event()
+
+    async def lacking(self: Files, *_: Any) -> None:
+        failed.set()
+        raise lack
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "create_blank", lacking)
+        volume = await cloud.create(wait=None)
+        await asyncio.wait_for(failed.wait(), 10)
+    async with asyncio.timeout(20):
+        while (shown := (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"])["status"] != "available":
+            assert shown["status"] == "creating"
+            cloud.clock.time += 1
+            await cloud.role.engine.sweep()
+
+
+async def test_a_cancelled_extend_gives_its_quota_back(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = await cloud.create()
+    gate = hold(monkeypatch, "grow")
+    assert (await cloud.act(volume["id"], "os-extend", new_size=7)).status == 202
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    assert (await usage(cloud))["gigabytes"] == 7
+    assert (await cloud.act(volume["id"], "os-force_delete", token=ADMIN)).status == 202
+    gate.opened.set()
+    await cloud.until(f"/volumes/{volume['id']}", "")
+    assert await usage(cloud) == {}
+
+
+async def test_two_extends_after_a_reset_charge_once(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = await cloud.create()
+    gate = hold(monkeypatch, "grow")
+    for size in (3, 5):
+        assert (await cloud.act(volume["id"], "os-extend", new_size=size)).status == 202
+        await cloud.act(volume["id"], "os-reset_status", token=ADMIN, status="available")
+    gate.opened.set()
+    async with asyncio.timeout(20):
+        while (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]["size"] != 5:
+            await asyncio.sleep(0.005)
+    assert (await usage(cloud))["gigabytes"] == 5
+    assert (cloud.directory / "volumes" / volume["id"]).stat().st_size == 5 * GIB
+
+
+async def test_a_cancelled_backup_gives_its_volume_back(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = await cloud.create()
+    gate = hold(monkeypatch, "create_copy")
+    backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await cloud.do("POST", f"/backups/{backup['id']}/action", {"os-force_delete": {}}, token=ADMIN)
+    gate.opened.set()
+    await cloud.until(f"/backups/{backup['id']}", "")
+    await cloud.until(f"/volumes/{volume['id']}", "available")
+    assert cloud.files("backups") == []
+    assert "backups" not in await usage(cloud)
+
+
+async def test_a_cancelled_restore_gives_its_backup_back(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = await cloud.create()
+    backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
+    await cloud.until(f"/backups/{backup['id']}", "available")
+    gate = hold(monkeypatch, "replace_by_copy")
+    restored = (await cloud.do("POST", f"/backups/{backup['id']}/restore", {"restore": {}}))["restore"]
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await cloud.act(restored["volume_id"], "os-force_delete", token=ADMIN)
+    gate.opened.set()
+    await cloud.until(f"/volumes/{restored['volume_id']}", "")
+    await cloud.until(f"/backups/{backup['id']}", "available")
+    assert cloud.files() == [volume["id"]]
+
+
+async def test_a_copy_that_is_not_wanted_any_more_ends(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forced delete does not wait until the copy is complete."""
+    source = await cloud.create()
+    with (cloud.directory / "volumes" / source["id"]).open("r+b") as stream:
+        stream.write(b"x" * (32 << 20))
+    gate = hold(monkeypatch, "replace_by_copy")
+    published: list[str] = []
+    original = Files.complete
+
+    async def complete(self: Files, part: Path, kind: str, id: str, size: int) -> None:
+        published.append(id)
+        await original(self, part, kind, id, size)
+
+    monkeypatch.setattr(Files, "complete", complete)
+    volume = await cloud.create(source_volid=source["id"], wait=None)
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await cloud.act(volume["id"], "os-force_delete", token=ADMIN)
+    async with asyncio.timeout(10):
+        while not any(work.unwanted for work in cloud.role.engine._works.values()):
+            await asyncio.sleep(0.005)
+    gate.opened.set()
+    await cloud.until(f"/volumes/{volume['id']}", "")
+    assert published == []
+    assert cloud.files() == [source["id"]]
+
+
+async def test_a_task_that_is_cancelled_waits_for_its_thread(tmp_path: Path) -> None:
+    """Else it would close descriptors that the thread still writes to."""
+    files = Files(tmp_path)
+    await files.start()
+    begun, go_on, ended = asyncio.Event(), threading.Event(), False
+    loop = asyncio.get_running_loop()
+
+    def write() -> None:
+        nonlocal ended
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(10)
+        ended = True
+
+    task = asyncio.create_task(files.run_long(write))
+    await begun.wait()
+    task.cancel()
+    loop.call_soon(go_on.set)
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled() and ended
+    await files.stop()
+
+
+async def test_a_source_that_grows_meanwhile(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new volume is made of it as it is when the request is recorded, and is as large."""
+    source = await cloud.create()
+    [route] = [r for r in cloud.role.service.routes if r.label == "POST /volumes"]
+    handlers: Any = route.handler.__self__  # type: ignore[attr-defined]
+    original, grown = handlers.draft, False
+
+    async def grow_before(*arguments: Any, **named: Any) -> Any:
+        nonlocal grown
+        if not grown:
+            grown = True
+            await cloud.act(source["id"], "os-extend", new_size=2)
+            await cloud.until(f"/volumes/{source['id']}", "available")
+        return await original(*arguments, **named)
+
+    monkeypatch.setattr(handlers, "draft", grow_before)
+    made = await cloud.create(source_volid=source["id"])
+    assert made["size"] == 2
+    assert (cloud.directory / VOLUMES / made["id"]).stat().st_size == 2 * GIB

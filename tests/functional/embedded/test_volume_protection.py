@@ -1,0 +1,196 @@
+"""What the volume service protects: what projects share, what a tenant can use up, and guests that use a volume."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from micronova.embedded.volume import attachment_queries, messages
+from micronova.embedded.volume.backend.exports import SimulatedExports
+from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
+
+SERVICE = "nova@services/service"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.directory)) as made:
+        yield made
+
+
+async def attach(cloud: World, volume_id: str, *, connected: bool = True) -> str:
+    body: dict[str, Any] = {"volume_uuid": volume_id, "instance_uuid": str(uuid.uuid4())}
+    if connected:
+        body["connector"] = {"host": "compute"}
+    return str((await cloud.do("POST", "/attachments", {"attachment": body}))["attachment"]["id"])
+
+
+async def private_type(cloud: World, name: str = "gold", **specs: str) -> str:
+    fields = {"name": name, "os-volume-type-access:is_public": False, "extra_specs": specs}
+    return str((await cloud.do("POST", "/types", {"volume_type": fields}, token=ADMIN))["volume_type"]["id"])
+
+
+async def transfer(cloud: World, volume_id: str) -> tuple[str, dict[str, Any]]:
+    made = (await cloud.do("POST", "/volume-transfers", {"transfer": {"volume_id": volume_id}}))["transfer"]
+    return f"/volume-transfers/{made['id']}/accept", {"accept": {"auth_key": made["auth_key"]}}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+async def test_only_compute_ends_an_attachment_that_a_server_uses(cloud: World, legacy: bool) -> None:
+    """Else a guest would go on to write to a volume that the next server has (bug 2004555 of Cinder)."""
+    volume = await cloud.create()
+    attachment = await attach(cloud, volume["id"])
+    await cloud.do("POST", f"/attachments/{attachment}/action", {"os-complete": {}})
+    method, path, body = "DELETE", f"/attachments/{attachment}", None
+    if legacy:
+        method, path, body = "POST", f"/volumes/{volume['id']}/action", {"os-detach": {"attachment_id": attachment}}
+    refused = await cloud.call(method, path, body)
+    assert refused.status == 409
+    assert "detach it there" in refused.body.decode()
+    assert (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]["status"] == "in-use"
+    await cloud.do(method, path, body, token=SERVICE)
+    await cloud.until(f"/volumes/{volume['id']}", "available")
+
+
+async def test_a_service_token_beside_the_users(cloud: World) -> None:
+    volume = await cloud.create()
+    path = f"/v3/attachments/{await attach(cloud, volume['id'])}"
+    headers = {"openstack-api-version": "volume 3.71", "x-auth-token": ALICE}
+    for token, status in ((BOB, 409), (SERVICE, 200)):
+        answer = await cloud._transport.request("DELETE", path, {**headers, "x-service-token": token}, None)
+        assert answer.status == status
+
+
+async def test_a_user_ends_what_no_server_uses(cloud: World) -> None:
+    volume = await cloud.create()
+    await cloud.do("DELETE", f"/attachments/{await attach(cloud, volume['id'], connected=False)}")
+    await cloud.until(f"/volumes/{volume['id']}", "available")
+
+
+async def test_a_volume_has_a_limited_number_of_attachments(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachment_queries, "MOST", 3)
+    fields = {"name": "shared", "extra_specs": {"multiattach": "<is> True"}}
+    await cloud.do("POST", "/types", {"volume_type": fields}, token=ADMIN)
+    volume = await cloud.create(volume_type="shared")
+    for _ in range(3):
+        await attach(cloud, volume["id"])
+    body = {"attachment": {"volume_uuid": volume["id"], "instance_uuid": str(uuid.uuid4())}}
+    assert (await cloud.call("POST", "/attachments", body)).status == 413
+
+
+async def test_image_metadata_does_not_grow_without_end(cloud: World) -> None:
+    volume = await cloud.create()
+    for begin, status in ((0, 200), (100, 413), (0, 200)):
+        items = {f"key{number}": "v" for number in range(begin, begin + 100)}
+        assert (await cloud.act(volume["id"], "os-set_image_metadata", metadata=items)).status == status
+
+
+async def test_messages_do_not_grow_without_end(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST", 3)
+    body = {"binary": "cinder-volume", "host": "here@files"}
+    await cloud.do("PUT", "/os-services/disable", body, token=ADMIN)
+    failed = []
+    for token in (BOB, *[ALICE] * 5):
+        volume = await cloud.create(token=token, wait=None)
+        failed.append(volume["id"])
+        async with asyncio.timeout(20):
+            while (await cloud.do("GET", f"/volumes/{volume['id']}", token=token))["volume"]["status"] != "error":
+                await asyncio.sleep(0.005)
+    for token, kept in ((ALICE, failed[:2:-1]), (BOB, failed[:1])):
+        told = (await cloud.do("GET", "/messages", token=token))["messages"]
+        assert [each["resource_uuid"] for each in told] == kept
+
+
+@pytest.mark.parametrize("query", [
+    "name=" + "," * 5000,
+    "&".join(f"status=s{number}" for number in range(900)),
+    "created_at=" + ",".join(["gt:2026-01-01T00:00:00"] * 1500),
+    "metadata=" + quote(str({f"k{number}": "v" for number in range(2000)})),
+])  # fmt: skip
+async def test_a_query_string_has_a_limited_number_of_values(cloud: World, query: str) -> None:
+    for path in ("/volumes", "/volumes/detail", "/volumes/summary", "/snapshots", "/backups"):
+        answer = await cloud.call("GET", f"{path}?{query}")
+        assert answer.status == 400, (path, answer)
+        assert "values" in answer.body.decode()
+
+
+async def test_a_transfer_does_not_give_a_type_away(cloud: World) -> None:
+    type_id = await private_type(cloud)
+    await cloud.do("POST", f"/types/{type_id}/action", {"addProjectAccess": {"project": "p1"}}, token=ADMIN)
+    volume = await cloud.create(volume_type="gold")
+    path, key = await transfer(cloud, volume["id"])
+    assert (await cloud.call("POST", path, key, token=BOB)).status == 400
+    await cloud.do("POST", f"/types/{type_id}/action", {"addProjectAccess": {"project": "p2"}}, token=ADMIN)
+    await cloud.do("POST", path, key, token=BOB)
+    assert (await cloud.do("GET", f"/volumes/{volume['id']}", token=BOB))["volume"]["volume_type"] == "gold"
+
+
+async def test_a_transfer_keeps_the_size_limit_of_the_new_project(cloud: World) -> None:
+    await cloud.do("PUT", "/os-quota-sets/p2", {"quota_set": {"per_volume_gigabytes": 1}}, token=ADMIN)
+    volume = await cloud.create(size=2)
+    path, key = await transfer(cloud, volume["id"])
+    assert (await cloud.call("POST", path, key, token=BOB)).status == 413
+
+
+async def test_a_transfer_takes_only_snapshots_that_are_available(cloud: World) -> None:
+    volume = await cloud.create()
+    snapshot = await cloud.snapshot(volume["id"])
+    action = f"/snapshots/{snapshot['id']}/action"
+    path, key = await transfer(cloud, volume["id"])
+    await cloud.do("POST", action, {"os-reset_status": {"status": "error"}}, token=ADMIN)
+    assert (await cloud.call("POST", path, key, token=BOB)).status == 400
+    await cloud.do("POST", action, {"os-reset_status": {"status": "available"}}, token=ADMIN)
+    await cloud.do("POST", path, key, token=BOB)
+    assert (await cloud.do("GET", "/snapshots", token=BOB))["snapshots"][0]["id"] == snapshot["id"]
+
+
+async def test_a_retype_asks_what_a_create_asks(cloud: World) -> None:
+    volume = await cloud.create()
+    await cloud.do(
+        "POST",
+        "/types",
+        {"volume_type": {"name": "elsewhere", "extra_specs": {"volume_backend_name": "x"}}},
+        token=ADMIN,
+    )
+    refused = await cloud.act(volume["id"], "os-retype", new_type="elsewhere")
+    assert refused.status == 400
+    assert "extra specs" in refused.body.decode()
+    await private_type(cloud)
+    assert (await cloud.act(volume["id"], "os-retype", new_type="gold")).status == 400
+    assert (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]["volume_type"] == "__DEFAULT__"
+
+
+async def test_ids_that_no_row_can_have_are_refused(cloud: World) -> None:
+    for path, body in (
+        (f"/os-quota-sets/{'x' * 300}", {"quota_set": {"volumes": 1}}),
+        (f"/os-quota-class-sets/{'x' * 300}", {"quota_class_set": {"volumes": 1}}),
+        (f"/default-types/{'x' * 300}", {"default_type": {"volume_type": "__DEFAULT__"}}),
+    ):
+        assert (await cloud.call("PUT", path, body, token=ADMIN)).status == 400
+
+
+async def test_an_image_of_a_volume_has_the_properties_of_the_volumes_image(cloud: World) -> None:
+    image = cloud.images.add(b"x", hw_firmware_type="uefi", os_glance_import_task="x", img_signature="s", min_ram=64)
+    volume = await cloud.create(imageRef=image)
+    made = await cloud.act(volume["id"], "os-volume_upload_image", image_name="copy")
+    document = cloud.images.documents[made.json()["os-volume_upload_image"]["image_id"]]
+    assert document["hw_firmware_type"] == "uefi"
+    assert not {"os_glance_import_task", "img_signature", "image_id", "min_ram"} & document.keys()
+    assert document["id"] != image
+
+
+async def test_types_with_an_extra_spec_are_found_on_later_pages(cloud: World) -> None:
+    for name, specs in (("a", {}), ("b", {"multiattach": "<is> True"}), ("c", {})):
+        await cloud.do("POST", "/types", {"volume_type": {"name": name, "extra_specs": specs}}, token=ADMIN)
+        cloud.clock.time += 1
+    found, path = [], "/types?limit=1&extra_specs=" + quote("{'multiattach': '<is> True'}")
+    while path:
+        page = await cloud.do("GET", path)
+        found += [each["name"] for each in page["volume_types"]]
+        path = page["volume_type_links"][0]["href"].partition("/v3")[2] if "volume_type_links" in page else ""
+    assert found == ["b"]

@@ -1,0 +1,115 @@
+"""Servers that boot from volumes made of images, on the embedded image and volume services."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.servers.embedded_services import image
+from tests.functional.servers.test_volumes import Volumes
+
+CLOUD = CloudOptions(roles=("volume", "image"))
+pytestmark = only_in_one_process("the cluster of the tests has no volume service")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def volumes(user: Caller) -> AsyncIterator[Volumes]:
+    yield Volumes(user)
+
+
+def device(id: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "boot_index": 0, "uuid": id, "source_type": "image", "destination_type": "volume", "volume_size": 1,
+        "delete_on_termination": True, **fields,
+    }  # fmt: skip
+
+
+async def test_a_volume_is_made_of_an_image(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    source = await image(user, os_distro="zork")
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    shown = await user.admin.show(server)
+    assert shown["image"] == "" and shown["OS-EXT-SRV-ATTR:root_device_name"] == "/dev/vda"
+    [held] = (await user.get(f"/servers/{server}/os-volume_attachments"))["volumeAttachments"]
+    assert held["device"] == "/dev/vda"
+    volume = await volumes.show(held["volumeId"])
+    assert volume["bootable"] == "true" and volume["volume_image_metadata"]["os_distro"] == "zork"
+    for action, status in (
+        ("os-stop", "SHUTOFF"),
+        ("os-start", "ACTIVE"),
+        ("suspend", "SUSPENDED"),
+        ("resume", "ACTIVE"),
+    ):
+        await user.act(server, action)
+        await user.wait_for(server, status)
+    await user.act(server, "reboot", {"type": "HARD"})
+    await user.wait_for(server, "ACTIVE")
+    flavor = await user.admin.post(
+        "/flavors", {"flavor": {"name": f"f-{server[:8]}", "ram": 1024, "vcpus": 1, "disk": 5}}, 200
+    )
+    await user.act(server, "resize", {"flavorRef": flavor["flavor"]["id"]})
+    await user.wait_for(server, "VERIFY_RESIZE")
+    await user.act(server, "confirmResize", None, 204)
+    await user.wait_for(server, "ACTIVE")
+    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"createImage": {"name": "i"}})
+    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
+    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"shelve": None})
+    await cloud.assert_clean()
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+
+    async def removed() -> bool | None:
+        return held["volumeId"] not in await volumes.ids() or None
+
+    await cloud.until(removed, "the volume to be deleted")
+
+
+async def test_several_servers_have_volumes_of_their_own(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    source = await image(user)
+    ids = await user.boot_many(3, imageRef=source, block_device_mapping_v2=[device(source)])
+    made = {(await user.show(id))["os-extended-volumes:volumes_attached"][0]["id"] for id in ids}
+    assert len(made) == 3 and (await user.show(ids[0]))["image"]["id"] == source
+    await cloud.assert_clean()
+
+
+async def test_images_of_a_server_with_data_volumes(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """A server with a local root disk can be shelved, and its volumes wait for it."""
+    source, volume = await image(user), await volumes.create()
+    server = (await user.boot(imageRef=source))["id"]
+    path = f"/servers/{server}/os-volume_attachments"
+    await user.post(path, {"volumeAttachment": {"volumeId": volume}}, 200)
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED", "SHELVED")
+    if (await user.show(server))["status"] == "SHELVED":
+        await user.act(server, "shelveOffload")
+        await user.wait_for(server, "SHELVED_OFFLOADED")
+    await volumes.until(volume, "reserved")
+    more = await volumes.create()
+    await user.post(path, {"volumeAttachment": {"volumeId": more}}, 200)
+    await volumes.until(more, "reserved")
+    assert len((await user.get(path))["volumeAttachments"]) == 2
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    for each in (volume, more):
+        await volumes.until(each, "in-use")
+    await cloud.assert_clean()
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED", "SHELVED")
+    if (await user.show(server))["status"] == "SHELVED":
+        await user.act(server, "shelveOffload")
+        await user.wait_for(server, "SHELVED_OFFLOADED")
+    assert (await user.request("DELETE", f"{path}/{more}")).status == 202
+    await volumes.until(more, "available")
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await volumes.until(volume, "available")
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "volume_size"), (-1, "volume_size"), (2**63, "volume_size")])
+async def test_sizes_that_are_refused(user: Caller, size: int, text: str) -> None:
+    source = await image(user)
+    body = user.body(imageRef=None, block_device_mapping_v2=[device(source, volume_size=size)])
+    answer = await user.request("POST", "/servers", body)
+    assert answer.status == 400, answer.body

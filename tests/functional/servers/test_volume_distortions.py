@@ -1,0 +1,120 @@
+"""Operations on volumes end when messages are lost or doubled and when the conductor crashes after a step.
+
+The audit finds nothing afterwards."""
+
+import dataclasses
+from random import Random
+from typing import Any
+
+import pytest
+
+from micronova.conductor import heartbeats
+from micronova.conductor.operations.engine import Crash
+from micronova.objects.clock import SystemClock
+from micronova.rpc.bus import Bus
+from tests.distort import DistortedBus, Distortion
+from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, one_process, only_in_one_process
+from tests.functional.servers.test_volumes import Volumes, attachment
+
+pytestmark = only_in_one_process("distorts the bus, and crashes the conductor at chosen steps")
+
+QUICK = CloudOptions(
+    roles=("volume",),
+    settings={
+        "default": {"report_interval": 0.1, "service_down_time": 5.0},
+        "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+    },
+)
+BUSES = {
+    "every cast is lost": Distortion(drop_casts=True),
+    "messages come twice, late and in any order": Distortion(twice=True, longest_delay=0.1),
+}
+
+
+@pytest.fixture(autouse=True)
+def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a lost order again sooner than a real cloud does."""
+    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+
+
+def _wrapped(distortion: Distortion) -> Any:
+    def wrap(bus: Bus) -> Bus:
+        return DistortedBus(bus, distortion, clock=SystemClock(), random=Random(7))
+
+    return wrap
+
+
+async def _story(cloud: Cloud) -> None:
+    """Boot with volumes, attach one more, fail to attach, move, detach, delete."""
+    user = cloud.caller()
+    volumes = Volumes(user)
+    first, second = await volumes.create(), await volumes.create()
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "volume", "destination_type": "volume", "uuid": first},
+        {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True},
+    ]
+    server = (await user.boot(name="with-volumes", block_device_mapping_v2=devices))["id"]
+    path = f"/servers/{server}/os-volume_attachments"
+    async with cloud.faults({"operation": "attach_volume", "kind": "fail", "name": "with-volumes"}):
+        await user.refused(500, "POST", path, attachment(second))
+    await volumes.until(second, "available")
+    await user.post(path, attachment(second), 200)
+    await volumes.until(second, "in-use")
+    await _migrate(user, server)
+    assert len((await user.get(path))["volumeAttachments"]) == 3
+    await user.delete(f"{path}/{second}", 202)
+    await volumes.until(second, "available")
+    async with cloud.faults({"operation": "detach_volume", "kind": "fail", "name": "with-volumes"}):
+        await user.delete(f"{path}/{first}", 202)
+        await user.wait_for(server, "ACTIVE")
+    await volumes.until(first, "in-use")
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await volumes.until(first, "available")
+    await cloud.assert_clean()
+
+    async def only_ours() -> bool | None:
+        return await volumes.ids() == {first, second} or None
+
+    await cloud.until(only_ours, "the blank volume to be deleted")
+    assert await volumes.attachments() == []
+
+
+async def _migrate(user: Caller, server: str) -> None:
+    await user.admin.act(server, "migrate")
+    await user.wait_for(server, "VERIFY_RESIZE")
+    await user.act(server, "confirmResize", None, 204)
+    await user.wait_for(server, "ACTIVE")
+
+
+@pytest.mark.parametrize("name", BUSES)
+async def test_operations_end_when(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    options = dataclasses.replace(QUICK, wrap_bus=_wrapped(BUSES[name]))
+    async with one_process(tmp_path_factory.mktemp("cloud"), options) as cloud:
+        await _story(cloud)
+
+
+async def test_operations_end_when_the_conductor_crashes_after_a_step(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    due = {
+        ("build", "connected"),
+        ("build", "dispatched"),
+        ("attach_volume", "connected"),
+        ("attach_volume", "dispatched"),
+        ("detach_volume", "dispatched"),
+        ("settle_volumes", "told"),
+        ("migrate", "connected"),
+        ("delete", "dispatched"),
+    }
+
+    def crash(kind: str, step: str) -> None:
+        if (kind, step) in due:
+            due.discard((kind, step))
+            raise Crash(f"{kind} {step}")
+
+    options = dataclasses.replace(QUICK, after_commit=crash)
+    async with one_process(tmp_path_factory.mktemp("cloud"), options) as cloud:
+        await _story(cloud)
+    assert not due, f"nothing came to {due}"

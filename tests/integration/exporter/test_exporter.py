@@ -1,0 +1,207 @@
+"""The exporter with real storage daemons: serving, copying, resizing, and what happens when processes are killed."""
+
+import asyncio
+import os
+import resource
+import socket
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from micronova.exporter import messages as m
+from micronova.exporter import wire
+from micronova.exporter.client import ExportFailed
+from micronova.objects.errors import Unavailable
+from tests.integration.exporter.world import GUESTS, connected, killed, world
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def volume_id() -> str:
+    return str(uuid4())
+
+
+async def test_a_guest_reads_what_another_wrote(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        await cloud.serve(volume_id)  # again: nothing changes
+        await cloud.io(volume_id, "write -P 7 1M 1M", "flush")
+        assert "pattern" not in (await cloud.io(volume_id, "read -P 7 1M 1M")).lower()
+        with file.open("rb") as stream:
+            stream.seek(MIB)
+            assert stream.read(2 * MIB) == b"\7" * MIB + b"\0" * MIB
+        assert (await cloud.client.ask(m.Inventory())).volumes == (volume_id,)
+        await cloud.client.ask(m.End(volume_id=volume_id))
+        assert not cloud.daemons()
+        assert (await cloud.client.ask(m.Inventory())).volumes == ()
+
+
+async def test_a_readonly_volume_cannot_be_written(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id, readonly=True)
+        said = await cloud.io(volume_id, "write -P 7 0 4k", check=False)
+        assert "Permission denied" in said
+
+
+async def test_a_killed_daemon_comes_back_and_io_goes_on(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        commands = [f"write -P {number + 1} {number}M 1M" for number in range(60)]
+        writing = asyncio.ensure_future(
+            cloud.io(volume_id, *(part for each in commands for part in (each, "sleep 20")))
+        )
+        for _ in range(3):
+            await killed(cloud.daemons()[volume_id])
+            while volume_id not in cloud.daemons():
+                await asyncio.sleep(0.01)
+        await writing
+        with file.open("rb") as stream:
+            for number in range(60):
+                assert stream.read(MIB) == bytes([number + 1]) * MIB
+
+
+async def test_daemons_outlive_the_exporter(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        await cloud.access.allow(volume_id, GUESTS[1])
+        before = cloud.daemons()
+        await cloud.die()
+        await cloud.io(volume_id, "write -P 3 0 1M")
+        await cloud.run()
+        assert cloud.daemons() == before
+        await cloud.serve(volume_id)
+        assert cloud.daemons() == before
+        await killed(before[volume_id])
+        while volume_id not in cloud.daemons():  # the new exporter has no socket that waits for the next daemon
+            await asyncio.sleep(0.01)
+        await cloud.io(volume_id, "read -P 3 0 1M")
+        if os.geteuid() == 0:
+            assert connected(cloud.sockets / volume_id / "nbd", GUESTS[1])
+
+
+async def test_a_daemon_that_died_with_the_exporter_is_replaced(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        await cloud.access.allow(volume_id, GUESTS[1])
+        before = cloud.daemons()
+        await cloud.die()
+        await killed(before[volume_id])
+        await cloud.run()
+        assert (await cloud.client.ask(m.Inventory())).volumes == (volume_id,)
+        await cloud.serve(volume_id)
+        await cloud.io(volume_id, "read 0 1M")
+        if os.geteuid() == 0:
+            assert connected(cloud.sockets / volume_id / "nbd", GUESTS[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+async def test_only_the_users_that_the_agent_names_connect(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        with pytest.raises(Unavailable, match="not served"):
+            await cloud.access.allow(volume_id, GUESTS[0])
+        await cloud.serve(volume_id)
+        socket = cloud.sockets / volume_id / "nbd"
+        assert not connected(socket, GUESTS[0])
+        with pytest.raises(ExportFailed, match="not the user of a guest"):
+            await cloud.access.allow(volume_id, 65534)
+        await cloud.access.allow(volume_id, GUESTS[0])
+        assert connected(socket, GUESTS[0])
+        assert not connected(socket, GUESTS[1])
+        assert not connected(cloud.sockets / volume_id / "qmp", GUESTS[0])
+        await cloud.access.refuse(GUESTS[0])
+        assert not connected(socket, GUESTS[0])
+
+
+async def test_a_copy_is_of_one_moment(tmp_path: Path, volume_id: str) -> None:
+    """A writer writes the same number everywhere, then the next one: a copy has one number, or two that follow."""
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id, 32 * MIB)
+        await cloud.serve(volume_id)
+        rounds = [f"write -P {number} {at}M 1M" for number in range(1, 40) for at in range(32)]
+        await cloud.io(volume_id, *(f"write -P 0 {at}M 1M" for at in range(32)))
+        writing = asyncio.ensure_future(cloud.io(volume_id, *rounds))
+        await asyncio.sleep(0)
+        for name in ("aa", "ab", "ac"):
+            found = (await cloud.copy(volume_id, name)).read_bytes()
+            numbers = [found[at * MIB] for at in range(32)]
+            assert all(found[at * MIB : (at + 1) * MIB] == bytes([numbers[at]]) * MIB for at in range(32))
+            assert numbers == sorted(numbers, reverse=True) and numbers[0] - numbers[-1] <= 1
+        await writing
+
+
+async def test_a_copy_keeps_holes_and_needs_no_export(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id, 1 << 30)
+        with file.open("r+b") as stream:
+            stream.seek(512 * MIB)
+            stream.write(b"here")
+        made = await cloud.copy(volume_id, "aa")
+        assert not cloud.daemons()
+        assert made.stat().st_blocks * 512 < 2 * MIB
+        with made.open("rb") as stream:
+            stream.seek(512 * MIB)
+            assert stream.read(5) == b"here\0"
+
+
+async def test_a_guest_sees_a_larger_volume_when_it_connects_again(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        writing = asyncio.ensure_future(
+            cloud.io(volume_id, *(part for at in range(60) for part in (f"write -P 5 {at}M 1M", "sleep 10")))
+        )
+        while file.read_bytes()[:1] != b"\5":  # qemu-io waits only for an export that it has found before
+            await asyncio.sleep(0.01)
+        os.truncate(file, 128 * MIB)
+        for _ in range(2):
+            await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        await writing
+        await cloud.io(volume_id, "write -P 6 127M 1M", "read -P 5 59M 1M")
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a b", "-x", ""])
+async def test_names_that_are_no_copies_are_refused(tmp_path: Path, volume_id: str, name: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        with pytest.raises(ExportFailed, match="not the name"), cloud.descriptors(volume_id) as passed:
+            await cloud.client.copy(m.Copy(volume_id=volume_id, name=name), passed, lambda done: None)
+
+
+async def test_a_volume_of_a_wrong_id_or_without_a_file_is_refused(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        with cloud.descriptors(volume_id) as passed:
+            with pytest.raises(ExportFailed, match="not the id"):
+                await cloud.client.ask(m.Serve(volume_id="../x", readonly=False), passed)
+            with pytest.raises(ExportFailed, match="descriptors"):
+                await cloud.client.ask(m.Serve(volume_id=volume_id, readonly=False), [passed[1], passed[0]])
+            with pytest.raises(ExportFailed, match="descriptors"):
+                await cloud.client.ask(m.Serve(volume_id=volume_id, readonly=False))
+
+
+async def test_a_lack_of_descriptors_does_not_end_the_service(tmp_path: Path) -> None:
+    """Idle connections take all that the process may have; it answers when they have gone."""
+    async with world(tmp_path) as cloud:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for room in (9, 10):  # each connection takes two here; with one of these numbers the exporter lacks the last
+            idle: list[socket.socket] = []
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + room, before[1]))
+                with pytest.raises(OSError, match="Too many open files"):
+                    while True:
+                        idle.append(await wire.connect(cloud.directory / "service"))
+                        for _ in range(5):
+                            await asyncio.sleep(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for connection in idle:
+                connection.close()
+            assert (await cloud.client.ask(m.Inventory())).volumes == ()
