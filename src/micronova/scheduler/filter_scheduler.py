@@ -156,7 +156,7 @@ class FilterScheduler:
         A filter that fails here is asked in the decision nevertheless.
         """
         for each in self.filters:
-            if not (each.always or not spec.forced):
+            if type(each).prepare is HostFilter.prepare or (spec.forced and not each.always):
                 continue
             try:
                 await self._prepare(each, table, spec)

@@ -487,6 +487,24 @@ def test_a_rebuild_asks_only_what_the_new_image_asks_for() -> None:
 
 # --- requests that take long to compare with each kind of host
 
+
+def test_nothing_is_looked_for_before_a_decision_that_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is found by its name in all rows of the table: once for the decision, and not once per filter."""
+    searches: list[str | None] = []
+    find_rows = HostTable.find_rows
+
+    def counted(table: HostTable, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
+        searches.append(node)
+        return find_rows(table, host, node)
+
+    monkeypatch.setattr(HostTable, "find_rows", counted)
+    table = a_table(a_host("h1"), a_host("h2"))
+    asyncio.run(a_scheduler().prepare(table, a_spec(requested_node="h2")))
+    assert searches == []
+    a_scheduler().select(table, a_spec(requested_node="h2"), ["i"], now=NOW)
+    assert searches == ["h2"]
+
+
 ADAPTERS = parse_aliases(
     [
         {"name": "pf", "vendor_id": "8086", "product_id": "0001", "device_type": "type-PF"},
