@@ -205,6 +205,9 @@ class Speechless(OnlyH2):
     def concerns(self, spec: RequestSpec) -> bool:
         raise RuntimeError("out of order")
 
+    async def prepare(self, hosts: HostView, spec: RequestSpec) -> None:
+        raise RuntimeError("out of order")
+
     def describe(self, spec: RequestSpec) -> str:
         raise RuntimeError("out of order")
 
