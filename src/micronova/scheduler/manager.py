@@ -16,9 +16,9 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import aggregates, allocations, host_states, services
+from micronova.db import aggregates, allocations, claims, group_members, host_states, services
 from micronova.db.aggregates import AggregateRow
-from micronova.db.allocations import Claim, ClaimResult
+from micronova.db.claims import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
 from micronova.objects.background import end_tasks, keep_running
@@ -417,7 +417,7 @@ class SchedulerManager:
         self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
-        claims = [
+        wanted = [
             Claim.of(
                 destination.instance_uuid,
                 destination.selected,
@@ -429,7 +429,7 @@ class SchedulerManager:
             )
             for destination in decision.destinations
         ]
-        return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
+        return await self._database.write(claims.claim, wanted, now=micros(self._clock.now()))
 
     async def _completed_spec(self, request: SelectDestinations) -> RequestSpec:
         """Return the request's spec with what is read for it.
@@ -464,7 +464,7 @@ class SchedulerManager:
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int] | None:
     """Return host -> members of a group, None if there is no such group; those that migrations hold are left out."""
-    hosts = allocations.group_hosts(conn, group_uuid)
+    hosts = group_members.by_host(conn, group_uuid)
     if hosts is None or not moving:
         return hosts
     return dict(Counter(hosts) - allocations.hosts_of(conn, moving))

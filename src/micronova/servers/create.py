@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from micronova.clients.expiring_cache import ExpiringCache
 from micronova.db import (
-    allocations,
+    group_members,
     instance_actions,
     instances,
     quotas,
@@ -230,7 +230,7 @@ class ServerCreator:
         check_item_limits(request.metadata, request.injected_files, limits)
         members = 0
         if spec.server_group is not None:  # locked before the quota, as everywhere: the number holds until the commit
-            if not allocations.lock_groups(conn, [spec.server_group.id]):
+            if not group_members.lock(conn, [spec.server_group.id]):
                 raise no_group(spec.server_group.id)
             members = instances.count_in_group(conn, spec.server_group.id)
         count = quotas.charge_up_to(

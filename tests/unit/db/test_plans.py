@@ -29,7 +29,8 @@ from micronova.db import (
     services,
     usages,
 )
-from micronova.db.allocations import Claim
+from micronova.db import claims as claim_rows
+from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
 from micronova.db.server_lists import Filters
@@ -265,12 +266,12 @@ def _claim_with_groups(conn: sa.Connection) -> None:
         )
         for number in range(2, 7)
     ]
-    assert allocations.claim(conn, claims, now=NOW).claimed
+    assert claim_rows.claim(conn, claims, now=NOW).claimed
 
 
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
-    "create: claim": lambda conn: allocations.claim(
+    "create: claim": lambda conn: claim_rows.claim(
         conn,
         [
             Claim(consumer_uuid=id, node_uuid=_uuid("node", 7), host="host7", resources={"VCPU": 1}, epoch=1)

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db import allocations, host_states, services, topologies
+from micronova.db import claims as claim_rows
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import compute_nodes, inventories, node_topologies
 from micronova.objects.clock import SystemClock, micros
@@ -75,7 +76,7 @@ async def test_what_others_claim_of_numa_cells_is_followed(tmp_path: Path) -> No
         await feed.refresh(0.0)
         assert use() == NOTHING_USED
         claim = a_claim("i0", "a", PINNED, topology=pinned())
-        assert (await database.write(allocations.claim, [claim], now=await later())).claimed
+        assert (await database.write(claim_rows.claim, [claim], now=await later())).claimed
         await later()
         await feed.refresh(0.0)
         assert [len(cell.pinned) for cell in use().cells.values()] == [2]
