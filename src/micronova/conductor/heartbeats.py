@@ -27,7 +27,7 @@ from micronova.conductor.operations.host_kind import HostKind, known_kind
 from micronova.conductor.operations.operation_kind import OperationKind
 from micronova.conductor.operations.orders import size_of
 from micronova.db import departures as departure_rows
-from micronova.db import instances, nodes, server_migrations, services
+from micronova.db import instances, node_reports, nodes, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.notifications import resources
 from micronova.objects.clock import micros
@@ -342,7 +342,7 @@ class Heartbeats:
         ]
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
         with_nodes = nodes.hosts_with_nodes(conn, names)
-        nodes.upsert_all(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        node_reports.record(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
         down_since = now - micros(self._dependencies.service_down_time)
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}

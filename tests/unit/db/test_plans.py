@@ -17,6 +17,7 @@ from micronova.db import (
     host_states,
     instance_actions,
     instances,
+    node_reports,
     nodes,
     operations,
     provider_allocations,
@@ -327,7 +328,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: actions": lambda conn: instance_actions.record_finished(
         conn, dict.fromkeys(LIVING, "req-stop"), "stop", "compute_stop_instance", NOW, result="Success", details=""
     ),
-    "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
+    "heartbeat: nodes": lambda conn: node_reports.record(conn, {"host7": [NODE]}, NOW),
     "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW),
     "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
     "scheduler: changed amounts": lambda conn: host_states.load_changed_amounts(conn, (100, "", ""), 120, 500),

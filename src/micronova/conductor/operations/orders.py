@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.db import instances, topologies
+from micronova.db import instances, nodes, topologies
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects.block_device import BlockDevice, attached_volumes, root_volume
@@ -102,7 +102,7 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
     if found is None:
         return instance
     node, assignment = found
-    if (claimed := topologies.host_of(conn, node)) not in (host, None):
+    if (claimed := nodes.host_of(conn, node)) not in (host, None):
         raise OperationFailed(
             "The server's CPUs and devices are claimed on another host than the one that has to use them.",
             details=f"They are claimed on host {claimed}, and not on host {host}.",
