@@ -8,6 +8,7 @@ from functools import partial
 
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.heartbeat_interval import interval_of, longest_interval, too_often
+from micronova.conductor.heartbeat_transaction import HeartbeatTransaction
 from micronova.conductor.heartbeats import Heartbeats
 from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
@@ -147,7 +148,8 @@ class ConductorManager:
         )
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
-        self._heartbeats = Heartbeats(dependencies, self._kinds, ratios, stored_metrics)
+        transaction = HeartbeatTransaction(dependencies, self._kinds, ratios, stored_metrics)
+        self._heartbeats = Heartbeats(dependencies, transaction)
         self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease_seconds)
         self._too_often: str | None = None  # what the log says of the number of heartbeats
         self._fleet_counted_at = float("-inf")
