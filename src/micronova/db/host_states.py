@@ -24,16 +24,14 @@ from micronova.db.tables import (
     services,
 )
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import HostState
+from micronova.objects.scheduling import HostState, ServiceState
 from micronova.objects.service_names import COMPUTE
 
 DEFAULT_ZONE = "nova"
 SLOT = 100_000  # microseconds
 
-# node uuid, resource class, total, reserved, capacity, used, max unit, allocation ratio, changed at
-Amount = tuple[str, str, int, int, int, int, int, float, int]
+Amount = tuple[str, str, int, int, int, int, int, float, int]  # a `NodeAmount`, changed at
 Topology = tuple[str, str, str, int]  # node uuid, topology and what is held as they are stored, changed at
-ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
 

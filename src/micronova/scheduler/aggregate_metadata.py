@@ -7,7 +7,7 @@ lists; where it is a number, the lowest one counts, as in Nova.
 import logging
 import math
 
-from micronova.scheduler.host_table import Aggregates
+from micronova.scheduler.host_columns import Aggregates
 
 log = logging.getLogger(__name__)
 

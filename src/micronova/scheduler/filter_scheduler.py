@@ -23,7 +23,9 @@ from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
-from micronova.scheduler.host_table import Bools, HostTable, HostView, Ints
+from micronova.scheduler.host_columns import Bools, Ints
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.refusals import (

@@ -8,7 +8,8 @@ import numpy as np
 from micronova.objects.fleet import LONGEST_NAME, NOT_CONSIDERED, NOT_REFUSED, Fleet, HostUse, State, Use, by_number
 from micronova.objects.scheduling import Selection
 from micronova.scheduler.filter_scheduler import RemovedBy
-from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 
 _UP, _DOWN, _DISABLED = 0, 1, 2
 _STATES: tuple[State, ...] = ("up", "down", "disabled")

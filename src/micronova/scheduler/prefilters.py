@@ -18,7 +18,8 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.resources import large_enough
-from micronova.scheduler.host_table import Aggregates, Bools, HostView
+from micronova.scheduler.host_columns import Aggregates, Bools
+from micronova.scheduler.host_view import HostView
 
 TENANT: Final = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
 

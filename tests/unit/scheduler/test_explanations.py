@@ -13,7 +13,9 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler import fleet
 from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import HostFilter
-from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table, held_of
 
 

@@ -22,7 +22,8 @@ from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, 
 from micronova.scheduler.filters.image import ImagePropertiesFilter
 from micronova.scheduler.filters.operators import Requirement
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table
 
 

@@ -6,7 +6,8 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.aggregate_metadata import values_of
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.operators import Requirement, check_requirements
-from micronova.scheduler.host_table import Aggregates, Bools, HostView
+from micronova.scheduler.host_columns import Aggregates, Bools
+from micronova.scheduler.host_view import HostView
 
 _SCOPE = "aggregate_instance_extra_specs"
 

@@ -8,7 +8,8 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.attributes import NUMBERS, RATIOS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.operators import Requirement, check_requirements
-from micronova.scheduler.host_table import Bools, Facts, HostView
+from micronova.scheduler.host_columns import Bools, Facts
+from micronova.scheduler.host_view import HostView
 
 _SCOPE = "capabilities"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from micronova.objects.errors import Invalid
-from micronova.scheduler.host_table import Bools, Column
+from micronova.scheduler.host_columns import Bools, Column
 
 _NUMBER: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.ge,  # "=" means at least, as for vcpus

@@ -8,7 +8,8 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:

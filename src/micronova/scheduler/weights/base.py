@@ -13,7 +13,8 @@ from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import Aggregates, Floats, HostView
+from micronova.scheduler.host_columns import Aggregates, Floats
+from micronova.scheduler.host_view import HostView
 
 
 class WeigherOptions(msgspec.Struct, frozen=True, kw_only=True):
