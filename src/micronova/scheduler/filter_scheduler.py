@@ -25,7 +25,7 @@ from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
 from micronova.scheduler.host_columns import Bools, Ints
 from micronova.scheduler.host_table import HostTable
-from micronova.scheduler.host_view import HostView
+from micronova.scheduler.host_view import HostView, spread_over
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.refusals import (
@@ -364,7 +364,8 @@ class _Filtered:
             mask, error = _ask(each, self.hosts if few is None else self.passing(), spec)
             uncompared = None if error else each.uncompared
             if few is not None:
-                mask, uncompared = _spread(mask, few), _spread(uncompared, few)
+                mask = None if mask is None else spread_over(mask, few)
+                uncompared = None if uncompared is None else spread_over(uncompared, few)
             if mask is not None and uncompared is not None:
                 mask = mask | uncompared
             predicate = (
@@ -429,15 +430,6 @@ def _no_valid_host(
     if filtered.uncompared:
         error.details["uncompared"] = filtered.uncompared
     return error
-
-
-def _spread(mask: Bools | None, among: Bools) -> Bools | None:
-    """Return a mask over hosts from one over those of them that are among these; the others fail."""
-    if mask is None:
-        return None
-    spread = among.copy()
-    spread[among] = mask
-    return spread
 
 
 def _serves_request_groups() -> str:

@@ -62,8 +62,7 @@ def use_of(
 def _states(hosts: HostView, oldest: float) -> list[int]:
     """Return the states as ComputeFilter sees them; a host that is disabled and down counts as down."""
     states = np.where(hosts.column("enabled"), _UP, _DISABLED)
-    down = (hosts.column("last_seen") < oldest) | hosts.column("forced_down")
-    found: list[int] = np.where(down, _DOWN, states).tolist()
+    found: list[int] = np.where(hosts.up_since(oldest), states, _DOWN).tolist()
     return found
 
 

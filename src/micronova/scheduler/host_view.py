@@ -28,6 +28,13 @@ from micronova.scheduler.topologies import Passes
 _FEW = 8  # up to this many rows a Python loop is faster than a vector over the whole table
 
 
+def spread_over(mask: Bools, among: Bools) -> Bools:
+    """Return a mask over hosts from one over those of them that are among these; the others fail."""
+    spread = among.copy()
+    spread[among] = mask
+    return spread
+
+
 class HostView:
     """Some rows of the table, column by column. The vectors that methods return are as long as the view."""
 
@@ -101,6 +108,11 @@ class HostView:
     def column(self, name: str) -> Column:
         """Return a column: enabled, forced_down, last_seen, num_instances, num_io_ops, failed_builds or a code."""
         return self._values(self._table.columns[name])
+
+    def up_since(self, moment: float) -> Bools:
+        """Return which hosts have sent a heartbeat since a time and are not forced down: `db.services.is_up`."""
+        up: Bools = self.column("last_seen") >= moment
+        return np.greater(up, self.column("forced_down"), out=up)  # a and not b, in one operation
 
     def uniform(self, name: str) -> bool:
         """Return whether all hosts of the table have the same number in a column; faster than to take it."""
@@ -187,12 +199,7 @@ class HostView:
         if among is None:
             return self._table.topologies.passing(key, passes, codes, devices)
         passing, unasked = self._table.topologies.passing(key, passes, codes[among], devices)
-        mask, left_out = among.copy(), None
-        mask[among] = passing
-        if unasked is not None:
-            left_out = among.copy()
-            left_out[among] = unasked
-        return mask, left_out
+        return spread_over(passing, among), None if unasked is None else spread_over(unasked, among)
 
     async def ask_topologies(
         self, key: bytes, passes: Passes, among: Bools | None, devices: Sequence[DeviceRequest] = ()

@@ -42,12 +42,13 @@ from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler import fleet
+from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.refusals import claims_refused
 from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups

@@ -5,7 +5,7 @@ with their traits.
 They apply whichever filters are enabled, also to a host that an administrator forces. Nova asks Placement for these.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,11 +17,10 @@ from micronova.objects.guest_properties import GuestProperties, image_property
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
+from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.filters.resources import large_enough
 from micronova.scheduler.host_columns import Aggregates, Bools
 from micronova.scheduler.host_view import HostView
-
-TENANT: Final = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
 
 ISOLATED: Final = "trait:"  # how the metadata keys of aggregates begin that keep others out
 _PROPERTIES: Final = {
@@ -146,11 +145,6 @@ def _traits_of_properties(spec: RequestSpec, image: ImageMeta) -> frozenset[str]
     named = [(prefix, image_property(image.properties, name)) for name, prefix in _PROPERTIES.items()]
     named.append(("HW_ARCH", GuestProperties(spec.flavor, image).architecture()))  # it has several names
     return frozenset(f"{prefix}_{value.replace('-', '_').upper()}" for prefix, value in named if value)
-
-
-def names_project(metadata: Mapping[str, str], project: str) -> bool:
-    """Return whether an aggregate with this metadata names a project."""
-    return any(key.startswith(TENANT) and value == project for key, value in metadata.items())
 
 
 ONLY_TRAITS = Prefilters()
