@@ -26,18 +26,18 @@ from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_
 from micronova.scheduler.host_columns import Bools, Ints
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.host_view import HostView, spread_over
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
-from micronova.scheduler.ranking import Ranking
-from micronova.scheduler.refusals import (
+from micronova.scheduler.no_valid_host import (
     CLAIM_LACK,
     Removal,
     Room,
     accepts_claim,
     claim_step,
     compared,
+    message,
     search_ended,
-    sentence,
 )
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
+from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.servable import Servable
 from micronova.scheduler.weights.base import HostWeigher
 
@@ -424,9 +424,9 @@ def _no_valid_host(
     `only`: the request is about one host, whether it names it or not.
     """
     hosts = len(filtered.hosts)
-    message = sentence(spec, filtered.removals, room, only=hosts == 1 and (only or spec.names_host))
+    text = message(spec, filtered.removals, room, only=hosts == 1 and (only or spec.names_host))
     reasons = Explanation(hosts=hosts, filters=tuple(filtered.steps)).reasons()
-    error = NoValidHost(message, hosts=hosts, placed=placed, reasons=reasons)
+    error = NoValidHost(text, hosts=hosts, placed=placed, reasons=reasons)
     if filtered.uncompared:
         error.details["uncompared"] = filtered.uncompared
     return error

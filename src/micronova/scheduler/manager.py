@@ -48,8 +48,8 @@ from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
+from micronova.scheduler.no_valid_host import claims_refused
 from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
-from micronova.scheduler.refusals import claims_refused
 from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
