@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import aggregates, allocations, claims, group_members, host_states, services
+from micronova.db import aggregates, allocations, claims, group_members, server_hosts, services
 from micronova.db.aggregates import AggregateRow
 from micronova.db.claims import Claim, ClaimResult
 from micronova.db.engine import Database
@@ -452,7 +452,7 @@ class SchedulerManager:
             spec = msgspec.structs.replace(spec, has_aggregates=limited)
         named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
-            hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)
+            hinted = await self._database.read(server_hosts.hosts_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
