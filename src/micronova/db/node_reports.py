@@ -43,7 +43,8 @@ _KNOWN = (
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
-    # Locked: what a report takes away is what the one before it has left.
+    # Locked, so that reports of a node come one after the other: each takes away the traits that only the one before
+    # it has named.
     .order_by(_n.uuid)
     .with_for_update(of=compute_nodes)
 )
@@ -139,7 +140,7 @@ def record(
         each
         for _, node in pairs
         for each in _inventory_rows(node, now, ratios)
-        # A class that a provider has none of has no inventory; one that it had, and servers may hold, becomes 0.
+        # A node without dedicated CPUs has no inventory of them. If it had one, that becomes 0: servers may hold some.
         if each["resource_class"] != "PCPU" or each["total"] or node.node_uuid in had_dedicated
     ]
     of_mdevs = mdevs.inventory_rows(now)

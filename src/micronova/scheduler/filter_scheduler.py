@@ -36,7 +36,7 @@ from micronova.scheduler.no_valid_host import (
     message,
     search_ended,
 )
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
+from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.servable import Servable
 from micronova.scheduler.weights.base import HostWeigher
@@ -75,7 +75,7 @@ class FilterScheduler:
         max_attempts: int = 3,
         host_subset_size: int = 1,
         shuffle_best_same_weighed_hosts: bool = False,
-        prefilters: Prefilters = ONLY_TRAITS,
+        prefilters: Prefilters = DEFAULT_PREFILTERS,
         aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self.filters = sorted(filters, key=lambda each: not each.narrows)

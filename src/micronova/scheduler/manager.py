@@ -49,7 +49,7 @@ from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.no_valid_host import claims_refused
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
+from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
 from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
@@ -62,8 +62,8 @@ log = logging.getLogger(__name__)
 Timed = Callable[[float], None]
 Notify = Callable[[Context, str, SelectDestinations], None]
 
-# Claims that a request may lose in a row. Each lost claim means that another request won, so that many do not happen
-# by chance.
+# Claims that a request may lose in a row. Each lost claim means that another request won: so many in a row do not
+# happen by chance.
 RACES = 64
 WIDEST_SPREAD = 64  # most hosts among which a request that lost chooses at random
 
@@ -101,7 +101,7 @@ class SchedulerManager:
         refresh_interval: float,
         max_attempts: int,
         default_zone: str,
-        prefilters: Prefilters = ONLY_TRAITS,
+        prefilters: Prefilters = DEFAULT_PREFILTERS,
         pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self._pci_aliases = dict(pci_aliases or {})
@@ -259,10 +259,10 @@ class SchedulerManager:
                 await self._feed.refresh_fully()
                 spec = await self._completed_spec(request)
                 held |= await self._held_already(spec, request)
-                # Hosts may have changed; and this goes on with those that were not compared.
+                # Hosts may have changed. Hosts that were not compared before are compared now.
                 await self._scheduler.prepare(self._feed.table, spec)
                 servable = await self._servable(spec, groups, refused, now=self._before_silence())
-                decision = self._decide_after_reload(spec, request, held, servable)
+                decision = self._decide_after_refresh(spec, request, held, servable)
             nodes = {each.selected.node_uuid for each in decision.destinations}
             with self._feed.unconfirmed(nodes):
                 result = await self._claim(spec, request, decision, on_deleted_nodes)
@@ -378,7 +378,7 @@ class SchedulerManager:
                 held[uuid] = selection.node_uuid
         return held
 
-    def _decide_after_reload(
+    def _decide_after_refresh(
         self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: Servable | None
     ) -> SchedulerDecision:
         """Decide; if there is no valid host, say whether one may return.

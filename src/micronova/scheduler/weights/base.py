@@ -38,11 +38,11 @@ class HostWeigher(ABC):
     lower_is_better: ClassVar[bool] = False  # the multiplier is negated
 
     def __init__(self, multiplier: float = 1.0) -> None:
-        self.multiplier = multiplier  # negative prefers the hosts that a positive one prefers least
+        self.multiplier = multiplier  # a negative one reverses the preference
         self._key = ("multiplier", self.setting, multiplier, self.lower_is_better)
 
     @classmethod
-    def made(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
+    def of(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
         """Return a weigher with these settings."""
         return cls(multiplier)
 

@@ -70,7 +70,7 @@ class MetricsWeigher(HostWeigher):
         self._lacking = lacking  # the weight of hosts without one of the metrics
 
     @classmethod
-    def made(cls, multiplier: float, options: WeigherOptions) -> "MetricsWeigher":
+    def of(cls, multiplier: float, options: WeigherOptions) -> "MetricsWeigher":
         return cls(multiplier, options.metrics.ratios(), options.metrics.weight_of_unavailable)
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
