@@ -79,17 +79,12 @@ class HeartbeatTransaction:
         ]
         if not beats:
             return Applied(newer)
-        now, until = self._engine.now(), self._engine.until()
+        now = self._engine.now()
         names = [each.host for each in beats]
         reported_changes = ((each.host, change) for each in beats for change in each.power_changes)
         power = power_changes.compare(conn, reported_changes)
-        owned: dict[str, list[OperationRow]] = {name: [] for name in names}
-        owners = {operation_rows.host_owner(name): name for name in names}
-        for row in operation_rows.owned(conn, owners):
-            owned[owners[row["owner"] or ""]].append(row)
-        departures: dict[str, list[Departure]] = {name: [] for name in names}
-        for departure in departure_rows.of_hosts(conn, names):
-            departures[departure["host"]].append(Departure(departure["instance_uuid"], departure["epoch"]))
+        owned = _owned(conn, names)
+        departures = _recorded_departures(conn, names)
         # Only of departures that are recorded: a host can name any number of guests.
         removed = {each.host: _removed(each, departures[each.host]) for each in beats}
         left = {gone.instance_uuid for each in removed.values() for gone in each}
@@ -98,31 +93,15 @@ class HeartbeatTransaction:
         recorded = power_changes.record(conn, power, now)
         repeat_boots = boots.apply(conn, boot_results, now)
         running = [each for each in beats if not each.stopping]
-        renewed = [row["id"] for each in running for row in owned[each.host]]
-        operation_rows.renew_of_hosts(
-            conn,
-            renewed,
-            [operation_rows.host_owner(each.host) for each in running],
-            now,
-            until,
-            undisturbed=self._engine.undisturbed(),
-        )
+        self._renew(conn, running, owned, now)
         departure_rows.delete(
             conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
         )
-        held_back = departure_rows.held_back(conn, names) if any(departures.values()) else set()
-        departures = {
-            host: [
-                each
-                for each in departures[host]
-                if each not in removed[host] and (host, each.instance_uuid, each.epoch) not in held_back
-            ]
-            for host in names
-        }
+        to_remove = _departures_to_tell(conn, departures, removed)
         server_migrations.complete_evacuations(
             conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
         )
-        void = self._void(conn, beats, owned)
+        dropped = self._dropped(conn, beats, owned)
         again = self._orders_again(conn, running, owned)
         replies = [
             HostReply(host=each.host)
@@ -131,8 +110,8 @@ class HeartbeatTransaction:
                 each,
                 owned[each.host],
                 again,
-                departures[each.host],
-                void,
+                to_remove[each.host],
+                dropped,
                 repeat_boots=repeat_boots.get(each.host, ()),
                 repeat_power=recorded.repeat.get(each.host, ()),
             )
@@ -168,7 +147,20 @@ class HeartbeatTransaction:
     def _stored(self, measured: HostMetrics) -> dict[str, float]:
         return {name: value for name, value in measured.values.items() if name in self._stored_metrics}
 
-    def _void(
+    def _renew(
+        self, conn: sa.Connection, beats: Sequence[HostBeat], owned: Mapping[str, Sequence[OperationRow]], now: int
+    ) -> None:
+        """Renew the leases of the operations that belong to hosts."""
+        operation_rows.renew_of_hosts(
+            conn,
+            [row["id"] for each in beats for row in owned[each.host]],
+            [operation_rows.host_owner(each.host) for each in beats],
+            now,
+            self._engine.until(),
+            undisturbed=self._engine.undisturbed(),
+        )
+
+    def _dropped(
         self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
     ) -> set[tuple[str, int]]:
         """Return which of the orders that hosts work on they should drop: purged, overtaken, cancelled, or failed."""
@@ -227,6 +219,38 @@ class HeartbeatTransaction:
         return taken
 
 
+def _owned(conn: sa.Connection, hosts: Sequence[str]) -> dict[str, list[OperationRow]]:
+    """Return the operations that belong to each host."""
+    found: dict[str, list[OperationRow]] = {host: [] for host in hosts}
+    owners = {operation_rows.host_owner(host): host for host in hosts}
+    for row in operation_rows.owned(conn, owners):
+        found[owners[row["owner"] or ""]].append(row)
+    return found
+
+
+def _recorded_departures(conn: sa.Connection, hosts: Sequence[str]) -> dict[str, list[Departure]]:
+    """Return the departures that are recorded for each host."""
+    found: dict[str, list[Departure]] = {host: [] for host in hosts}
+    for row in departure_rows.of_hosts(conn, hosts):
+        found[row["host"]].append(Departure(row["instance_uuid"], row["epoch"]))
+    return found
+
+
+def _departures_to_tell(
+    conn: sa.Connection, recorded: Mapping[str, Sequence[Departure]], removed: Mapping[str, Collection[Departure]]
+) -> dict[str, list[Departure]]:
+    """Return the departures of which each host has to remove the guest: not those that are held back, or are done."""
+    held_back = departure_rows.held_back(conn, list(recorded)) if any(recorded.values()) else set()
+    return {
+        host: [
+            each
+            for each in departures
+            if each not in removed[host] and (host, each.instance_uuid, each.epoch) not in held_back
+        ]
+        for host, departures in recorded.items()
+    }
+
+
 def _alive_at(heartbeat: Heartbeat, now: int) -> int:
     """Return when the sender is known to have been alive: the heartbeat itself may have been sent long ago.
 
@@ -240,7 +264,7 @@ def _reply(
     owned: list[OperationRow],
     again: dict[str, WorkOrder],
     departures: list[Departure],
-    void: set[tuple[str, int]],
+    dropped: set[tuple[str, int]],
     *,
     repeat_boots: tuple[str, ...],
     repeat_power: tuple[str, ...],
@@ -252,7 +276,7 @@ def _reply(
         drop=tuple(
             each.operation_id
             for each in beat.running_orders
-            if each.operation_id not in operations and (each.operation_id, each.epoch) in void
+            if each.operation_id not in operations and (each.operation_id, each.epoch) in dropped
         ),
         departures=tuple(departures),
         repeat_boots=repeat_boots,

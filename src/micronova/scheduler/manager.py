@@ -25,7 +25,7 @@ from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import Explanation, refusal
+from micronova.objects.explanation import Explanation, counted, refusal
 from micronova.objects.fleet import Fleet, ListHosts
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import (
@@ -395,7 +395,12 @@ class SchedulerManager:
             uuids = request.instance_uuids
             if self._would_fit(spec, uuids, now=self._before_silence(), held=held, servable=servable):
                 error.details["hosts_may_return"] = True
-            log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
+            log.info(
+                "no valid host for %s (the first is %s), `micronova explain` shows what each filter removed: %s",
+                counted(len(uuids), "instance"),
+                uuids[0],
+                error.message,
+            )
             raise
 
     def _before_silence(self) -> float:
