@@ -15,7 +15,7 @@ _UP, _DOWN, _DISABLED = 0, 1, 2
 _STATES: tuple[State, ...] = ("up", "down", "disabled")
 
 
-def use_of(
+def fleet_of(
     table: HostTable,
     now: float,
     service_down_time: float,
@@ -23,7 +23,7 @@ def use_of(
     filters: Sequence[str] = (),
     selections: Sequence[Selection] = (),
 ) -> Fleet:
-    """Return all hosts; `removed_by`, the names of the filters and `selections` are those of a dry run."""
+    """Return all hosts of a table; `removed_by`, the names of the filters and `selections` are those of a dry run."""
     hosts = table.view()
     zones = sorted({each.zone for each in table.selections})
     number_of = {zone: number for number, zone in enumerate(zones)}

@@ -229,7 +229,7 @@ class SchedulerManager:
         use = None
         if with_hosts:
             names = [step.name for step in explanation.filters]
-            use = fleet.use_of(table, now, self._service_down_time, removed_by, names, selections)
+            use = fleet.fleet_of(table, now, self._service_down_time, removed_by, names, selections)
         return DryRunResult(
             selections=selections,
             explanation=msgspec.structs.replace(explanation, took=took),
@@ -241,7 +241,7 @@ class SchedulerManager:
     async def list_hosts(self, context: Context, request: ListHosts) -> Fleet:
         """Return all hosts with their use, as this scheduler knows them."""
         await self._feed.refresh(self._refresh_interval)
-        return fleet.use_of(self._feed.table, self._clock.now(), self._service_down_time)
+        return fleet.fleet_of(self._feed.table, self._clock.now(), self._service_down_time)
 
     async def _place(self, request: SelectDestinations) -> SchedulerDecision:
         await self._feed.refresh(self._refresh_interval)
