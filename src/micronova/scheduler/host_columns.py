@@ -61,6 +61,7 @@ class HostColumns:
         self._index: dict[str, int] = {}
         self._rows_of_host: dict[str, list[int]] = {}
         self._size = _FIRST_SIZE
+        # By resource class. What is free is the capacity without what is used.
         self.free: dict[str, Column] = {}
         self.capacity: dict[str, Column] = {}
         self.total: dict[str, Column] = {}

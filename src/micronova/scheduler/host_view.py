@@ -106,7 +106,7 @@ class HostView:
         return self.capacity(resource_class) - self.free(resource_class)
 
     def column(self, name: str) -> Column:
-        """Return a column: enabled, forced_down, last_seen, num_instances, num_io_ops, failed_builds or a code."""
+        """Return a column of `HostColumns.columns`, such as last_seen, num_instances or failed_builds."""
         return self._values(self._table.columns[name])
 
     def up_since(self, moment: float) -> Bools:

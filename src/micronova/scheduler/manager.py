@@ -322,8 +322,8 @@ class SchedulerManager:
             return None
         state = self._feed.table.state(row)
         status = state.enabled, state.forced_down
-        held = state.total, state.capacity, state.used, state.topology, state.held
-        return status, held, members, None if groups is None else groups.known(node)
+        resources = state.total, state.capacity, state.used, state.topology, state.held
+        return status, resources, members, None if groups is None else groups.known(node)
 
     def _decide(
         self,

@@ -26,10 +26,9 @@ from micronova.objects.topology import (
     decode_topology,
     decode_use,
 )
-from micronova.scheduler.cell_columns import CellColumns
+from micronova.scheduler.cell_columns import Bools, CellColumns, Codes
 from micronova.scheduler.interning import Interner
 
-Codes: TypeAlias = npt.NDArray[np.intp]
 Passes: TypeAlias = Callable[[NodeTopology, TopologyUse, StepMeter], bool]
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ host with many devices has takes longer than to compare it."""
 LONGEST_OF_A_REQUEST: Final = 2.0
 """Seconds of all stretches before the decision about a request."""
 
-_Results: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]  # for which stamps of codes, and results
+_Results: TypeAlias = tuple[npt.NDArray[np.int64], Bools]  # for which stamps of codes, and results
 
 _FIRST_SIZE = 64
 _MOST_REQUESTS = 64
@@ -123,7 +122,7 @@ class Topologies:
         """Return how many devices are free on hosts with these codes."""
         return self._devices.take(codes)
 
-    def suit(self, request: TopologyRequest, codes: Codes) -> npt.NDArray[np.bool_]:
+    def suit(self, request: TopologyRequest, codes: Codes) -> Bools:
         """Return for each of these codes whether its cells suit a request (`CellColumns.suit`)."""
         return self._cells.suit(request, codes)
 
@@ -151,7 +150,7 @@ class Topologies:
 
     def passing(
         self, key: bytes, passes: Passes, codes: Codes, devices: Sequence[DeviceRequest] = ()
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_] | None]:
+    ) -> tuple[Bools, Bools | None]:
         """Return for each of these codes whether it passes, and whether it was not asked; results are kept by key.
 
         Codes that are not known yet are asked, as far as the decision has steps left and no longer than a stretch
@@ -163,7 +162,7 @@ class Topologies:
         if not unasked:
             return found.take(codes), None
         log.warning("%d kinds of hosts were not compared with a request, which takes too long", unasked)
-        asked: npt.NDArray[np.bool_] = stamps.take(codes) == self._stamps.take(codes)
+        asked: Bools = stamps.take(codes) == self._stamps.take(codes)
         return found.take(codes) & asked, ~asked
 
     def _known(self, key: bytes) -> _Results:
