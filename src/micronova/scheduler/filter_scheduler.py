@@ -112,7 +112,7 @@ class FilterScheduler:
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
         filtered = self._filter(hosts, spec, resources, servable, removed_by)
-        kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
+        kept = _kept_rows(table, held)
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, filtered.passing(), self.weighers, spec, lasting=bulk)
         rows: list[int] = []
@@ -158,7 +158,7 @@ class FilterScheduler:
         A filter that fails here is asked in the decision nevertheless.
         """
         for each in self.filters:
-            if not (each.always or not spec.forced):
+            if type(each).prepare is HostFilter.prepare or (spec.forced and not each.always):
                 continue
             try:
                 await self._prepare(each, table, spec)
@@ -190,7 +190,8 @@ class FilterScheduler:
         decision = self.select(
             table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by
         )
-        chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in (held or {})]
+        kept = _kept_rows(table, held)
+        chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in kept]
         counted = [row for uuid in chosen if (row := table.index(uuid)) is not None]
         _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
         return decision
@@ -441,6 +442,11 @@ def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -
     table.undo_topologies()
     for row in rows:
         table.release(row, resources)
+
+
+def _kept_rows(table: HostTable, held: Mapping[str, str] | None) -> dict[str, int]:
+    """Return the rows of instances that hold their resources already; one whose node is gone is placed anew."""
+    return {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:

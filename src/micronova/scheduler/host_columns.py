@@ -111,8 +111,9 @@ class HostColumns:
         return self._rows_of_host.get(host, [])
 
     def find_rows(self, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
-        """Return the rows that have this host name, this node name, or both."""
-        rows: Iterable[int] = range(len(self)) if host is None else self.rows_of_host(host)
+        """Return the rows that have this host name, this node name, or both, in the order that a ranking needs."""
+        # Those of a host are in another order after other hosts were removed.
+        rows: Iterable[int] = range(len(self)) if host is None else sorted(self.rows_of_host(host))
         return np.array([r for r in rows if node is None or self.selections[r].node == node], np.intp)
 
     def encode(self, state: HostState) -> Encoded:
