@@ -332,6 +332,21 @@ def volumes(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockD
     return _devices(conn, _VOLUMES, uuids)
 
 
+def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance."""
+    return devices(conn, [uuid]).get(uuid, ())
+
+
+def volumes_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance that are volumes."""
+    return volumes(conn, [uuid]).get(uuid, ())
+
+
+def has_ports_or_volumes(conn: sa.Connection, row: InstanceRow) -> bool:
+    """Return whether a server has ports or volumes, which have to follow it from host to host."""
+    return bool(row["network_info"]) or bool(volumes_of(conn, row["uuid"]))
+
+
 def _devices(conn: sa.Connection, query: Prepared, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     found: dict[str, list[BlockDevice]] = {}
     for row in query.all(conn, {"uuids": list(uuids)}):

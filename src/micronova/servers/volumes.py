@@ -7,7 +7,7 @@ Requests for one server that come together are served one after the other.
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -30,7 +30,7 @@ from micronova.objects.errors import (
 )
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import ReleasedVolume, SettlePayload, VolumePayload
+from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload, VolumePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
@@ -124,7 +124,7 @@ class ServerVolumes:
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
             known = instances.lock_existing(conn, row["uuid"])
-            found = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+            found = instances.devices_of(conn, row["uuid"])
             _check_new(found, device)
             [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
             if known["vm_state"] in states.WITHOUT_HOST:
@@ -160,7 +160,7 @@ class ServerVolumes:
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
             known = instances.lock_existing(conn, row["uuid"])
-            present = _attached_as(instances.volumes(conn, [row["uuid"]]).get(row["uuid"], ()), known, volume_id)
+            present = _attached_as(instances.volumes_of(conn, row["uuid"]), known, volume_id)
             if known["vm_state"] not in states.WITHOUT_HOST:
                 return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             check_state(action, known)
@@ -239,7 +239,7 @@ class ServerVolumes:
         operation_rows.follow_up(
             conn,
             row,
-            "settle_volumes",
+            SETTLE_VOLUMES,
             id=id,
             epoch=row["epoch"],
             now=now,
@@ -248,7 +248,7 @@ class ServerVolumes:
         )
         return id
 
-    async def _free(self, row: InstanceRow, seconds: float) -> Any:
+    async def _free(self, row: InstanceRow, seconds: float) -> InstanceRow:
         """Wait until no operation changes the server's devices; return the server then."""
         until = self._clock.monotonic() + seconds
         pause = FIRST_POLL
@@ -273,9 +273,9 @@ class ServerVolumes:
         raise OperationFailed(f"Failed to attach the volume to instance {uuid}: {payload.error}")
 
     async def _volumes(self, row: InstanceRow) -> Sequence[BlockDevice]:
-        return (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
+        return await self._database.read(instances.volumes_of, row["uuid"])
 
-    async def _row(self, uuid: str) -> Any:
+    async def _row(self, uuid: str) -> InstanceRow:
         row = await self._database.read(instances.get, uuid)
         if row is None:
             raise InstanceNotFound(f"Instance {uuid} could not be found.")
@@ -304,6 +304,5 @@ def _check_new(devices: Sequence[BlockDevice], wanted: BlockDevice) -> None:
 
 
 def _recorded(conn: sa.Connection, uuid: str, attachment_id: str) -> bool:
-    """Return whether a server has a device with an attachment, or an operation that gives it back is recorded."""
-    found = instances.volumes(conn, [uuid]).get(uuid, ())
-    return any(device.attachment_id == attachment_id for device in found)
+    """Return whether a server has a device with this attachment."""
+    return any(device.attachment_id == attachment_id for device in instances.volumes_of(conn, uuid))
