@@ -33,7 +33,7 @@ from micronova.embedded.volume.model import (
 from micronova.embedded.volume.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.snapshots import ForceDeleteBody, ResetStatusBody
 from micronova.embedded.volume.tables import backups
-from micronova.embedded.volume.volume_sources import Source, load_backup, load_snapshot
+from micronova.embedded.volume.volume_sources import Source
 from micronova.embedded.volume.volumes import VolumeHandlers
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -174,7 +174,7 @@ class BackupHandlers:
 
     async def show(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Show a backup."""
-        return {"backup": _full(request, await load_backup(self._core, request, backup_id))}
+        return {"backup": _full(request, await self._core.load_backup(request, backup_id))}
 
     # --- changing --------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class BackupHandlers:
             if asked.snapshot_id is None:
                 states.check_volume(volume, "back up by force" if truth(asked.force) else "back up")
             else:
-                snapshot = await load_snapshot(self._core, request, uuid(asked.snapshot_id))
+                snapshot = await self._core.load_snapshot(request, uuid(asked.snapshot_id))
                 if snapshot.volume_id != volume.id or snapshot.status != AVAILABLE:
                     raise Invalid(f"Snapshot {snapshot.id} must be {AVAILABLE}, and one of volume {volume.id}.")
             now = self._core.now()
@@ -270,9 +270,9 @@ class BackupHandlers:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def attempt() -> Backup:
-            backup = await load_backup(self._core, request, backup_id, "backup:update")
+            backup = await self._core.load_backup(request, backup_id, "backup:update")
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
-            return await load_backup(self._core, request, backup_id)
+            return await self._core.load_backup(request, backup_id)
 
         changed = await repeat(f"Backup {backup_id}", attempt)
         return {"backup": brief(request, changed)}
@@ -289,7 +289,7 @@ class BackupHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            backup = await load_backup(self._core, request, backup_id, rule)
+            backup = await self._core.load_backup(request, backup_id, rule)
             if not force and backup.status not in states.DELETABLE_BACKUPS:
                 raise Invalid(
                     f"Invalid backup: Backup {backup_id} is {backup.status}: only one that is "
@@ -322,13 +322,13 @@ class BackupHandlers:
         operation_id = self._core.new_id()
         draft: Volume | None = None
         if asked.volume_id is None:
-            backup = await load_backup(self._core, request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id, "backup:restore")
             name = stripped(asked.name) or f"restore_backup_{backup_id}"
             source = Source(size=backup.size, bootable=backup.bootable, image_metadata=backup.image_metadata)
             draft = await self._volumes.draft(request, source, name=name)
 
         async def attempt() -> Volume:
-            backup = await load_backup(self._core, request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id, "backup:restore")
             if backup.status != AVAILABLE:
                 raise Invalid(f"Invalid backup: Backup {backup_id} is {backup.status}: it must be {AVAILABLE}.")
             volume = draft
@@ -379,7 +379,7 @@ class BackupHandlers:
             raise Invalid(f"Must specify a valid status: available or error, not '{status[:64]}'.")
 
         async def attempt() -> None:
-            backup = await load_backup(self._core, request, backup_id, request.route.policy or "")
+            backup = await self._core.load_backup(request, backup_id, request.route.policy or "")
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
         await repeat(f"Backup {backup_id}", attempt)

@@ -11,8 +11,6 @@ from micronova.embedded.volume.backend.exports import Connection, Export, Export
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Volume
 from micronova.embedded.volume.qos_specs import front_end_specs
-from micronova.http.request import Request
-from micronova.http.service import SERVICE_ROLE
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
@@ -124,8 +122,3 @@ def nested(connection: Connection) -> dict[str, Any]:
     """Return a connection as os-initialize_connection answers it: the type, and the data beside it."""
     data = msgspec.to_builtins(connection)
     return {"driver_volume_type": data.pop("driver_volume_type"), "data": data}
-
-
-def sees_connections(request: Request) -> bool:
-    """Return whether the caller may see how a host reaches a volume; the project of a volume may not."""
-    return request.context.is_admin or SERVICE_ROLE in request.context.roles

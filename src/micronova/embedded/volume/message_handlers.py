@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume import listing
-from micronova.embedded.volume.core import UUID, Core, authorized
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.listing import Links
 from micronova.embedded.volume.tables import messages
 from micronova.http.paging import iso_micros
@@ -89,10 +89,8 @@ class MessageHandlers:
         await self._core.database.write(lambda conn: conn.execute(messages.delete().where(messages.c.id == message_id)))
 
     async def _load(self, request: Request, message_id: str, rule: str) -> Message:
-        found = (
-            await self._core.database.read(_get, message_id, self._core.now()) if UUID.fullmatch(message_id) else None
-        )
-        return authorized(request, found, "message:get", rule, f"Message {message_id[:64]} could not be found.")
+        get = partial(_get, now=self._core.now())
+        return await self._core.load(request, get, message_id, noun="Message", see="message:get", rule=rule)
 
 
 def _get(conn: sa.Connection, message_id: str, now: int) -> Message | None:

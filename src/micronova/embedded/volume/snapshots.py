@@ -13,7 +13,6 @@ from micronova.embedded.volume.model import AVAILABLE, CREATING, DELETING, Snaps
 from micronova.embedded.volume.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.tables import snapshots
-from micronova.embedded.volume.volume_sources import load_snapshot
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -173,7 +172,7 @@ class SnapshotHandlers:
 
     async def show(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Show a snapshot."""
-        return {"snapshot": _full(request, await load_snapshot(self._core, request, snapshot_id))}
+        return {"snapshot": _full(request, await self._core.load_snapshot(request, snapshot_id))}
 
     # --- changing --------------------------------------------------------------------------------------------
 
@@ -251,9 +250,9 @@ class SnapshotHandlers:
             raise Invalid("The body changes nothing: give name or description.")
 
         async def attempt() -> Snapshot:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, "volume:update_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:update_snapshot")
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
-            return await load_snapshot(self._core, request, snapshot_id)
+            return await self._core.load_snapshot(request, snapshot_id)
 
         return {"snapshot": _plain(request, await repeat(f"Snapshot {snapshot_id}", attempt))}
 
@@ -262,7 +261,7 @@ class SnapshotHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, "volume:delete_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
             states.check_snapshot(snapshot, "delete")
             await self._core.write(self.begin_delete, snapshot, operation_id, request.context.request_id)
 
@@ -290,7 +289,7 @@ class SnapshotHandlers:
             raise Invalid(f"Must specify a valid status: {', '.join(states.SNAPSHOT_STATUSES)}, not '{status[:64]}'.")
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
             await self._core.database.write(snapshot_queries.update, snapshot, {"status": status}, self._core.now())
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
@@ -300,7 +299,7 @@ class SnapshotHandlers:
         told: ToldStatus = request.body.told
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
             if told.status not in states.TOLD_STATUSES.get(snapshot.status, ()):
                 raise Invalid(
                     f"Provided snapshot status {told.status[:64]} not allowed for snapshot with status "
@@ -316,7 +315,7 @@ class SnapshotHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
             await self._core.write(self._begin_force_delete, snapshot, operation_id, request.context.request_id)
 
         await repeat(f"Snapshot {snapshot_id}", attempt)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume import listing, quotas, snapshot_queries, type_queries, volume_queries
-from micronova.embedded.volume.core import UUID, Core, authorized, repeat
+from micronova.embedded.volume.core import UUID, Core, repeat
 from micronova.embedded.volume.listing import Links
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
 from micronova.embedded.volume.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
@@ -21,6 +21,7 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("id", "name", "volume_id", "created_at")}
@@ -203,7 +204,7 @@ class TransferHandlers:
         accepted = await repeat(f"Transfer {transfer_id}", attempt)
         return {"transfer": _brief(request, base, accepted)}
 
-    def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: Any) -> None:
+    def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
         now, defaults = self._core.now(), self._core.settings.quotas
         moved = snapshot_queries.of_volume(conn, volume.id)
         _check_snapshots(volume, moved, transfer.no_snapshots)
@@ -224,9 +225,8 @@ class TransferHandlers:
                 quotas.release(conn, project, amounts)
 
     async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
-        found = await self._core.database.read(_get, transfer_id) if UUID.fullmatch(transfer_id) else None
-        missing = f"Transfer {transfer_id[:64]} could not be found."
-        return authorized(request, found, "volume:get_transfer", rule, missing)
+        see = "volume:get_transfer"
+        return await self._core.load(request, _get, transfer_id, noun="Transfer", see=see, rule=rule)
 
 
 def _get(conn: sa.Connection, transfer_id: str) -> Transfer | None:

@@ -36,7 +36,7 @@ from micronova.embedded.volume.snapshots import SnapshotHandlers
 from micronova.embedded.volume.tables import volumes
 from micronova.embedded.volume.type_encryption import encryption_of
 from micronova.embedded.volume.views import VolumeView
-from micronova.embedded.volume.volume_sources import Source, Sources, hold
+from micronova.embedded.volume.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.volume_work import CreateVolume, DeleteVolume
 from micronova.http.paging import check_filter
 from micronova.http.request import Request
@@ -302,7 +302,7 @@ class VolumeHandlers:
         )
         if not new:
             return
-        hold(conn, source)
+        lock_source(conn, source)
         self.insert(conn, volume)
 
     def insert(self, conn: sa.Connection, volume: Volume) -> None:
