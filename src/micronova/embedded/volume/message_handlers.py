@@ -24,7 +24,7 @@ FILTERS = ("resource_uuid", "resource_type", "event_id", "request_id", "message_
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A row."""
+    """A row of `messages`."""
 
     id: str
     project_id: str

@@ -191,7 +191,7 @@ _READY = (
 
 
 class Ready(NamedTuple):
-    """An operation that nothing has to wait for."""
+    """An operation that waits for no earlier one."""
 
     id: str
     kind: str
@@ -268,7 +268,7 @@ class Engine:
 
     async def sweep(self) -> None:
         """Show that this host is alive and how far its work is, and look for operations that others have left."""
-        await self._core.database.write(service_rows.ensure, self._core.host, self._core.now())
+        await self._core.database.write(service_rows.record_alive, self._core.host, self._core.now())
         progress = {id: work.progress for id, work in self._works.items() if work.progress}
         if progress:
             await self._core.database.write(_note_progress, progress)

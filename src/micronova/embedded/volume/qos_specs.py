@@ -1,6 +1,6 @@
 """QoS specs: limits for the I/O of volumes, which volume types are associated with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -28,7 +28,7 @@ Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 
 
 class QosSpecs(msgspec.Struct, frozen=True, kw_only=True):
-    """A row."""
+    """A row of `qos_specs`."""
 
     id: str
     name: str
@@ -186,9 +186,7 @@ class QosSpecsHandlers:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
         async def attempt() -> None:
-            found = await self._core.database.read(type_queries.get, type_id)
-            if found is None:
-                raise NotFound(f"Volume type {type_id[:64]} could not be found.")
+            found = await self._core.database.read(type_queries.existing, type_id)
             if value is not None and found.qos_specs_id not in (None, value):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
             if value is None and found.qos_specs_id != specs_id:
@@ -203,7 +201,7 @@ class QosSpecsHandlers:
             raise NotFound(f"No such QoS spec {specs_id[:64]}.")
         return found
 
-    async def _change(self, specs_id: str, change: Any) -> None:
+    async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
         async def attempt() -> None:
             found = await self._load(specs_id)
             values, now = change(found), self._core.now()

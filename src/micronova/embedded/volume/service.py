@@ -120,7 +120,7 @@ class VolumeService:
         """Bring the schema up to date, and go on with the operations that earlier processes have left."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
         await self._database.write(type_queries.ensure, self._first_type())
-        await self._database.write(service_rows.ensure, self.core.host, self.core.now())
+        await self._database.write(service_rows.record_alive, self.core.host, self.core.now())
         await self.files.start()
         await sweep(self.core, self.files)
         await self.engine.start()

@@ -28,7 +28,7 @@ SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A row. The key itself is not stored."""
+    """A row of `transfers`. The key itself is not stored."""
 
     id: str
     volume_id: str

@@ -25,6 +25,14 @@ def get(conn: sa.Connection, type_id: str) -> VolumeType | None:
     return _one(conn, volume_types.c.id == type_id)
 
 
+def existing(conn: sa.Connection, type_id: str) -> VolumeType:
+    """Return a type by its id; raise NotFound."""
+    found = get(conn, type_id)
+    if found is None:
+        raise NotFound(f"Volume type {type_id[:64]} could not be found.")
+    return found
+
+
 def lock(conn: sa.Connection, type_id: str) -> None:
     """Keep others from changing a type, and from making volumes of it, until the transaction ends."""
     conn.execute(sa.select(volume_types.c.id).where(volume_types.c.id == type_id).with_for_update())
