@@ -1,6 +1,6 @@
 """Attachments: reserve a volume for a server, connect it to the server's host, complete, and delete."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ from msgspec import field
 from micronova.embedded.volume import attachment_queries, listing, states
 from micronova.embedded.volume.connecting import Connector, check_mode, flat
 from micronova.embedded.volume.core import Core, is_admin_or_service, repeat
-from micronova.embedded.volume.listing import Links
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, RESERVED, Attachment, Volume
 from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.tables import attachments
@@ -113,7 +112,7 @@ class AttachmentHandlers:
         """List attachments with all fields."""
         return await self._list(request, "attachments/detail", partial(_full, request))
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(self, request: Request, path: str, view: Callable[[Attachment], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, attachment_queries.SORTABLE, self._core.settings.max_limit)
         # Compute looks for the attachments of a server, whatever its project is.
         own = not listing.wants_all_projects(request, services=True)
@@ -124,9 +123,8 @@ class AttachmentHandlers:
         for name, values in request.raw_query.items():
             if name in known and (name != "project_id" or not own):
                 conditions.append(_COLUMNS[name].in_(values))
-        found, more = await self._core.database.read(attachment_queries.list_attachments, page, conditions)
-        body = {"attachments": [view(attachment) for attachment in found]}
-        return body | Links(request).next("attachments", path, found[-1].id if found and more else None)
+        found = await self._core.database.read(attachment_queries.list_attachments, page, conditions)
+        return listing.answer(request, "attachments", path, found, view)
 
     async def show(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Show an attachment."""

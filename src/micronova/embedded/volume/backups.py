@@ -1,5 +1,6 @@
 """Backups: full copies of volumes in a directory of their own, which outlive the volumes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -157,7 +158,9 @@ class BackupHandlers:
         """List backups with all fields."""
         return await self._list(request, "backups/detail", _full)
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(
+        self, request: Request, path: str, view: Callable[[Request, Backup], dict[str, Any]]
+    ) -> dict[str, Any]:
         query = request.raw_query
         page = listing.read_page(query, backup_queries.SORTABLE, self._core.settings.max_limit)
         own = not listing.wants_all_projects(request)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.volume import listing
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.listing import Links, Listed
 from micronova.embedded.volume.tables import messages
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -70,14 +70,12 @@ class MessageHandlers:
         if request.minor >= 31:
             listing.refuse_unknown(query, frozenset(FILTERS))
 
-        def read(conn: sa.Connection) -> tuple[list[Message], bool]:
+        def read(conn: sa.Connection) -> Listed[Message]:
             rows, more = listing.fetch(conn, messages.select().where(*conditions), page, *conditions)
-            return [Message(**row._mapping) for row in rows], more
+            return Listed([Message(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        links = Links(request)
-        body: dict[str, Any] = {"messages": [_view(links, each) for each in found]}
-        return body | links.next("messages", "messages", found[-1].id if found and more else None)
+        found = await self._core.database.read(read)
+        return listing.answer(request, "messages", "messages", found, partial(_view, Links(request)))
 
     async def show(self, request: Request, message_id: str) -> dict[str, Any]:
         """Show a message."""

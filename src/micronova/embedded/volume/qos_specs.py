@@ -13,7 +13,7 @@ from micronova.embedded.common import revisions
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import listing, type_queries
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.listing import RULES, Links
+from micronova.embedded.volume.listing import RULES, Links, Listed
 from micronova.embedded.volume.request_bodies import MOST_ITEMS, Body, Key, Text, required_name
 from micronova.embedded.volume.tables import qos_specs, volume_types
 from micronova.http.request import Request
@@ -87,13 +87,12 @@ class QosSpecsHandlers:
         query = request.raw_query
         conditions = [qos_specs.c[name].in_(query[name]) for name in ("id", "name", "consumer") if name in query]
 
-        def read(conn: sa.Connection) -> tuple[list[QosSpecs], bool]:
+        def read(conn: sa.Connection) -> Listed[QosSpecs]:
             rows, more = listing.fetch(conn, qos_specs.select().where(*conditions), page, *conditions)
-            return [QosSpecs(**row._mapping) for row in rows], more
+            return Listed([QosSpecs(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        body: dict[str, Any] = {"qos_specs": [_view(each) for each in found]}
-        return body | Links(request).next("qos_specs", "qos-specs", found[-1].id if found and more else None)
+        found = await self._core.database.read(read)
+        return listing.answer(request, "qos_specs", "qos-specs", found, _view)
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create QoS specs."""

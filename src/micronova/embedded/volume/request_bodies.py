@@ -7,7 +7,7 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume.model import MAX_SIZE
 from micronova.http import validation
@@ -39,6 +39,40 @@ _UNPRINTABLE = re.compile(
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body, or an object in one; unknown fields are refused."""
+
+
+class NewNames(Body, kw_only=True):
+    """The name and the description of a new resource. Old clients write `display_` before both."""
+
+    name: Text | None = None
+    description: Text | None = None
+    display_name: Text | None = None
+    display_description: Text | None = None
+
+    def given_name(self) -> str | None:
+        """Return the name."""
+        return stripped(self.display_name if self.name is None else self.name)
+
+    def given_description(self) -> str | None:
+        """Return the description."""
+        return stripped(self.display_description if self.description is None else self.description)
+
+
+class NameChanges(Body, kw_only=True):
+    """The name and the description that a resource gets. Old clients write `display_` before both."""
+
+    name: Text | None | UnsetType = UNSET
+    description: Text | None | UnsetType = UNSET
+    display_name: Text | None | UnsetType = UNSET
+    display_description: Text | None | UnsetType = UNSET
+
+    def changed_names(self) -> dict[str, str | None]:
+        """Return those of name and description that change, by column."""
+        given = {
+            "name": self.display_name if isinstance(self.name, UnsetType) else self.name,
+            "description": self.display_description if isinstance(self.description, UnsetType) else self.description,
+        }
+        return {column: stripped(value) for column, value in given.items() if not isinstance(value, UnsetType)}
 
 
 def truth(value: bool | str) -> bool:

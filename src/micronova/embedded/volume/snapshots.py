@@ -1,5 +1,6 @@
 """Snapshots: create, list, show, change, delete, and their actions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ from micronova.embedded.volume import listing, operations, quotas, snapshot_quer
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import AVAILABLE, CREATING, DELETING, Snapshot, Volume
-from micronova.embedded.volume.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
+from micronova.embedded.volume.request_bodies import Body, Flag, Items, NameChanges, NewNames, Text, Uuid, truth, uuid
 from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.tables import snapshots
 from micronova.http.paging import iso_micros
@@ -22,14 +23,10 @@ FILTERS = frozenset({"name", "status", "volume_id", "metadata", "availability_zo
 _FILTERS_SINCE = {"consumes_quota": 65}
 
 
-class NewSnapshot(Body):
+class NewSnapshot(NewNames, kw_only=True):
     """The snapshot to create."""
 
     volume_id: Uuid | None
-    name: Text | None = None
-    description: Text | None = None
-    display_name: Text | None = None
-    display_description: Text | None = None
     force: Flag | None | UnsetType = UNSET
     metadata: Items | None = None
 
@@ -40,13 +37,8 @@ class NewSnapshotBody(Body):
     snapshot: NewSnapshot
 
 
-class SnapshotChanges(Body):
+class SnapshotChanges(NameChanges):
     """What of a snapshot can change."""
-
-    name: Text | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
-    display_name: Text | None | UnsetType = UNSET
-    display_description: Text | None | UnsetType = UNSET
 
 
 class SnapshotChangesBody(Body):
@@ -139,7 +131,7 @@ class SnapshotHandlers:
         """List snapshots with all fields."""
         return await self._list(request, "snapshots/detail", partial(_full, request))
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(self, request: Request, path: str, view: Callable[[Snapshot], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, snapshot_queries.SORTABLE, self._core.settings.max_limit)
         found = await self._core.database.read(
             snapshot_queries.list_snapshots, page, self._conditions(request), listing.wants_count(request)
@@ -196,8 +188,8 @@ class SnapshotHandlers:
                 volume_id=volume.id,
                 project_id=volume.project_id,
                 user_id=request.context.user_id,
-                name=stripped(asked.name if asked.name is not None else asked.display_name),
-                description=stripped(asked.description if asked.description is not None else asked.display_description),
+                name=asked.given_name(),
+                description=asked.given_description(),
                 size=volume.size,
                 status=CREATING,
                 told_progress=None,
@@ -238,14 +230,7 @@ class SnapshotHandlers:
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Change name and description."""
         given: SnapshotChanges = request.body.snapshot
-        values = {
-            name: stripped(value)
-            for name, new, old in (
-                ("name", given.name, given.display_name),
-                ("description", given.description, given.display_description),
-            )
-            if not isinstance(value := old if isinstance(new, UnsetType) else new, UnsetType)
-        }
+        values = given.changed_names()
         if request.minor >= 53 and not values:
             raise Invalid("The body changes nothing: give name or description.")
 

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume import listing, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.core import UUID, Core, repeat
-from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.listing import Links, Listed
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
 from micronova.embedded.volume.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.tables import snapshots, transfers
@@ -120,7 +120,9 @@ class TransferHandlers:
             ),
         ]
 
-    async def _list(self, base: str, rest: str, view: Any, request: Request) -> dict[str, Any]:
+    async def _list(
+        self, base: str, rest: str, view: Callable[[Request, str, Transfer], dict[str, Any]], request: Request
+    ) -> dict[str, Any]:
         """List the transfers that the caller's project offers."""
         query = request.raw_query
         page = listing.read_page(query, SORTABLE, self._core.settings.max_limit)
@@ -129,14 +131,13 @@ class TransferHandlers:
             conditions.append(transfers.c.project_id == request.context.project_id)
         conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
 
-        def read(conn: sa.Connection) -> tuple[list[Transfer], bool]:
+        def read(conn: sa.Connection) -> Listed[Transfer]:
             rows, more = listing.fetch(conn, transfers.select().where(*conditions), page, *conditions)
-            return [Transfer(**row._mapping) for row in rows], more
+            return Listed([Transfer(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        body: dict[str, Any] = {"transfers": [view(request, base, each) for each in found]}
-        following = found[-1].id if found and more else None
-        return body | Links(request).next("transfers", f"{base.lstrip('/')}{rest}", following)
+        found = await self._core.database.read(read)
+        path = f"{base.lstrip('/')}{rest}"
+        return listing.answer(request, "transfers", path, found, partial(view, request, base))
 
     async def show(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Show a transfer that the caller's project offers."""

@@ -183,7 +183,7 @@ class TypeHandlers:
             conditions.append(volume_types.c.is_public == RULES.boolean("is_public", public))
         if "name" in query:
             conditions.append(volume_types.c.name.in_(query["name"]))
-        found, more = await self._core.database.read(type_queries.list_types, page, conditions)
+        found, more, _ = await self._core.database.read(type_queries.list_types, page, conditions)
         following = found[-1].id if found and more else None
         wanted = last(query, "extra_specs") if request.minor >= 52 else None
         if wanted is not None:
