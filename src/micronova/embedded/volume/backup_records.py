@@ -91,7 +91,7 @@ class BackupRecordHandlers:
         return {"backup-record": {"backup_service": SERVICE, "backup_url": url}}
 
     async def import_record(self, request: Request) -> dict[str, Any]:
-        """Make a backup of the caller's project of a record."""
+        """Create a backup of the caller's project from a record."""
         given: RecordFields = request.body.record
         if given.backup_service != SERVICE:
             raise Invalid(f"Invalid input for field/attribute backup_service: backups are kept by {SERVICE} here.")

@@ -182,7 +182,7 @@ class BackupHandlers:
     # --- changing --------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Begin to back a volume or one of its snapshots up."""
+        """Begin to back up a volume or one of its snapshots."""
         asked: NewBackup = request.body.backup
         if truth(asked.incremental):
             raise Invalid("Backups here are full ones: leave incremental out.")
@@ -320,7 +320,7 @@ class BackupHandlers:
             backup_queries.update(conn, backup, {"status": DELETING}, self._core.now())
 
     async def restore(self, request: Request, backup_id: str) -> dict[str, Any]:
-        """Make a volume, new unless one is named, what the backup is."""
+        """Restore the backup to the volume that the request names, or to a new one."""
         asked: Restore = request.body.restore or Restore()
         operation_id = self._core.new_id()
         draft: Volume | None = None
@@ -378,8 +378,8 @@ class BackupHandlers:
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
         status = request.body.reset.status.lower()
-        if status not in ("available", "error"):
-            raise Invalid(f"Must specify a valid status: available or error, not '{status[:64]}'.")
+        if status not in states.BACKUP_STATUSES:
+            raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 
         async def attempt() -> None:
             backup = await self._core.load_backup(request, backup_id, request.route.policy or "")

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.volume import backup_queries, snapshot_queries, volume_queries
+from micronova.embedded.volume.backend.capabilities import BACKEND
 from micronova.embedded.volume.model import Backup, Snapshot, Volume
 from micronova.embedded.volume.quotas import QUOTAS
 from micronova.http.request import Request
@@ -24,8 +25,6 @@ R = TypeVar("R")
 Found = TypeVar("Found", bound="Owned")
 
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-BACKEND: Final = "files"
-"""The name of the only back end, which is also that of its only pool."""
 
 
 @dataclass(frozen=True, kw_only=True)

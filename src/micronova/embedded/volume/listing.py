@@ -46,7 +46,7 @@ class Listed(NamedTuple, Generic[R]):
 
     resources: list[R]
     more: bool  # there may be a next page
-    count: int | None = None  # how many there are in all, if that is asked for
+    total: int | None = None  # how many there are in all, if that is asked for
 
 
 def read_page(query: Query, sortable: Mapping[str, sa.Column[Any]], most: int) -> Page:
@@ -127,7 +127,7 @@ def answer(
     shown = [view(each) for each in listed.resources]
     body: dict[str, Any] = {collection: shown}
     body |= Links(request).next(collection, path, shown[-1]["id"] if shown and listed.more else None)
-    return body if listed.count is None else {**body, "count": listed.count}
+    return body if listed.total is None else {**body, "count": listed.total}
 
 
 def refuse_unknown(query: Query, known: frozenset[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import MAX_SIZE
 from micronova.http import validation
 from micronova.objects.errors import Invalid
@@ -30,7 +31,6 @@ MOST_ITEMS = 128
 Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 """Metadata and extra specs."""
 
-_TRUE = ("true", "1", "on", "yes", "y", "t")
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]"
@@ -77,7 +77,7 @@ class NameChanges(Body, kw_only=True):
 
 def truth(value: bool | str) -> bool:
     """Return a `Flag` as a bool."""
-    return value if isinstance(value, bool) else value.lower() in _TRUE
+    return value if isinstance(value, bool) else value.lower() in RULES.true
 
 
 def gibibytes(value: int | str, field: str = "size") -> int:

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import service_rows
 from micronova.embedded.volume.attachments import FILTERS as ATTACHMENT_FILTERS
-from micronova.embedded.volume.backend.capabilities import CAPABILITIES
+from micronova.embedded.volume.backend.capabilities import BACKEND, CAPABILITIES
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.backups import FILTERS as BACKUP_FILTERS
-from micronova.embedded.volume.core import BACKEND, Core
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import GIB
 from micronova.embedded.volume.request_bodies import Body, Text
@@ -147,7 +147,7 @@ class ServiceHandlers:
         return {"services": shown}
 
     async def enable(self, request: Request) -> dict[str, Any]:
-        """Let a service be used."""
+        """Enable a service."""
         return await self._set(request, False, None)
 
     async def disable(self, request: Request) -> dict[str, Any]:

@@ -59,17 +59,17 @@ class ResetStatusBody(Body):
     reset: NewStatus = field(name="os-reset_status")
 
 
-class ToldStatus(Body):
-    """How far a snapshot is, as the hypervisor's side of it says."""
+class ReportedStatus(Body):
+    """How far a snapshot is, as compute reports it."""
 
     status: Text
     progress: Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
 
 
-class ToldStatusBody(Body):
+class ReportedStatusBody(Body):
     """The body of os-update_snapshot_status."""
 
-    told: ToldStatus = field(name="os-update_snapshot_status")
+    reported: ReportedStatus = field(name="os-update_snapshot_status")
 
 
 class ForceDeleteBody(Body):
@@ -108,10 +108,10 @@ class SnapshotHandlers:
             ),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:delete_snapshot", status=202),
             post(
-                handler=self.tell_status,
+                handler=self.update_status,
                 policy="snapshot_extension:snapshot_actions:update_snapshot_status",
                 action="os-update_snapshot_status",
-                body=ToldStatusBody,
+                body=ReportedStatusBody,
             ),
             post(
                 handler=self.reset_status, policy=f"{admin}reset_status", action="os-reset_status", body=ResetStatusBody
@@ -279,18 +279,21 @@ class SnapshotHandlers:
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
 
-    async def tell_status(self, request: Request, snapshot_id: str) -> None:
-        """Record what compute says about a snapshot that it makes or deletes."""
-        told: ToldStatus = request.body.told
+    async def update_status(self, request: Request, snapshot_id: str) -> None:
+        """Record what compute reports of a snapshot that it makes or deletes."""
+        reported: ReportedStatus = request.body.reported
 
         async def attempt() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
-            if told.status not in states.TOLD_STATUSES.get(snapshot.status, ()):
+            if reported.status not in states.REPORTED_STATUSES.get(snapshot.status, ()):
                 raise Invalid(
-                    f"Provided snapshot status {told.status[:64]} not allowed for snapshot with status "
+                    f"Provided snapshot status {reported.status[:64]} not allowed for snapshot with status "
                     f"{snapshot.status}."
                 )
-            values = {"status": told.status, "told_progress": told.progress or snapshot.told_progress}
+            values = {
+                "status": reported.status,
+                "told_progress": reported.progress or snapshot.told_progress,
+            }
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
