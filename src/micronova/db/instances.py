@@ -208,9 +208,17 @@ def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:
     return cast(InstanceRow | None, _LOCK.first(conn, {"uuid": uuid}))
 
 
+def get_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
+    """Return an instance; raise InstanceNotFound if there is none."""
+    return _existing(get(conn, uuid), uuid)
+
+
 def lock_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
     """Return an instance and lock its row; raise InstanceNotFound if there is none."""
-    row = lock(conn, uuid)
+    return _existing(lock(conn, uuid), uuid)
+
+
+def _existing(row: InstanceRow | None, uuid: str) -> InstanceRow:
     if row is None:
         raise InstanceNotFound(f"Instance {uuid} could not be found.")
     return row

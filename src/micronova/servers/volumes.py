@@ -21,7 +21,6 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import (
     Conflict,
     Forbidden,
-    InstanceNotFound,
     Invalid,
     MicronovaError,
     NotFound,
@@ -33,14 +32,13 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload, VolumePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
+from micronova.servers.waiting import DeviceChanges, wait_for_operation
 
 log = logging.getLogger(__name__)
 
 WAIT: Final = 60.0  # seconds that a request waits for another one that changes the same server's devices
 EVENT_WAIT: Final = 5.0  # the same, for an event of the volume service
 NO_SERVICE: Final = "There is no block storage service here: servers cannot use volumes."
-_BUSY: Final = states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
 
 # Errors of a failed attachment that the caller gets as they are; all others become a 500.
 _PASSED_ON: Final[dict[str, type[MicronovaError]]] = {
@@ -76,6 +74,9 @@ class ServerVolumes:
         self._dependencies = dependencies
         self._database = dependencies.database
         self._clock = dependencies.clock
+        self._changes = DeviceChanges(
+            dependencies.database, dependencies.clock, states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
+        )
         self._conductor = dependencies.conductor
         self._random = dependencies.random
         self._actions = actions
@@ -88,7 +89,7 @@ class ServerVolumes:
         action = states.ACTIONS["attach_volume"]
         assert wanted.volume_id is not None
         check_lock(context, row)
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
         _check_new(await self._volumes(row), wanted)
@@ -152,7 +153,7 @@ class ServerVolumes:
         device = _attached_as(await self._volumes(row), row, volume_id)
         if device.boot_index == 0:
             raise Invalid("Cannot detach a root device volume")
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
         begun = device.connection is not None and await self._begin_detaching(context, client, volume_id)
@@ -218,15 +219,11 @@ class ServerVolumes:
         self, row: InstanceRow, seconds: float, record: Callable[[sa.Connection], tuple[str, ...]]
     ) -> tuple[str, ...]:
         """Run a transaction that accepts a request, after the operations on the same server's devices."""
-        until = self._clock.monotonic() + seconds
-        while True:
-            row = await self._free(row, until - self._clock.monotonic())
-            try:
-                return await self._database.write(record)
-            except Conflict:
-                row = await self._row(row["uuid"])
-                if row["task_state"] not in _BUSY or self._clock.monotonic() >= until:
-                    raise
+
+        async def begin(free: InstanceRow) -> tuple[str, ...]:
+            return await self._database.write(record)
+
+        return await self._changes.begin(row, seconds, begin)
 
     def _note(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, action: states.Action) -> None:
         """Record a change of a server without a host, which is done with the transaction."""
@@ -248,16 +245,6 @@ class ServerVolumes:
         )
         return id
 
-    async def _free(self, row: InstanceRow, seconds: float) -> InstanceRow:
-        """Wait until no operation changes the server's devices; return the server then."""
-        until = self._clock.monotonic() + seconds
-        pause = FIRST_POLL
-        while row["task_state"] in _BUSY and self._clock.monotonic() < until:
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
-            row = await self._row(row["uuid"])
-        return row
-
     async def _attached(self, uuid: str, operation: str) -> None:
         """Wait until an attachment ends; raise its error."""
         late = f"The volume is still being attached to instance {uuid}: look at it later."
@@ -274,12 +261,6 @@ class ServerVolumes:
 
     async def _volumes(self, row: InstanceRow) -> Sequence[BlockDevice]:
         return await self._database.read(instances.volumes_of, row["uuid"])
-
-    async def _row(self, uuid: str) -> InstanceRow:
-        row = await self._database.read(instances.get, uuid)
-        if row is None:
-            raise InstanceNotFound(f"Instance {uuid} could not be found.")
-        return row
 
 
 def not_attached(uuid: str, volume_id: str) -> NotFound:
