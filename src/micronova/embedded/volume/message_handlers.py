@@ -87,7 +87,11 @@ class MessageHandlers:
         await self._core.database.write(lambda conn: conn.execute(messages.delete().where(messages.c.id == message_id)))
 
     async def _load(self, request: Request, message_id: str, rule: str) -> Message:
-        get = partial(_get, now=self._core.now())
+        now = self._core.now()
+
+        def get(conn: sa.Connection, id: str) -> Message | None:
+            return _get(conn, id, now)
+
         return await self._core.load(request, get, message_id, noun="Message", see="message:get", rule=rule)
 
 
