@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 PING_TIMEOUT = 2.0
 ANSWER_TIMEOUT = 2.0  # seconds in which a host answers that another one waits for
-MOST_QUESTIONS = 4
+MOST_HOSTS_ASKED = 4
 """Hosts that a conductor asks at once on behalf of one host: it must not be able to keep another one busy."""
 FLEET_COUNT_INTERVAL = 30.0  # seconds after which the hosts are counted again
 HOST_MESSAGES = 2000
@@ -278,7 +278,7 @@ class ConductorManager:
 
     async def _answers(self, host: str, *, asker: str) -> bool:
         """Return whether a host answers now; False if too many are asked on behalf of the same host."""
-        if self._questions[asker] >= MOST_QUESTIONS:
+        if self._questions[asker] >= MOST_HOSTS_ASKED:
             return False
         self._questions[asker] += 1
         try:

@@ -208,9 +208,17 @@ def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:
     return cast(InstanceRow | None, _LOCK.first(conn, {"uuid": uuid}))
 
 
+def get_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
+    """Return an instance; raise InstanceNotFound if there is none."""
+    return _existing(get(conn, uuid), uuid)
+
+
 def lock_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
     """Return an instance and lock its row; raise InstanceNotFound if there is none."""
-    row = lock(conn, uuid)
+    return _existing(lock(conn, uuid), uuid)
+
+
+def _existing(row: InstanceRow | None, uuid: str) -> InstanceRow:
     if row is None:
         raise InstanceNotFound(f"Instance {uuid} could not be found.")
     return row
@@ -330,6 +338,21 @@ def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockD
 def volumes(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     """Return the block devices of instances that are volumes, by uuid."""
     return _devices(conn, _VOLUMES, uuids)
+
+
+def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance."""
+    return devices(conn, [uuid]).get(uuid, ())
+
+
+def volumes_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance that are volumes."""
+    return volumes(conn, [uuid]).get(uuid, ())
+
+
+def has_ports_or_volumes(conn: sa.Connection, row: InstanceRow) -> bool:
+    """Return whether a server has ports or volumes, which have to follow it from host to host."""
+    return bool(row["network_info"]) or bool(volumes_of(conn, row["uuid"]))
 
 
 def _devices(conn: sa.Connection, query: Prepared, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:

@@ -52,7 +52,7 @@ def work_order(
     known = instance_spec(row)
     image = rescue_image or known.image
 
-    devices = devices_of(conn, row["uuid"]) if block_devices is None else block_devices
+    devices = instances.devices_of(conn, row["uuid"]) if block_devices is None else block_devices
     # The image of a server that boots from a volume is in the volume.
     needs_image = rescue_image is not None or root_volume(devices) is None
 
@@ -108,11 +108,6 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
             details=f"They are claimed on host {claimed}, and not on host {host}.",
         )
     return msgspec.structs.replace(instance, assignment=assignment)
-
-
-def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
-    """Return the disks of a server."""
-    return instances.devices(conn, [uuid]).get(uuid, ())
 
 
 def size_of(order: WorkOrder) -> int:
