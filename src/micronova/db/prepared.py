@@ -26,10 +26,10 @@ class _Compiled(NamedTuple):
     columns: list[str]
     processors: list[tuple[int, Processor]]
 
-    def values(self, parameters: Mapping[str, Any]) -> list[Any]:
+    def values(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the parameters as the driver takes them; raise KeyError if one is missing."""
         known = {**self.fixed, **parameters} if self.fixed else parameters
-        return [known[name] if process is None else process(known[name]) for name, process in self.binds]
+        return tuple(known[name] if process is None else process(known[name]) for name, process in self.binds)
 
 
 class Prepared:
@@ -111,7 +111,9 @@ class Prepared:
         return made
 
 
-def _run_on_driver(conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: list[Any]) -> Any:
+def _run_on_driver(
+    conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: Sequence[Any]
+) -> Any:
     """Return the driver's cursor with what the statement gave; raise the errors that SQLAlchemy would raise."""
     if conn.dialect.name == "sqlite":  # `db.engine` has begun, and turns all errors but these into its own
         try:
@@ -121,6 +123,8 @@ def _run_on_driver(conn: sa.Connection, method: Literal["execute", "executemany"
     if not conn.in_transaction():
         conn.begin()
     cursor = conn.connection.cursor()
+    for listener in conn.dispatch.before_cursor_execute:
+        listener(conn, cursor, sql, values, None, method == "executemany")
     try:
         getattr(cursor, method)(sql, values)
     except BaseException as error:
@@ -132,8 +136,16 @@ def _run_on_driver(conn: sa.Connection, method: Literal["execute", "executemany"
 
 def _from_driver(type_: sa.types.TypeEngine[Any], dialect: Dialect) -> Processor | None:
     own = type_.dialect_impl(dialect)
+    if dialect.name == "postgresql":  # its driver decodes JSON, and numbers by the column's own type
+        if isinstance(own, sa.Float):
+            return _as_float
+        return None if isinstance(own, sa.JSON | sa.Numeric) else own.result_processor(dialect, None)
     # SQLAlchemy calls two functions of its own for each value. Rows of servers have many values in JSON.
     return _decoded if isinstance(own, sa.JSON) else own.result_processor(dialect, None)
+
+
+def _as_float(value: Any) -> Any:
+    return None if value is None else float(value)  # PostgreSQL computes times as decimals
 
 
 def _decoded(value: Any) -> Any:
