@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
+from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     aggregate_hosts,
     aggregates,
@@ -85,9 +86,9 @@ _AMOUNTS = sa.select(
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
 _SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
 # A service that has just registered is read with its node, which registers afterwards.
-_SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
+_SERVICES_SINCE = Prepared(_SERVICES.where(_s.updated_at > bindparam("since")))
 # Without an index, which each heartbeat would have to change: it is read rarely.
-_SILENT_SERVICES = _SERVICES.where(_s.last_seen_at < bindparam("silent_since"))
+_SILENT_SERVICES = Prepared(_SERVICES.where(_s.last_seen_at < bindparam("silent_since")))
 
 
 def _changed_between(query: Any, *columns: Any) -> Any:
@@ -99,16 +100,17 @@ def _changed_between(query: Any, *columns: Any) -> Any:
 
 
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
-_CHANGED_AMOUNTS = _changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class)
+_CHANGED_AMOUNTS = Prepared(_changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class))
 _CHANGED_TOPOLOGIES = _changed_between(
     sa.select(_t.node_uuid, _t.topology, _t.held, _t.changed_at), _t.changed_at, _t.node_uuid
 )
 
 
-def _digests(changed_at: Any) -> Any:
+def _digests(changed_at: Any) -> Prepared:
     slot = (changed_at // SLOT).label("slot")
     total = sa.func.sum(changed_at - bindparam("since", type_=sa.BigInteger))
-    return sa.select(slot, sa.func.count(), total).where(changed_at >= bindparam("since")).group_by(slot)
+    counted = sa.select(slot, sa.func.count().label("number"), total.label("total"))
+    return Prepared(counted.where(changed_at >= bindparam("since")).group_by(slot))
 
 
 _NODE_DIGESTS = _digests(_n.changed_at)
@@ -139,18 +141,18 @@ def load_page(conn: sa.Connection, after: str, limit: int, *, default_zone: str 
 
 def load_changes(conn: sa.Connection, since: int, silent_since: int | None = None) -> Changes:
     """Return what changed since a time, and the services not heard of since another (microseconds), if one is named."""
-    read = list(conn.execute(_SERVICES_SINCE, {"since": since}))
+    read = _SERVICES_SINCE.all(conn, {"since": since})
     if silent_since is not None:
-        read += conn.execute(_SILENT_SERVICES, {"silent_since": silent_since})
+        read += _SILENT_SERVICES.all(conn, {"silent_since": silent_since})
 
-    def digests(query: Any) -> dict[int, Digest]:
-        return {slot: (count, int(total)) for slot, count, total in conn.execute(query, {"since": since})}
+    def digests(query: Prepared) -> dict[int, Digest]:
+        return {row["slot"]: (row["number"], int(row["total"])) for row in query.all(conn, {"since": since})}
 
     return Changes(
         nodes=digests(_NODE_DIGESTS),
         amounts=digests(_AMOUNT_DIGESTS),
         topologies=digests(_TOPOLOGY_DIGESTS),
-        services=[(host, not disabled, forced_down, seen / 1e6) for host, disabled, forced_down, seen in read],
+        services=[(row["host"], not row["disabled"], row["forced_down"], row["last_seen_at"] / 1e6) for row in read],
     )
 
 
@@ -167,7 +169,7 @@ def load_changed_amounts(conn: sa.Connection, after: tuple[int, str, str], until
     """Return amounts that changed before a time and after a mark (time, node, class), in the order of their changes."""
     at, node, name = after
     mark = {"at": at, "key0": node, "key1": name}
-    return [tuple(row) for row in conn.execute(_CHANGED_AMOUNTS, mark | {"until": until, "limit": limit})]
+    return [tuple(row.values()) for row in _CHANGED_AMOUNTS.all(conn, mark | {"until": until, "limit": limit})]
 
 
 def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: int, limit: int) -> list[Topology]:

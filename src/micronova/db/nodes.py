@@ -234,11 +234,14 @@ def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> N
         )
 
 
+_NOTE_BUILT = Prepared(
+    sa.update(compute_nodes)
+    .where(_n.uuid == sa.bindparam("b_uuid"), _n.failed_builds > 0)
+    .values(failed_builds=0, changed_at=sa.bindparam("b_now"))
+)
+
+
 def note_built(conn: sa.Connection, node_uuid: str | None, now: int) -> None:
     """Reset the count of failed builds after a successful one."""
     if node_uuid is not None:
-        conn.execute(
-            sa.update(compute_nodes)
-            .where(_n.uuid == node_uuid, _n.failed_builds > 0)
-            .values(failed_builds=0, changed_at=now)
-        )
+        _NOTE_BUILT.run(conn, {"b_uuid": node_uuid, "b_now": now})
