@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from micronova.db import nodes, operations, services, tables
+from micronova.db import node_reports, operations, services, tables
 from micronova.db.engine import Database
 from micronova.db.tables import operations as table
 from micronova.objects.context import Context
@@ -106,7 +106,7 @@ def _register_nodes(conn: sa.Connection, hosts: Sequence[str]) -> None:
         ]
         for host in hosts
     }
-    nodes.upsert_all(conn, found, 1)
+    node_reports.record(conn, found, 1)
 
 
 @pytest.mark.parametrize(

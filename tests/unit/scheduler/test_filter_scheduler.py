@@ -31,9 +31,10 @@ from micronova.objects.topology import (
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
-from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
+from micronova.scheduler.no_valid_host import NOT_ENOUGH
 from micronova.scheduler.prefilters import Prefilters
-from micronova.scheduler.refusals import NOT_ENOUGH
 from micronova.scheduler.topologies import LONGEST_AT_ONCE, MOST_STEPS_AT_ONCE, MOST_STEPS_OF_A_REQUEST
 from micronova.scheduler.weights.base import HostWeigher
 from micronova.scheduler.weights.registry import load_weighers
