@@ -152,13 +152,17 @@ class FilterScheduler:
             ),
         )
 
+    def _filters_for(self, spec: RequestSpec) -> list[HostFilter]:
+        """Return the filters that are asked about a request: about a forced host, only those that always are."""
+        return [each for each in self.filters if each.always or not spec.forced]
+
     async def prepare(self, table: HostTable, spec: RequestSpec) -> None:
         """Let filters do beforehand what takes long, with pauses; a decision has none.
 
         A filter that fails here is asked in the decision nevertheless.
         """
-        for each in self.filters:
-            if type(each).prepare is HostFilter.prepare or (spec.forced and not each.always):
+        for each in self._filters_for(spec):
+            if type(each).prepare is HostFilter.prepare:
                 continue
             try:
                 await self._prepare(each, table, spec)
@@ -170,7 +174,7 @@ class FilterScheduler:
             return
         hosts = _considered(table, spec)
         if each.asks_remaining:
-            narrowing = [one for one in self.filters if one.narrows and (one.always or not spec.forced)]
+            narrowing = [one for one in self._filters_for(spec) if one.narrows]
             resources = extra_specs.node_resources(spec.flavor, spec.image)
             hosts = self._filter(hosts, spec, resources, filters=narrowing).passing()
         await each.prepare(hosts, spec)
@@ -232,7 +236,7 @@ class FilterScheduler:
     ) -> "_Filtered":
         """Ask the filters that concern a request, or those that are given, about hosts."""
         if filters is None:
-            filters = [each for each in self.filters if each.always or not spec.forced]
+            filters = self._filters_for(spec)
         filtered = _Filtered(hosts, removed_by)
         first = sum(each.narrows for each in filters)  # they come first
         filtered.ask(filters[:first], spec)
