@@ -73,3 +73,17 @@ def status_with(found: Sequence[Attachment]) -> str:
     """Return the status of a volume with these attachments."""
     statuses = {each.attach_status for each in found}
     return next((of_volume for status, of_volume in _STATUS_OF_VOLUME.items() if status in statuses), AVAILABLE)
+
+
+def end_work(conn: sa.Connection, volume_id: str, during: str, before: str, now: int) -> None:
+    """Give a volume a status after work that has only read it: the one it had before, or that of its attachments.
+
+    It may have been detached meanwhile. A status that is not that of the work any more was set by a later request.
+    """
+    chosen = sa.select(volumes.c.status).where(volumes.c.id == volume_id)
+    if conn.execute(chosen.with_for_update()).scalar_one_or_none() != during:
+        return
+    volume = volume_queries.get(conn, volume_id)
+    assert volume is not None
+    status = status_with(volume.attachments) if before == IN_USE else before
+    volume_queries.record(conn, volume_id, {"status": status}, now)

@@ -2,11 +2,19 @@
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import backup_queries, messages, quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume import (
+    attachment_queries,
+    backup_queries,
+    messages,
+    quotas,
+    snapshot_queries,
+    volume_queries,
+)
 from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES
 from micronova.embedded.volume.messages import Action
 from micronova.embedded.volume.model import (
     AVAILABLE,
+    BACKING_UP,
     ERROR,
     ERROR_DELETING,
     ERROR_RESTORING,
@@ -45,8 +53,9 @@ class CreateBackup(BackupKind):
 
     def cancelled(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Give the source the status that it had before."""
-        queries = {VOLUMES: volume_queries, SNAPSHOTS: snapshot_queries}[operation.payload["copy"]]
-        queries.record(conn, operation.source_id or "", {"status": operation.payload["status"]}, now)
+        end_work = {VOLUMES: attachment_queries.end_work, SNAPSHOTS: snapshot_queries.end_work}
+        source, before = operation.source_id or "", operation.payload["status"]
+        end_work[operation.payload["copy"]](conn, source, BACKING_UP, before, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show the backup as failed; it counts until it is deleted."""

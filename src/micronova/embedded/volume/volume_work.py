@@ -4,7 +4,15 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import messages, quotas, service_rows, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume import (
+    attachment_queries,
+    messages,
+    quotas,
+    service_rows,
+    snapshot_queries,
+    type_queries,
+    volume_queries,
+)
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES, TooMuchData
 from micronova.embedded.volume.messages import Action, Detail
@@ -16,6 +24,7 @@ from micronova.embedded.volume.model import (
     ERROR_EXTENDING,
     GIB,
     IN_USE,
+    UPLOADING,
     Operation,
     Volume,
 )
@@ -210,8 +219,8 @@ class UploadVolume(VolumeKind):
         return self._back(operation)
 
     def _back(self, operation: Operation) -> Apply:
-        values = {"status": operation.payload["status"]}
-        return lambda conn, now: volume_queries.record(conn, operation.resource_id, values, now)
+        volume_id, before = operation.resource_id, operation.payload["status"]
+        return lambda conn, now: attachment_queries.end_work(conn, volume_id, UPLOADING, before, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""
