@@ -10,7 +10,7 @@ from micronova.embedded.volume import (
     snapshot_queries,
     volume_queries,
 )
-from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES
+from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.messages import Action
 from micronova.embedded.volume.model import (
     AVAILABLE,
@@ -53,9 +53,11 @@ class CreateBackup(BackupKind):
 
     def cancelled(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Give the source the status that it had before."""
-        end_work = {VOLUMES: attachment_queries.end_work, SNAPSHOTS: snapshot_queries.end_work}
-        source, before = operation.source_id or "", operation.payload["status"]
-        end_work[operation.payload["copy"]](conn, source, BACKING_UP, before, now)
+        source_id = operation.source_id or ""
+        if operation.payload["copy"] == VOLUMES:
+            attachment_queries.end_work(conn, source_id, now)
+        else:
+            snapshot_queries.end_work(conn, source_id, BACKING_UP, operation.payload["status"], now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show the backup as failed; it counts until it is deleted."""

@@ -151,6 +151,12 @@ def exists(conn: sa.Connection, id: str) -> bool:
     return _get(conn, id) is not None
 
 
+def uses(conn: sa.Connection, id: str) -> bool:
+    """Return whether an operation changes or reads a resource."""
+    named = sa.or_(operations.c.resource_id == id, operations.c.source_id == id)
+    return bool(conn.execute(sa.select(sa.exists().where(named))).scalar_one())
+
+
 def cancel(conn: sa.Connection, resource_id: str, *, but: str) -> None:
     """Say that the results of a resource's operations are not wanted any more, except for one."""
     of_resource = operations.c.resource_id == resource_id

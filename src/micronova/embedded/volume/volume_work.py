@@ -24,7 +24,6 @@ from micronova.embedded.volume.model import (
     ERROR_EXTENDING,
     GIB,
     IN_USE,
-    UPLOADING,
     Operation,
     Volume,
 )
@@ -219,8 +218,7 @@ class UploadVolume(VolumeKind):
         return self._back(operation)
 
     def _back(self, operation: Operation) -> Apply:
-        volume_id, before = operation.resource_id, operation.payload["status"]
-        return lambda conn, now: attachment_queries.end_work(conn, volume_id, UPLOADING, before, now)
+        return lambda conn, now: attachment_queries.end_work(conn, operation.resource_id, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""
