@@ -36,12 +36,17 @@ def list_attachments(
     return [Attachment(**row._mapping) for row in rows], more
 
 
-def connected(conn: sa.Connection, host: str) -> list[tuple[str, bool]]:
-    """Return the volumes of a host that have an attachment with a connection, and whether they are read-only."""
+def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> list[tuple[str, bool]]:
+    """Return the volumes of a host that have an attachment with a connection, and whether they are read-only.
+
+    With `volume_id` only this one.
+    """
     found = sa.select(volumes.c.id, volumes.c.readonly).where(
         volumes.c.host == host,
         sa.exists().where(attachments.c.volume_id == volumes.c.id, attachments.c.connection_info.is_not(None)),
     )
+    if volume_id is not None:
+        found = found.where(volumes.c.id == volume_id)
     return [(row.id, bool(row.readonly)) for row in conn.execute(found)]
 
 

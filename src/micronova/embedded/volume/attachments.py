@@ -231,7 +231,7 @@ class AttachmentHandlers:
 
         volume = await repeat(f"Attachment {attachment_id}", attempt)
         if not any(each.connection_info for each in volume.attachments if each.id != attachment_id):
-            await self._connector.disconnect(volume)
+            await self._connector.disconnect(volume.id)
         return volume
 
     async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:

@@ -123,6 +123,7 @@ class RestoreBackup(BackupKind):
         volume = await self.core.database.read(volume_queries.get, operation.resource_id)
         assert volume is not None  # its row exists for as long as the operation does
         source, size = self.files.path(BACKUPS, operation.source_id or ""), volume.size * GIB
+        await self.connector.disconnect(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, work.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:

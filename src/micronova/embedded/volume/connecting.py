@@ -60,18 +60,18 @@ class Connector:
         if self._exports is not None:
             await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
-    async def disconnect(self, volume: Volume) -> None:
+    async def disconnect(self, volume_id: str) -> None:
         """Stop to serve a volume unless an attachment has a connection to it, after that was recorded."""
-        if self._exports is None or volume.id in await self._connected():
+        if self._exports is None or await self._connected(volume_id):
             return
-        await self._exports.remove(volume.id)
-        found = (await self._connected()).get(volume.id)
-        if found is not None:  # another request has connected it meanwhile
-            await self._exports.ensure(found)
+        await self._exports.remove(volume_id)
+        for export in await self._connected(volume_id):  # another request has connected it meanwhile
+            await self._exports.ensure(export)
 
-    async def _connected(self) -> dict[str, Export]:
-        found = await self._core.database.read(attachment_queries.connected, self._core.host)
-        return {id: Export(volume_id=id, readonly=readonly) for id, readonly in found}
+    async def _connected(self, volume_id: str | None = None) -> list[Export]:
+        """Return the exports of this machine's volumes that have a connection: of one, or of all."""
+        found = await self._core.database.read(attachment_queries.connected, self._core.host, volume_id)
+        return [Export(volume_id=id, readonly=readonly) for id, readonly in found]
 
     async def _follow(self) -> None:
         assert self._exports is not None
@@ -91,15 +91,15 @@ class Connector:
         """Serve all volumes with a connection, and no others."""
         served = await exports.served()
         connected = await self._connected()
-        for export in connected.values():
+        for export in connected:
             try:
                 await exports.ensure(export)
             except (MicronovaError, OSError) as error:
                 if isinstance(error, Unavailable):
                     raise
                 log.error("volume %s cannot be served: %s", export.volume_id, error)
-        for volume_id in served - connected.keys():
-            if volume_id not in await self._connected():
+        for volume_id in served - {export.volume_id for export in connected}:
+            if not await self._connected(volume_id):
                 log.info("volume %s is served, but not attached: it is not served any more", volume_id)
                 await exports.remove(volume_id)
 

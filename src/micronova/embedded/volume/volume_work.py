@@ -116,6 +116,7 @@ class DeleteVolume(VolumeKind):
         volume_id = work.operation.resource_id
         if await self.core.database.read(snapshot_queries.of_volume, volume_id):
             raise Failed(Detail.HAS_SNAPSHOTS)
+        await self.connector.disconnect(volume_id)
         await self.files.remove(VOLUMES, volume_id)
 
         def forget(conn: sa.Connection, now: int) -> None:
@@ -179,6 +180,7 @@ class RevertVolume(VolumeKind):
         volume = await self.volume(operation)
         source = self.files.path(SNAPSHOTS, operation.source_id or "")
         size = volume.size * GIB
+        await self.connector.disconnect(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, work.reporter(size))
         return lambda conn, now: volume_queries.record(conn, volume.id, {"status": AVAILABLE}, now)
 
