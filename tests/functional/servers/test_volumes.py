@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from micronova.cli.audit import run_audit
+from micronova.clients.volume.client import VolumeClient
 from micronova.db import instances
 from micronova.objects.block_device import BlockDevice
 from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
@@ -436,5 +437,41 @@ async def test_a_server_with_volumes_is_deleted_while_it_is_built(
         return await volumes.ids() == {volume} or None
 
     await cloud.until(alone, "the blank volume to be deleted")
+    assert await volumes.attachments() == []
+    await cloud.assert_clean()
+
+
+async def test_a_server_is_deleted_while_its_volumes_are_made(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volumes that go with their server do, also if it is gone before they are recorded."""
+    made, go_on = asyncio.Event(), asyncio.Event()
+    original = VolumeClient.create
+
+    async def create(self: VolumeClient, token: str, **wanted: Any) -> Any:
+        volume = await original(self, token, **wanted)
+        made.set()
+        await go_on.wait()
+        return volume
+
+    monkeypatch.setattr(VolumeClient, "create", create)
+    blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1}
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {**blank, "delete_on_termination": True},
+        {**blank, "delete_on_termination": False},
+    ]
+    booting = asyncio.ensure_future(user.post("/servers", user.body(block_device_mapping_v2=devices)))
+    await asyncio.wait_for(made.wait(), 20)
+    [server] = [each["id"] for each in (await user.get("/servers"))["servers"]]
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    go_on.set()
+    await booting
+
+    async def one_left() -> bool | None:
+        return len(await volumes.ids()) == 1 or None
+
+    await cloud.until(one_left, "the volume that goes with its server to be deleted")
     assert await volumes.attachments() == []
     await cloud.assert_clean()
