@@ -12,6 +12,7 @@ import pytest
 from micronova.embedded.volume import attachment_queries, messages
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
+from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
 SERVICE = "nova@services/service"
@@ -203,8 +204,11 @@ class CountedExports(SimulatedExports):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.now: set[str] = set()
+        self.broken: set[str] = set()
 
     async def ensure(self, export: Export) -> None:
+        if export.volume_id in self.broken:
+            raise Unavailable("its storage daemon ends at once")
         self.now.add(export.volume_id)
 
     async def remove(self, volume_id: str) -> None:
@@ -261,3 +265,30 @@ async def test_the_file_of_an_attached_volume_is_not_replaced(tmp_path: Path, ho
             body = {"restore": {"volume_id": volume["id"]}}
             answer = await cloud.call("POST", f"/backups/{backup['id']}/restore", body)
         assert answer.status in (400, 409) and "attached" in answer.body.decode(), answer
+
+
+async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Path) -> None:
+    """After a restart all are served but this one, which is tried again."""
+    made: list[CountedExports] = []
+
+    def exports(files: Files) -> CountedExports:
+        made.append(CountedExports(files.directory))
+        return made[0]
+
+    async def until_served(wanted: set[str]) -> None:
+        async with asyncio.timeout(20):
+            while made[0].now != wanted:
+                await asyncio.sleep(0.005)
+
+    async with world(tmp_path, exports=exports) as cloud:
+        ids = {(await cloud.create())["id"] for _ in range(3)}
+        for each in ids:
+            await attach(cloud, each)
+        await cloud.role.connector.stop()
+        for broken in ids:
+            made[0].now, made[0].broken = set(), {broken}
+            await cloud.role.connector.start()
+            await until_served(ids - {broken})
+            made[0].broken = set()
+            await until_served(ids)
+            await cloud.role.connector.stop()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 log = logging.getLogger(__name__)
 
 MODES = ("rw", "ro")
-PAUSE: Final = 1.0  # seconds before the next attempt to have volumes served
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the next attempt to have volumes served
 
 
 class Connector:
@@ -75,33 +75,41 @@ class Connector:
 
     async def _follow(self) -> None:
         assert self._exports is not None
+        pause = PAUSE
         while True:
             lost = asyncio.ensure_future(self._exports.lost())
             try:
                 await self._reconcile(self._exports)
+                pause = PAUSE
                 await lost
             except Unavailable as error:
                 log.warning("volumes cannot be served for the moment: %s", error)
-                await self._core.clock.sleep(PAUSE)
+                await self._core.clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
             finally:
                 lost.cancel()
                 await asyncio.wait({lost})
 
     async def _reconcile(self, exports: Exports) -> None:
-        """Serve all volumes with a connection, and no others."""
+        """Serve all volumes with a connection, and no others; raise Unavailable if one cannot be served yet."""
         served = await exports.served()
         connected = await self._connected()
+        lacking: Unavailable | None = None
         for export in connected:
             try:
                 await exports.ensure(export)
+            except Unavailable as error:
+                log.warning("volume %s cannot be served yet: %s", export.volume_id, error)
+                await exports.served()  # raises it again if it is not about this volume alone: the others need not wait
+                lacking = error
             except (MicronovaError, OSError) as error:
-                if isinstance(error, Unavailable):
-                    raise
                 log.error("volume %s cannot be served: %s", export.volume_id, error)
         for volume_id in served - {export.volume_id for export in connected}:
             if not await self._connected(volume_id):
                 log.info("volume %s is served, but not attached: it is not served any more", volume_id)
                 await exports.remove(volume_id)
+        if lacking is not None:
+            raise lacking
 
 
 def check_mode(volume: Volume, mode: str | None) -> str:
