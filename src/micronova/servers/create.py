@@ -169,7 +169,8 @@ class ServerCreator:
         try:
             uuids, operations = await self._database.write(self._record, accepted, made)
         except BaseException:
-            await self._volumes.release(volumes)
+            if made:  # only the answer to the commit may be lost: servers that are recorded keep their reservations
+                await self._volumes.release(volumes, [*await self._database.read(instances.get_many, made)])
             raise
         await self._volumes.release(volumes, uuids)  # those of servers that the quota does not allow
         if volumes.creates:

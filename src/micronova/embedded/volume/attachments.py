@@ -11,7 +11,7 @@ from micronova.embedded.volume import attachment_queries, listing, states
 from micronova.embedded.volume.connecting import Connector, check_mode, flat, sees_connections
 from micronova.embedded.volume.core import UUID, Core, authorized, repeat
 from micronova.embedded.volume.listing import Links
-from micronova.embedded.volume.model import ATTACHED, ATTACHING, RESERVED, Attachment, Volume
+from micronova.embedded.volume.model import ATTACHED, ATTACHING, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.tables import attachments
 from micronova.http.paging import iso_micros
@@ -142,7 +142,7 @@ class AttachmentHandlers:
             request.authorize(volume.target)
             if not _follows_server(volume, asked.instance_uuid):
                 states.check_volume(volume, "reserve an attachment")
-            if volume.bootable and volume.multiattach:
+            if volume.bootable and volume.multiattach and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:multiattach_bootable_volume")
             attachment = Attachment(
                 id=new_id,
