@@ -292,3 +292,20 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
             made[0].broken = set()
             await until_served(ids)
             await cloud.role.connector.stop()
+
+
+async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:
+    """Compute asks again if the answer was lost; the first one must not stay for ever."""
+    volume = await cloud.create()
+    server = str(uuid.uuid4())
+    wanted = {"attachment": {"volume_uuid": volume["id"], "instance_uuid": server}}
+    first, again = [(await cloud.do("POST", "/attachments", wanted))["attachment"]["id"] for _ in range(2)]
+    assert first == again
+    other = {"attachment": {**wanted["attachment"], "instance_uuid": str(uuid.uuid4())}}
+    assert (await cloud.call("POST", "/attachments", other)).status == 400
+    await cloud.do("PUT", f"/attachments/{first}", {"attachment": {"connector": {"host": "a"}}})
+    moved = (await cloud.do("POST", "/attachments", wanted))["attachment"]["id"]  # it moves to another host
+    assert moved != first
+    for each in (moved, first):
+        await cloud.do("DELETE", f"/attachments/{each}", token=SERVICE)
+    await cloud.until(f"/volumes/{volume['id']}", "available")

@@ -140,6 +140,8 @@ class AttachmentHandlers:
         async def attempt() -> tuple[Volume, Attachment]:
             volume = await self._core.load_volume(request, uuid(asked.volume_uuid))
             request.authorize(volume.target)
+            if (reserved := _reserved_before(volume, asked)) is not None:
+                return volume, reserved
             if not _follows_server(volume, asked.instance_uuid):
                 states.check_volume(volume, "reserve an attachment")
             if volume.bootable and volume.multiattach and volume.status == IN_USE:
@@ -240,6 +242,20 @@ class AttachmentHandlers:
         return authorized(
             request, found, "volume:get", rule, f"Volume attachment {attachment_id[:64]} could not be found."
         )
+
+
+def _reserved_before(volume: Volume, asked: NewAttachment) -> Attachment | None:
+    """Return the reservation that a server has already: the answer to its first request was lost, or who asked died.
+
+    Else the first one would stay when the second one is deleted, and nobody would know it.
+    """
+    if asked.instance_uuid is None or asked.connector:
+        return None
+    server = uuid(asked.instance_uuid)
+    for each in volume.attachments:
+        if (each.instance_uuid, each.attach_status, each.connection_info) == (server, RESERVED, None):
+            return each if asked.mode in (None, each.attach_mode) else None
+    return None
 
 
 def _follows_server(volume: Volume, instance_uuid: str | None) -> bool:
