@@ -20,6 +20,8 @@ from micronova.objects.errors import NotSupported
 from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.driver import LibvirtDriver
+from micronova.virt.libvirt.guests import reconnecting
+from micronova.virt.libvirt.storage import acl
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from tests.e2e.guests import run
 from tests.e2e.host import TIMEOUT, Host, console
@@ -203,6 +205,28 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
         await console(driver, first.instance.uuid, READY, 2)
         for each in (first, second):
             await driver.destroy(each.instance.uuid)
+    assert host.leftovers() == []
+
+
+async def test_a_volume_that_cannot_be_attached(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest has no part of it, because another one gets it."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("QEMU refused blockdev-reopen: no")
+
+    async with storage(host, tmp_path) as (driver, made):
+        data = await made.volume("/dev/vdb")
+        plan = await boot(driver, host.plan())
+        uuid = plan.instance.uuid
+        with monkeypatch.context() as patch:
+            patch.setattr(reconnecting, "wait_for", refuse)
+            with pytest.raises(RuntimeError, match="refused"):
+                await driver.attach_volume(with_volumes(plan, data), data)
+        assert "vdb" not in await shell(driver, plan, "ls /sys/block")
+        assert acl.users(made.exporter.sockets / data.volume_id / "nbd") == set()
+        await driver.attach_volume(with_volumes(plan, data), data)
+        await shell(driver, plan, "while [ ! -b /dev/vdb ]; do sleep 0.2; done")
+        await driver.destroy(uuid)
     assert host.leftovers() == []
 
 

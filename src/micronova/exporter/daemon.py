@@ -130,17 +130,22 @@ class Daemon:
             [node] = [each for each in await self._do("query-named-block-nodes") if each["node-name"] == NODE]
             if node["image"]["virtual-size"] >= size and await self.is_serving():
                 return
-            if await self.is_serving():
-                gone = self._monitor.event(lambda event: event["event"] == "BLOCK_EXPORT_DELETED")
-                try:
-                    await self._do("block-export-del", id=EXPORT, mode="hard")
-                    await _answered(gone)
-                finally:
-                    gone.cancel()
+            await self._end_export()
             try:
                 await self._do("block_resize", node_name=NODE, size=size)
             finally:
                 await self._export(name, writable=not readonly)
+
+    async def disconnect_clients(self) -> None:
+        """End all connections, and take no more until `export` is called; a copy goes on."""
+        async with self._exporting:
+            await self._end_export()
+
+    async def export(self, name: str, *, writable: bool) -> None:
+        """Serve the file, unless it does."""
+        async with self._exporting:
+            if not await self.is_serving():
+                await self._export(name, writable=writable)
 
     async def copy(self, name: str, report: Callable[[int], None]) -> None:
         """Copy the file as it is at one moment to another of the same size, while it is read and written.
@@ -248,6 +253,16 @@ class Daemon:
 
     async def _export(self, name: str, *, writable: bool) -> None:
         await self._do("block-export-add", type="nbd", id=EXPORT, node_name=NODE, name=name, writable=writable)
+
+    async def _end_export(self) -> None:
+        if not await self.is_serving():
+            return
+        gone = self._monitor.event(lambda event: event["event"] == "BLOCK_EXPORT_DELETED")
+        try:
+            await self._do("block-export-del", id=EXPORT, mode="hard")
+            await _answered(gone)
+        finally:
+            gone.cancel()
 
     async def _end_job(self, job: str) -> None:
         ended = self._monitor.event(

@@ -43,6 +43,9 @@ class QMP:
                 raise QMPClosed("it closed the connection")
             made._task = asyncio.get_running_loop().create_task(made._read(), name="qmp")
             await made.do("qmp_capabilities")
+        except OSError as error:
+            await made.close()
+            raise QMPClosed(str(error)) from error
         except BaseException:
             await made.close()
             raise

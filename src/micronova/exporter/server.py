@@ -16,12 +16,13 @@ again. When the exporter is told to stop, it ends them all.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -220,23 +221,30 @@ class Exporter:
 
     async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:
         _check_files(descriptors)
-        volume = self._volumes.setdefault(request.volume_id, Volume(request.volume_id))
-        async with volume.lock:
-            self._volumes[volume.id] = volume  # an end that was waited for has removed it
+        async with self._held(request.volume_id) as volume:
             volume.wanted = True
             await self._ensure(volume, descriptors, readonly=request.readonly)
 
+    @contextlib.asynccontextmanager
+    async def _held(self, volume_id: str) -> AsyncIterator[Volume]:
+        """Have the lock of a volume, which is a new one if what had the lock before has dropped it."""
+        while True:
+            volume = self._volumes.setdefault(volume_id, Volume(volume_id))
+            async with volume.lock:
+                if self._volumes.get(volume_id) is volume:
+                    yield volume
+                    return
+
     async def _end(self, volume_id: str) -> None:
-        volume = self._volumes.get(volume_id)
-        if volume is None:
-            shutil.rmtree(self._setup.directory / volume_id, ignore_errors=True)
-            return
-        async with volume.lock:
+        async with self._held(volume_id) as volume:
             volume.wanted = False
             if not volume.copies:
                 await self._drop(volume)
             else:  # a copy goes on; nobody else may use the volume any more
                 self._close_socket(volume.id)
+                if volume.daemon is not None:
+                    with contextlib.suppress(Gone):  # then it has none
+                        await volume.daemon.disconnect_clients()
 
     async def _resize(self, request: m.Resize) -> None:
         volume = self._volumes.get(request.volume_id)
@@ -248,9 +256,7 @@ class Exporter:
 
     async def _copy(self, connection: socket.socket, request: m.Copy, descriptors: list[int]) -> None:
         _check_files(descriptors)
-        volume = self._volumes.setdefault(request.volume_id, Volume(request.volume_id))
-        async with volume.lock:
-            self._volumes[volume.id] = volume
+        async with self._held(request.volume_id) as volume:
             volume.copies += 1
             try:
                 await self._ensure(volume, descriptors, readonly=volume.readonly)
@@ -333,6 +339,8 @@ class Exporter:
             volume.file, volume.folder = descriptors
             descriptors.clear()
         if fits and volume.readonly == readonly:
+            assert volume.daemon is not None
+            await volume.daemon.export(volume.id, writable=not readonly)
             return
         volume.readonly = readonly
         await self._stop_daemon(volume)
@@ -417,10 +425,10 @@ class Exporter:
 
     async def _drop(self, volume: Volume) -> None:
         """End the daemon of a volume and remove its sockets; the caller has the volume's lock."""
-        self._volumes.pop(volume.id, None)
         await self._stop_daemon(volume)
         volume.close()
         shutil.rmtree(self._setup.directory / volume.id, ignore_errors=True)
+        self._volumes.pop(volume.id, None)  # last: who serves it again waits for the lock until here
 
 
 def _bound(path: Path, close: Callable[[Path], None]) -> socket.socket:

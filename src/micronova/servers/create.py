@@ -97,7 +97,7 @@ class ServerCreator:
         self._image_client = dependencies.image_client
         self._images = ExpiringCache(IMAGE_CACHED, MOST_IMAGES)  # by token and id
         self._network_client = dependencies.network_client
-        self._volumes = NewServerVolumes(self._database, dependencies.volume_client, dependencies.image_client)
+        self._volumes = NewServerVolumes(dependencies)
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
         self._boot_images = dependencies.boot_images
@@ -169,11 +169,12 @@ class ServerCreator:
         try:
             uuids, operations = await self._database.write(self._record, accepted, ids)
         except BaseException:
-            await self._volumes.release(volumes)
+            if ids:  # only the answer to the commit may be lost: servers that are recorded keep their reservations
+                await self._volumes.release(volumes, [*await self._database.read(instances.get_many, ids)])
             raise
         await self._volumes.release(volumes, uuids)  # those of servers that the quota does not allow
         if volumes.creates:
-            await self._volumes.create(context, uuids, operations)
+            operations = [*operations, *await self._volumes.create(context, uuids, operations)]
         if group is not None and self._notifier.enabled:
             await self._announce_members(context, group.id, uuids)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))

@@ -14,16 +14,17 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.clients.image.client import ImageClient
 from micronova.clients.volume.client import Volume, VolumeClient
 from micronova.db import instances
 from micronova.db import operations as operation_rows
-from micronova.db.engine import Database
 from micronova.objects.block_device import BlockDevice, bad_mapping, root_volume
+from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported
+from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
-from micronova.objects.operations import BuildPayload
+from micronova.objects.operations import BuildPayload, ReleasedVolume, SettlePayload
+from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 from micronova.servers.volumes import NO_SERVICE, check_usable
 
@@ -60,10 +61,12 @@ def has_volumes(devices: Sequence[BlockDevice]) -> bool:
 class NewServerVolumes:
     """Checks, reserves and makes the volumes of new servers."""
 
-    def __init__(self, database: Database, client: VolumeClient | None, image_client: ImageClient | None) -> None:
-        self._database = database
-        self._volume_client = client
-        self._image_client = image_client
+    def __init__(self, dependencies: RequestDependencies) -> None:
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._volume_client = dependencies.volume_client
+        self._image_client = dependencies.image_client
 
     async def plan(
         self, context: RequestContext, devices: list[BlockDevice], *, count: int, may_be_shared: bool
@@ -189,16 +192,20 @@ class NewServerVolumes:
 
     # --- new volumes ---------------------------------------------------------------------------------------------
 
-    async def create(self, context: RequestContext, uuids: Sequence[str], operations: Sequence[str]) -> None:
-        """Make the volumes of servers that are accepted, record them, and let their builds begin."""
+    async def create(self, context: RequestContext, uuids: Sequence[str], operations: Sequence[str]) -> list[str]:
+        """Make the volumes of servers that are accepted, record them, and let their builds begin.
+
+        Return the operations that delete those of servers that are deleted meanwhile.
+        """
         slots = asyncio.Semaphore(AT_ONCE)
         devices = await self._database.read(instances.devices, uuids)
-        await asyncio.gather(
+        found = await asyncio.gather(
             *(
                 self._create_of(context, uuid, operation, devices.get(uuid, ()), slots)
                 for uuid, operation in zip(uuids, operations, strict=True)
             )
         )
+        return [operation for operation in found if operation is not None]
 
     async def _create_of(
         self,
@@ -207,7 +214,7 @@ class NewServerVolumes:
         operation: str,
         devices: Sequence[BlockDevice],
         slots: asyncio.Semaphore,
-    ) -> None:
+    ) -> str | None:
         made: list[BlockDevice] = []
         error = ""
         for device in devices:
@@ -220,7 +227,41 @@ class NewServerVolumes:
                 error = reason.message
                 break
             made.append(msgspec.structs.replace(device, volume_id=volume.id))
-        await self._database.write(_start, uuid, operation, made, error)
+        settle = new_uuid(self._random)
+
+        def record(conn: sa.Connection) -> str | None:
+            if _start(conn, uuid, operation, made, error):
+                return None
+            return self._record_removal(conn, context, uuid, settle, made)
+
+        return await self._database.write(record)
+
+    def _record_removal(
+        self, conn: sa.Connection, context: RequestContext, uuid: str, id: str, made: Sequence[BlockDevice]
+    ) -> str | None:
+        """Record that the volumes that go with a server are deleted, because it is gone; return the operation."""
+        release = [
+            ReleasedVolume(volume_id=device.volume_id, attachment_id=None, delete=True)
+            for device in made
+            if device.volume_id and device.delete_on_termination
+        ]
+        if not release:
+            return None
+        if operation_rows.get(conn, id) is None:  # else the answer to the first commit was lost
+            operation = operation_rows.new_row(
+                id=id,
+                kind="settle_volumes",
+                instance_uuid=uuid,
+                batch_id=uuid,
+                step="new",
+                epoch=0,
+                now=micros(self._clock.now()),
+                deadline=operation_rows.NO_DEADLINE,
+                context=context.for_bus(),
+                payload=SettlePayload(release=release),
+            )
+            operation_rows.insert(conn, [operation])
+        return id
 
     async def _create_one(self, context: RequestContext, uuid: str, device: BlockDevice) -> Volume:
         wanted: dict[str, Any] = {"size": device.size_gb, "volume_type": device.volume_type}
@@ -233,14 +274,18 @@ class NewServerVolumes:
         return await self._client().create(context.token, **wanted)
 
 
-def _start(conn: sa.Connection, uuid: str, operation: str, made: Sequence[BlockDevice], error: str) -> None:
-    """Record the volumes that were made, and let a conductor build the server, or fail it with the error."""
+def _start(conn: sa.Connection, uuid: str, operation: str, made: Sequence[BlockDevice], error: str) -> bool:
+    """Record the volumes that were made, and let a conductor build the server, or fail it with the error.
+
+    Return False if the server is gone.
+    """
     row = instances.lock(conn, uuid)
     if row is None:
-        return
+        return False
     for device in made:
         instances.change_device(conn, device)
     operation_rows.start_deferred(conn, operation, "schedule", BuildPayload(volumes=True, volume_error=error))
+    return True
 
 
 def image_of(metadata: Mapping[str, str]) -> ImageMeta | None:

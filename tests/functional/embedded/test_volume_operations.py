@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,110 @@ async def test_a_source_that_grows_meanwhile(cloud: World, monkeypatch: pytest.M
     made = await cloud.create(source_volid=source["id"])
     assert made["size"] == 2
     assert (cloud.directory / VOLUMES / made["id"]).stat().st_size == 2 * GIB
+
+
+async def attached(cloud: World, volume_id: str) -> str:
+    """Attach a volume to a server; return the attachment."""
+    body = {"attachment": {"volume_uuid": volume_id, "instance_uuid": str(uuid.uuid4())}}
+    made = str((await cloud.do("POST", "/attachments", body))["attachment"]["id"])
+    await cloud.do("POST", f"/attachments/{made}/action", {"os-complete": {}})
+    await cloud.until(f"/volumes/{volume_id}", "in-use")
+    return made
+
+
+async def begin_to_read(cloud: World, monkeypatch: pytest.MonkeyPatch, volume_id: str, how: str) -> Gate:
+    """Begin a backup or an image of a volume that is in use; return what holds the work."""
+    if how == "backup":
+        gate = hold(monkeypatch, "create_copy")
+        await cloud.do("POST", "/backups", {"backup": {"volume_id": volume_id, "force": True}})
+    else:
+        gate = Gate()
+
+        async def upload(image_id: str, *_: Any) -> None:
+            cloud.images.documents[image_id]["status"] = "active"
+
+        monkeypatch.setattr(cloud.images, "upload", gate.before(upload))
+        assert (await cloud.act(volume_id, "os-volume_upload_image", image_name="i", force=True)).status == 202
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    return gate
+
+
+async def until_idle(cloud: World) -> None:
+    async with asyncio.timeout(20):
+        while cloud.role.engine._running:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("how", ["backup", "image"])
+async def test_a_volume_that_is_detached_while_it_is_read(
+    cloud: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It is free afterwards: not in use by nobody for ever."""
+    volume = await cloud.create()
+    attachment = await attached(cloud, volume["id"])
+    gate = await begin_to_read(cloud, monkeypatch, volume["id"], how)
+    await cloud.do("DELETE", f"/attachments/{attachment}")
+    gate.opened.set()
+    await until_idle(cloud)
+    shown = (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]
+    assert (shown["status"], shown["attachments"]) == ("available", [])
+    await cloud.do("DELETE", f"/volumes/{volume['id']}")
+    await cloud.until(f"/volumes/{volume['id']}", "")
+
+
+@pytest.mark.parametrize("how", ["backup", "image"])
+async def test_a_volume_that_stays_attached_while_it_is_read(
+    cloud: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    volume = await cloud.create()
+    await attached(cloud, volume["id"])
+    gate = await begin_to_read(cloud, monkeypatch, volume["id"], how)
+    gate.opened.set()
+    await until_idle(cloud)
+    assert (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]["status"] == "in-use"
+
+
+@pytest.mark.parametrize("what", ["volume", "snapshot"])
+async def test_the_end_of_a_backup_leaves_a_source_that_is_deleted(
+    cloud: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Else a server could get it in the moment before its file goes."""
+    volume = await cloud.create()
+    snapshot = await cloud.snapshot(volume["id"]) if what == "snapshot" else None
+    path = f"/volumes/{volume['id']}" if snapshot is None else f"/snapshots/{snapshot['id']}"
+    gate = hold(monkeypatch, "create_copy")
+    wanted = {"volume_id": volume["id"], **({} if snapshot is None else {"snapshot_id": snapshot["id"]})}
+    await cloud.do("POST", "/backups", {"backup": wanted})
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    removing = hold(monkeypatch, "remove")
+    await cloud.do("POST", f"{path}/action", {"os-force_delete": {}}, token=ADMIN)
+    gate.opened.set()
+    await asyncio.wait_for(removing.reached.wait(), 10)
+    [shown] = (await cloud.do("GET", path)).values()
+    assert shown["status"] == "deleting"
+    removing.opened.set()
+    await cloud.until(path, "")
+
+
+async def test_a_volume_that_is_copied_is_not_given_away(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a volume that is written to has what it is at the end: the next project's data."""
+    volume = await cloud.create()
+    gate = hold(monkeypatch, "create_copy")
+    await cloud.create(source_volid=volume["id"], wait=None)
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    offer = {"transfer": {"volume_id": volume["id"]}}
+    refused = await cloud.call("POST", "/volume-transfers", offer)
+    assert refused.status == 400, refused.body
+    assert "being read" in refused.body.decode()
+    gate.opened.set()
+    await until_idle(cloud)
+    await cloud.do("POST", "/volume-transfers", offer)
+
+
+async def test_a_volume_that_a_server_has_is_not_given_away(cloud: World) -> None:
+    """Not even if an administrator has set its status."""
+    volume = await cloud.create()
+    await attached(cloud, volume["id"])
+    await cloud.act(volume["id"], "os-reset_status", token=ADMIN, status="available")
+    refused = await cloud.call("POST", "/volume-transfers", {"transfer": {"volume_id": volume["id"]}})
+    assert refused.status == 400, refused.body

@@ -10,7 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from micronova.embedded.volume import attachment_queries, messages
-from micronova.embedded.volume.backend.exports import SimulatedExports
+from micronova.embedded.volume.backend.exports import Export, SimulatedExports
+from micronova.embedded.volume.backend.files import Files
+from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
 SERVICE = "nova@services/service"
@@ -194,3 +196,116 @@ async def test_types_with_an_extra_spec_are_found_on_later_pages(cloud: World) -
         found += [each["name"] for each in page["volume_types"]]
         path = page["volume_type_links"][0]["href"].partition("/v3")[2] if "volume_type_links" in page else ""
     assert found == ["b"]
+
+
+class CountedExports(SimulatedExports):
+    """Exports that nobody connects to, and that know what is served."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.now: set[str] = set()
+        self.broken: set[str] = set()
+
+    async def ensure(self, export: Export) -> None:
+        if export.volume_id in self.broken:
+            raise Unavailable("its storage daemon ends at once")
+        self.now.add(export.volume_id)
+
+    async def remove(self, volume_id: str) -> None:
+        self.now.discard(volume_id)
+
+    async def served(self) -> set[str]:
+        return set(self.now)
+
+
+@pytest.mark.parametrize("how", ["delete", "revert", "restore"])
+async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
+    """A volume that is served has a process, and its file stays on the disk: no quota counts those of deleted ones."""
+    made: list[CountedExports] = []
+
+    def exports(files: Files) -> CountedExports:
+        made.append(CountedExports(files.directory))
+        return made[0]
+
+    async with world(tmp_path, exports=exports) as cloud:
+        volume = await cloud.create()
+        path = f"/volumes/{volume['id']}"
+        snapshot = await cloud.snapshot(volume["id"]) if how == "revert" else {"id": None}
+        backup: dict[str, Any] = {"id": None}
+        if how == "restore":
+            backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
+            await cloud.until(f"/backups/{backup['id']}", "available")
+        answer = await cloud.act(volume["id"], "os-initialize_connection", connector={"host": "compute"})
+        assert answer.status == 200 and made[0].now == {volume["id"]}
+        if how == "delete":
+            await cloud.do("DELETE", path)
+            await cloud.until(path, "")
+        elif how == "revert":
+            assert (await cloud.act(volume["id"], "revert", snapshot_id=snapshot["id"])).status == 202
+            await cloud.until(path, "available")
+        else:
+            await cloud.do("POST", f"/backups/{backup['id']}/restore", {"restore": {"volume_id": volume["id"]}})
+            await cloud.until(path, "available")
+        assert made[0].now == set()
+
+
+@pytest.mark.parametrize("how", ["revert", "restore"])
+async def test_the_file_of_an_attached_volume_is_not_replaced(tmp_path: Path, how: str) -> None:
+    """The guest would go on to write to the old one, which is lost; an administrator may have set the status."""
+    async with world(tmp_path, exports=lambda files: SimulatedExports(files.directory)) as cloud:
+        volume = await cloud.create()
+        snapshot = await cloud.snapshot(volume["id"])
+        backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
+        await cloud.until(f"/backups/{backup['id']}", "available")
+        await attach(cloud, volume["id"])
+        await cloud.act(volume["id"], "os-reset_status", token=ADMIN, status="available")
+        if how == "revert":
+            answer = await cloud.act(volume["id"], "revert", snapshot_id=snapshot["id"])
+        else:
+            body = {"restore": {"volume_id": volume["id"]}}
+            answer = await cloud.call("POST", f"/backups/{backup['id']}/restore", body)
+        assert answer.status in (400, 409) and "attached" in answer.body.decode(), answer
+
+
+async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Path) -> None:
+    """After a restart all are served but this one, which is tried again."""
+    made: list[CountedExports] = []
+
+    def exports(files: Files) -> CountedExports:
+        made.append(CountedExports(files.directory))
+        return made[0]
+
+    async def until_served(wanted: set[str]) -> None:
+        async with asyncio.timeout(20):
+            while made[0].now != wanted:
+                await asyncio.sleep(0.005)
+
+    async with world(tmp_path, exports=exports) as cloud:
+        ids = {(await cloud.create())["id"] for _ in range(3)}
+        for each in ids:
+            await attach(cloud, each)
+        await cloud.role.connector.stop()
+        for broken in ids:
+            made[0].now, made[0].broken = set(), {broken}
+            await cloud.role.connector.start()
+            await until_served(ids - {broken})
+            made[0].broken = set()
+            await until_served(ids)
+            await cloud.role.connector.stop()
+
+
+async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:
+    """Compute asks again if the answer was lost; the first one must not stay for ever."""
+    volume = await cloud.create()
+    server = str(uuid.uuid4())
+    wanted = {"attachment": {"volume_uuid": volume["id"], "instance_uuid": server}}
+    first, again = [(await cloud.do("POST", "/attachments", wanted))["attachment"]["id"] for _ in range(2)]
+    assert first == again
+    other = {"attachment": {**wanted["attachment"], "instance_uuid": str(uuid.uuid4())}}
+    assert (await cloud.call("POST", "/attachments", other)).status == 400
+    await cloud.do("PUT", f"/attachments/{first}", {"attachment": {"connector": {"host": "a"}}})
+    moved = (await cloud.do("POST", "/attachments", wanted))["attachment"]["id"]  # it moves to another host
+    assert moved != first
+    for each in (moved, first):
+        await cloud.do("DELETE", f"/attachments/{each}", token=SERVICE)
+    await cloud.until(f"/volumes/{volume['id']}", "available")

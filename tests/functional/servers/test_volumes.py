@@ -10,8 +10,10 @@ import pytest
 import pytest_asyncio
 
 from micronova.cli.audit import run_audit
+from micronova.clients.volume.client import VolumeClient
 from micronova.db import instances
 from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import Unavailable
 from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
 
 CLOUD = CloudOptions(roles=("volume",), hosts=4)
@@ -437,4 +439,74 @@ async def test_a_server_with_volumes_is_deleted_while_it_is_built(
 
     await cloud.until(alone, "the blank volume to be deleted")
     assert await volumes.attachments() == []
+    await cloud.assert_clean()
+
+
+async def test_a_server_is_deleted_while_its_volumes_are_made(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volumes that go with their server do, also if it is gone before they are recorded."""
+    made, go_on = asyncio.Event(), asyncio.Event()
+    original = VolumeClient.create
+
+    async def create(self: VolumeClient, token: str, **wanted: Any) -> Any:
+        volume = await original(self, token, **wanted)
+        made.set()
+        await go_on.wait()
+        return volume
+
+    monkeypatch.setattr(VolumeClient, "create", create)
+    blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1}
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {**blank, "delete_on_termination": True},
+        {**blank, "delete_on_termination": False},
+    ]
+    booting = asyncio.ensure_future(user.post("/servers", user.body(block_device_mapping_v2=devices)))
+    await asyncio.wait_for(made.wait(), 20)
+    [server] = [each["id"] for each in (await user.get("/servers"))["servers"]]
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    go_on.set()
+    await booting
+
+    async def one_left() -> bool | None:
+        return len(await volumes.ids()) == 1 or None
+
+    await cloud.until(one_left, "the volume that goes with its server to be deleted")
+    assert await volumes.attachments() == []
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_the_answer_to_the_record_of_a_server_is_lost(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """A server that is recorded keeps the volumes that are reserved for it; else they are given back."""
+    volume = await volumes.create()
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "volume", "destination_type": "volume", "uuid": volume},
+    ]
+    database = cloud.process.database
+    assert database is not None
+    original = database.write
+
+    async def write(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(fn, "__qualname__", "") != "ServerCreator._record":
+            return await original(fn, *args, **kwargs)
+        if committed:
+            await original(fn, *args, **kwargs)
+        raise Unavailable("The database does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "write", write)
+        answer = await user.request("POST", "/servers", user.body(block_device_mapping_v2=devices))
+        assert answer.status == 503, answer.body
+    if not committed:
+        await volumes.until(volume, "available")
+        return
+    [server] = [each["id"] for each in (await user.get("/servers"))["servers"]]
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(volume, "in-use")
     await cloud.assert_clean()

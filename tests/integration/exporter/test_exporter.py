@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from micronova.exporter import messages as m
 from micronova.exporter import wire
 from micronova.exporter.client import ExportFailed
+from micronova.exporter.daemon import Daemon
 from micronova.objects.errors import Unavailable
 from tests.integration.exporter.world import GUESTS, connected, killed, world
 
@@ -55,6 +57,8 @@ async def test_a_killed_daemon_comes_back_and_io_goes_on(tmp_path: Path, volume_
         writing = asyncio.ensure_future(
             cloud.io(volume_id, *(part for each in commands for part in (each, "sleep 20")))
         )
+        while not writing.done() and file.read_bytes()[:1] != b"\1":  # who has not connected yet does not wait
+            await asyncio.sleep(0.01)
         for _ in range(3):
             await killed(cloud.daemons()[volume_id])
             while volume_id not in cloud.daemons():
@@ -102,6 +106,88 @@ async def test_a_daemon_that_died_with_the_exporter_is_replaced(tmp_path: Path, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+async def test_a_volume_that_is_served_again_while_it_ends(
+    tmp_path: Path, volume_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends it does not take the socket of what serves it again: a guest could never connect."""
+    ended, go_on = asyncio.Event(), asyncio.Event()
+    original = Daemon.stop
+
+    async def stop(self: Daemon) -> None:
+        await original(self)
+        ended.set()
+        await go_on.wait()
+
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(Daemon, "stop", stop)
+            ending = asyncio.ensure_future(cloud.client.ask(m.End(volume_id=volume_id)))
+            await ended.wait()
+            serving = asyncio.ensure_future(cloud.serve(volume_id))
+            await asyncio.wait({serving}, timeout=2)  # it waits, or is faster
+            go_on.set()
+            await ending
+            await serving
+        await cloud.access.allow(volume_id, GUESTS[0])
+        await cloud.io(volume_id, "write -P 7 0 4k")
+        assert list(cloud.daemons()) == [volume_id]
+
+
+async def test_a_volume_that_ends_while_it_is_copied_has_no_clients(
+    tmp_path: Path, volume_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is connected does not go on to write beside the next who gets the volume."""
+    copying, go_on = asyncio.Event(), asyncio.Event()
+    original = Daemon.copy
+
+    async def copy(self: Daemon, *arguments: Any) -> None:
+        copying.set()
+        await go_on.wait()
+        await original(self, *arguments)
+
+    monkeypatch.setattr(Daemon, "copy", copy)
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        url = cloud.url(volume_id).replace(",reconnect-delay=60", "")
+        client = await asyncio.create_subprocess_exec("qemu-io", "--image-opts", url, stdin=-1, stdout=-1, stderr=-2)
+        assert client.stdin is not None
+        client.stdin.write(b"write -P 1 0 4k\n")
+        async with asyncio.timeout(60):
+            while file.read_bytes()[:1] != b"\1":
+                await asyncio.sleep(0.01)
+        copied = asyncio.ensure_future(cloud.copy(volume_id, "0"))
+        await copying.wait()
+        await cloud.client.ask(m.End(volume_id=volume_id))
+        await cloud.serve(volume_id)  # for another
+        said = (await client.communicate(b"write -P 2 0 4k\n"))[0].decode()
+        assert "write failed" in said, said
+        await cloud.io(volume_id, "write -P 3 4k 4k", "flush")
+        go_on.set()
+        assert (await copied).read_bytes()[: 3 << 12] == b"\1" * 4096 + b"\3" * 4096 + b"\0" * 4096
+
+
+async def test_a_daemon_that_breaks_off_is_replaced(
+    tmp_path: Path, volume_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter that takes over a daemon in the moment of its death starts all the same."""
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        await cloud.die()
+
+        async def reset(self: asyncio.StreamReader) -> bytes:
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.StreamReader, "readline", reset)
+            await cloud.run()
+        await cloud.serve(volume_id)
+        await cloud.io(volume_id, "write -P 7 0 4k")
+
+
 async def test_only_the_users_that_the_agent_names_connect(tmp_path: Path, volume_id: str) -> None:
     async with world(tmp_path) as cloud:
         cloud.file(volume_id)

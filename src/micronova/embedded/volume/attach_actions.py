@@ -157,7 +157,7 @@ class AttachActions:
             await check_unused(request, [each for each in volume.attachments if each.id in ids])
             await self._core.database.write(attachment_queries.remove, volume, ids, self._core.now())
             if not any(each.connection_info for each in volume.attachments if each.id not in ids):
-                await self._connector.disconnect(volume)
+                await self._connector.disconnect(volume.id)
 
         await repeat(f"Volume {volume_id}", attempt)
 
@@ -174,4 +174,4 @@ class AttachActions:
         """End the connection of a host, unless attachments of the API have one."""
         volume = await self._core.load_volume(request, volume_id, request.route.policy or "")
         if not any(each.connection_info for each in volume.attachments):
-            await self._connector.disconnect(volume)
+            await self._connector.disconnect(volume.id)

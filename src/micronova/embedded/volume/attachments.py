@@ -10,7 +10,7 @@ from msgspec import field
 from micronova.embedded.volume import attachment_queries, listing, states
 from micronova.embedded.volume.connecting import Connector, check_mode, flat
 from micronova.embedded.volume.core import Core, is_admin_or_service, repeat
-from micronova.embedded.volume.model import ATTACHED, ATTACHING, RESERVED, Attachment, Volume
+from micronova.embedded.volume.model import ATTACHED, ATTACHING, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.tables import attachments
 from micronova.http.paging import iso_micros
@@ -138,9 +138,11 @@ class AttachmentHandlers:
         async def attempt() -> tuple[Volume, Attachment]:
             volume = await self._core.load_volume(request, uuid(asked.volume_uuid))
             request.authorize(volume.target)
+            if (reserved := _reserved_before(volume, asked)) is not None:
+                return volume, reserved
             if not _follows_server(volume, asked.instance_uuid):
                 states.check_volume(volume, "reserve an attachment")
-            if volume.bootable and volume.multiattach:
+            if volume.bootable and volume.multiattach and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:multiattach_bootable_volume")
             attachment = Attachment(
                 id=new_id,
@@ -229,7 +231,7 @@ class AttachmentHandlers:
 
         volume = await repeat(f"Attachment {attachment_id}", attempt)
         if not any(each.connection_info for each in volume.attachments if each.id != attachment_id):
-            await self._connector.disconnect(volume)
+            await self._connector.disconnect(volume.id)
         return volume
 
     async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:
@@ -238,12 +240,26 @@ class AttachmentHandlers:
         )
 
 
+def _reserved_before(volume: Volume, asked: NewAttachment) -> Attachment | None:
+    """Return the reservation that a server has already: the answer to its first request was lost, or who asked died.
+
+    Else the first one would stay when the second one is deleted, and nobody would know it.
+    """
+    if asked.instance_uuid is None or asked.connector:
+        return None
+    server = uuid(asked.instance_uuid)
+    for each in volume.attachments:
+        if (each.instance_uuid, each.attach_status, each.connection_info) == (server, RESERVED, None):
+            return each if asked.mode in (None, each.attach_mode) else None
+    return None
+
+
 def _follows_server(volume: Volume, instance_uuid: str | None) -> bool:
     """Return whether all attachments of a volume are of this server, which moves to another host."""
     return (
         instance_uuid is not None
         and bool(volume.attachments)
-        and volume.status in states.ATTACHABLE
+        and volume.status in (*states.ATTACHABLE, *states.WORKING)
         and all(each.instance_uuid == uuid(instance_uuid) for each in volume.attachments)
     )
 

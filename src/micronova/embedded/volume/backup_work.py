@@ -2,11 +2,19 @@
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import backup_queries, messages, quotas, snapshot_queries, volume_queries
-from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES
+from micronova.embedded.volume import (
+    attachment_queries,
+    backup_queries,
+    messages,
+    quotas,
+    snapshot_queries,
+    volume_queries,
+)
+from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.messages import Action
 from micronova.embedded.volume.model import (
     AVAILABLE,
+    BACKING_UP,
     ERROR,
     ERROR_DELETING,
     ERROR_RESTORING,
@@ -44,8 +52,11 @@ class CreateBackup(BackupKind):
 
     def cancelled(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Give the source the status that it had before."""
-        queries = {VOLUMES: volume_queries, SNAPSHOTS: snapshot_queries}[operation.payload["copy"]]
-        queries.record(conn, operation.source_id or "", {"status": operation.payload["status"]}, now)
+        source_id = operation.source_id or ""
+        if operation.payload["copy"] == VOLUMES:
+            attachment_queries.end_work(conn, source_id, now)
+        else:
+            snapshot_queries.end_work(conn, source_id, BACKING_UP, operation.payload["status"], now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show the backup as failed; it counts until it is deleted."""
@@ -109,6 +120,7 @@ class RestoreBackup(BackupKind):
         operation = work.operation
         volume = await self.existing(volume_queries.get, operation.resource_id)
         source, size = self.files.path(BACKUPS, operation.source_id or ""), volume.size * GIB
+        await self.connector.disconnect(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, work.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 log = logging.getLogger(__name__)
 
 MODES = ("rw", "ro")
-PAUSE: Final = 1.0  # seconds before the next attempt to serve volumes
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the next attempt to serve volumes
 
 
 class Connector:
@@ -58,48 +58,56 @@ class Connector:
         if self._exports is not None:
             await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
-    async def disconnect(self, volume: Volume) -> None:
+    async def disconnect(self, volume_id: str) -> None:
         """Stop serving a volume, after its attachment was removed, unless another attachment has a connection to it."""
-        if self._exports is None or volume.id in await self._connected():
+        if self._exports is None or await self._connected(volume_id):
             return
-        await self._exports.remove(volume.id)
-        found = (await self._connected()).get(volume.id)
-        if found is not None:  # another request has connected it meanwhile
-            await self._exports.ensure(found)
+        await self._exports.remove(volume_id)
+        for export in await self._connected(volume_id):  # another request has connected it meanwhile
+            await self._exports.ensure(export)
 
-    async def _connected(self) -> dict[str, Export]:
-        found = await self._core.database.read(attachment_queries.connected, self._core.host)
-        return {id: Export(volume_id=id, readonly=readonly) for id, readonly in found}
+    async def _connected(self, volume_id: str | None = None) -> list[Export]:
+        """Return the exports of this machine's volumes that have a connection: of one, or of all."""
+        found = await self._core.database.read(attachment_queries.connected, self._core.host, volume_id)
+        return [Export(volume_id=id, readonly=readonly) for id, readonly in found]
 
     async def _follow(self) -> None:
         assert self._exports is not None
+        pause = PAUSE
         while True:
             lost = asyncio.ensure_future(self._exports.lost())
             try:
                 await self._reconcile(self._exports)
+                pause = PAUSE
                 await lost
             except Unavailable as error:
                 log.warning("volumes cannot be served for the moment: %s", error)
-                await self._core.clock.sleep(PAUSE)
+                await self._core.clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
             finally:
                 lost.cancel()
                 await asyncio.wait({lost})
 
     async def _reconcile(self, exports: Exports) -> None:
-        """Serve all volumes with a connection, and no others."""
+        """Serve all volumes with a connection, and no others; raise Unavailable if one cannot be served yet."""
         served = await exports.served()
         connected = await self._connected()
-        for export in connected.values():
+        lacking: Unavailable | None = None
+        for export in connected:
             try:
                 await exports.ensure(export)
+            except Unavailable as error:
+                log.warning("volume %s cannot be served yet: %s", export.volume_id, error)
+                await exports.served()  # raises it again if it is not about this volume alone: the others need not wait
+                lacking = error
             except (MicronovaError, OSError) as error:
-                if isinstance(error, Unavailable):
-                    raise
                 log.error("volume %s cannot be served: %s", export.volume_id, error)
-        for volume_id in served - connected.keys():
-            if volume_id not in await self._connected():
+        for volume_id in served - {export.volume_id for export in connected}:
+            if not await self._connected(volume_id):
                 log.info("volume %s is not attached any more: its export ends", volume_id)
                 await exports.remove(volume_id)
+        if lacking is not None:
+            raise lacking
 
 
 def check_mode(volume: Volume, mode: str | None) -> str:

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume import messages, service_rows
 from micronova.embedded.volume.backend.files import Files, Interrupted
+from micronova.embedded.volume.connecting import Connector
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.images import Images
 from micronova.embedded.volume.model import Operation
@@ -80,10 +81,11 @@ class OperationKind(ABC):
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
 
-    def __init__(self, core: Core, files: Files, images: Images | None) -> None:
+    def __init__(self, core: Core, files: Files, images: Images | None, connector: Connector) -> None:
         self.core = core
         self.files = files
         self.images = images
+        self.connector = connector
 
     @abstractmethod
     async def run(self, work: Work) -> Apply:
@@ -157,6 +159,12 @@ def begin(
 def exists(conn: sa.Connection, id: str) -> bool:
     """Return whether there is the row of an operation."""
     return _get(conn, id) is not None
+
+
+def uses(conn: sa.Connection, id: str) -> bool:
+    """Return whether an operation changes or reads a resource."""
+    named = sa.or_(operations.c.resource_id == id, operations.c.source_id == id)
+    return bool(conn.execute(sa.select(sa.exists().where(named))).scalar_one())
 
 
 def cancel(conn: sa.Connection, resource_id: str, *, but: str) -> None:

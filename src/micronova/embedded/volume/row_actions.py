@@ -141,7 +141,7 @@ class RowActions:
             if asked.attach_status == "detached":
                 ids = [each.id for each in volume.attachments]
                 await self._core.database.write(attachment_queries.remove, volume, ids, now, status)
-                await self._connector.disconnect(volume)
+                await self._connector.disconnect(volume.id)
             else:
                 values = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)

@@ -89,7 +89,9 @@ class VolumeService:
         serving = None if exports is None else exports(self.files)
         self.files.live_copies = None if serving is None else serving.live_copies
         self.connector = Connector(self.core, serving)
-        self.engine = Engine(self.core, self.files, [kind(self.core, self.files, images) for kind in KINDS])
+        self.engine = Engine(
+            self.core, self.files, [kind(self.core, self.files, images, self.connector) for kind in KINDS]
+        )
         found = routes(self.core, self.files, images, self.connector)
         self.service = Service(
             "volume",

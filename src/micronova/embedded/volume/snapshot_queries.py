@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import Snapshot
@@ -66,3 +67,9 @@ def delete(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
 def has_metadata(key: str, value: str) -> sa.ColumnElement[bool]:
     """Return the condition that a snapshot has this in its metadata."""
     return _METADATA.has(snapshots.c.id, key, value)
+
+
+def end_work(conn: sa.Connection, snapshot_id: str, during: str, before: str, now: int) -> None:
+    """Give a snapshot the status that it had before work that has only read it, unless a later request has set one."""
+    ours = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.status == during)
+    revisions.touch(conn, snapshots.c.revision, ours, now=now, status=before)

@@ -31,20 +31,23 @@ class Action(NamedTuple):
     starts: tuple[str, ...]
     during: str = ""
     multiattach: tuple[str, ...] = ()  # further statuses that volumes with multiattach may have
+    replaces: bool = False  # the file: a server that is attached, whatever status was set, would use the old one
 
 
 ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
+WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP)
+"""The statuses of work on a volume that may be attached: they stay while attachments change."""
 
 # `fail` of the kinds of operations (`*_work.py`) says in which status a failure leaves a volume.
 VOLUME_ACTIONS: Final = {
     "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), DELETING),
     "extend": Action((AVAILABLE,), EXTENDING),
-    "revert": Action((AVAILABLE,), REVERTING),
+    "revert": Action((AVAILABLE,), REVERTING, replaces=True),
     "upload": Action((AVAILABLE,), UPLOADING),
     "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
     "back up": Action((AVAILABLE,), BACKING_UP),
     "back up by force": Action((AVAILABLE, IN_USE), BACKING_UP),
-    "restore a backup": Action((AVAILABLE,), RESTORING_BACKUP),
+    "restore a backup": Action((AVAILABLE,), RESTORING_BACKUP, replaces=True),
     "retype": Action((AVAILABLE,)),
     "set readonly": Action((AVAILABLE,)),
     "snapshot": Action((AVAILABLE,)),
@@ -85,6 +88,8 @@ def check_volume(volume: Volume, action: str) -> Action:
         raise Invalid(
             f"Invalid volume: Volume {volume.id} is {volume.status}; to {action}, it must be {' or '.join(starts)}."
         )
+    if entry.replaces and volume.attachments:
+        raise Invalid(f"Invalid volume: Volume {volume.id} is attached; to {action}, detach it before.")
     return entry
 
 

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
-from micronova.embedded.volume import listing, quotas, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume import listing, operations, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.core import UUID, Core, repeat
 from micronova.embedded.volume.listing import Links, Listed
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
@@ -212,6 +212,7 @@ class TransferHandlers:
         quotas.check_size(conn, context.project_id, volume.size, defaults)
         owner = {"project_id": context.project_id, "user_id": context.user_id}
         volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
+        _check_unread(conn, volume)
         conn.execute(snapshots.update().where(snapshots.c.volume_id == volume.id).values(owner))
         conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
         amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
@@ -237,6 +238,7 @@ def _get(conn: sa.Connection, transfer_id: str) -> Transfer | None:
 
 def _insert(conn: sa.Connection, volume: Volume, made: Transfer) -> None:
     volume_queries.update(conn, volume, {"status": AWAITING_TRANSFER}, made.created_at)
+    _check_unread(conn, volume)
     if not insert_if_absent(conn, transfers, msgspec.structs.asdict(made)):
         raise Invalid(f"Volume {volume.id} is being transferred already.")
 
@@ -245,6 +247,15 @@ def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now:
     if volume is not None and volume.status == AWAITING_TRANSFER:
         volume_queries.update(conn, volume, {"status": AVAILABLE}, now)
     conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
+
+
+def _check_unread(conn: sa.Connection, volume: Volume) -> None:
+    """Raise Invalid if a volume is attached, or is copied: the copy would have what the next project writes.
+
+    The transaction has changed the volume before. So what is begun later finds that it is not available.
+    """
+    if volume.attachments or operations.uses(conn, volume.id):
+        raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")
 
 
 def _check_snapshots(volume: Volume, found: Sequence[Snapshot], excluded: bool) -> None:

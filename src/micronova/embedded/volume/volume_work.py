@@ -4,7 +4,15 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import messages, quotas, service_rows, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume import (
+    attachment_queries,
+    messages,
+    quotas,
+    service_rows,
+    snapshot_queries,
+    type_queries,
+    volume_queries,
+)
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES, TooMuchData
 from micronova.embedded.volume.messages import Action, Detail
@@ -108,6 +116,7 @@ class DeleteVolume(VolumeKind):
         volume_id = work.operation.resource_id
         if await self.core.database.read(snapshot_queries.of_volume, volume_id):
             raise Failed(Detail.HAS_SNAPSHOTS)
+        await self.connector.disconnect(volume_id)
         await self.files.remove(VOLUMES, volume_id)
 
         def forget(conn: sa.Connection, now: int) -> None:
@@ -171,6 +180,7 @@ class RevertVolume(VolumeKind):
         volume = await self.volume(operation)
         source = self.files.path(SNAPSHOTS, operation.source_id or "")
         size = volume.size * GIB
+        await self.connector.disconnect(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, work.reporter(size))
         return lambda conn, now: volume_queries.record(conn, volume.id, {"status": AVAILABLE}, now)
 
@@ -210,8 +220,7 @@ class UploadVolume(VolumeKind):
         return self._back(operation)
 
     def _back(self, operation: Operation) -> Apply:
-        values = {"status": operation.payload["status"]}
-        return lambda conn, now: volume_queries.record(conn, operation.resource_id, values, now)
+        return lambda conn, now: attachment_queries.end_work(conn, operation.resource_id, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""

@@ -49,12 +49,25 @@ class GuestVolumes:
         self._launcher = launcher
 
     async def attach(self, plan: GuestPlan, volume: AttachedVolume) -> None:
-        """Give a guest a volume, unless it has it."""
-        uuid = plan.instance.uuid
+        """Give a guest a volume, unless it has it; after a failure it has not got it."""
+        uuid, export = plan.instance.uuid, volume.connection.export_name
         record, _ = await self._guests.require(uuid)
         bus = volume_bus(self._launcher.host, plan.instance, volume)
+        had = await self._change(uuid, lambda domain: _has(domain, export), "find the volume")
         await self._launcher.admit_to_volumes(record, (volume,))
-        await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
+        try:
+            await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
+        except BaseException:
+            if not had:
+                await asyncio.shield(self._take_back(uuid, volume))
+            raise
+
+    async def _take_back(self, uuid: str, volume: AttachedVolume) -> None:
+        """Take a volume that could not be attached: it will be another guest's."""
+        try:
+            await self.detach(uuid, volume)
+        except MicronovaError as error:
+            log.warning("guest %s keeps volume %s, which it should not have: %s", uuid, volume.volume_id, error)
 
     def _plug(self, domain: Domain, volume: AttachedVolume, bus: str) -> None:
         library, export = load(), volume.connection.export_name
