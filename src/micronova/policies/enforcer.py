@@ -109,13 +109,14 @@ def _mistakes(texts: Mapping[str, Any], parsed: oslo.Rules, rules: Mapping[str, 
                 f"the check of {name} cannot be understood: {str(texts[name])[:100]!r}; "
                 "right is, for example, 'role:admin or project_id:%(project_id)s'"
             )
-        for reference in sorted(_references(check) - known):
-            found.append(f"{name} refers to rule:{reference}, which does not exist{_similar(reference, known)}")
-        for kind in sorted(_unknown_kinds(check)):
-            found.append(
-                f"{name} compares {kind}, which no token has{_similar(kind, _KINDS)}; "
-                f"known are {', '.join(sorted(_KINDS))}"
-            )
+        found += [
+            f"{name} refers to rule:{reference}, which does not exist{_similar(reference, known)}"
+            for reference in sorted(_references(check) - known)
+        ]
+        found += [
+            f"{name} compares {kind}, which no token has{_similar(kind, _KINDS)}; known are {', '.join(sorted(_KINDS))}"
+            for kind in sorted(_unknown_kinds(check))
+        ]
         if name in _reached(name, parsed, rules):
             found.append(f"{name} refers to itself by way of rule:")
     return found
@@ -158,13 +159,8 @@ def _references(check: Any) -> set[str]:
 
 def _unknown_kinds(check: Any) -> set[str]:
     """Return the attributes of the caller that a check compares and that no caller has; literals are none."""
-    found = set()
-    for each in _leaves(check):
-        kind = getattr(each, "kind", "")
-        if kind and kind not in _KINDS and not kind.startswith(("'", '"')) and kind not in ("None", "True", "False"):
-            if not kind.lstrip("-").isdecimal():
-                found.add(kind)
-    return found
+    kinds = {getattr(each, "kind", "") for each in _leaves(check)} - _KINDS - {"", "None", "True", "False"}
+    return {kind for kind in kinds if not kind.startswith(("'", '"')) and not kind.lstrip("-").isdecimal()}
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
