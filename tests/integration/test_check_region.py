@@ -6,6 +6,7 @@ import http.server
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
+from micronova.db.secrets import SecretBox, Secrets
 from tests.cluster import toml
 from tests.command import micronova
 from tests.services.postgres import Postgres
@@ -156,6 +158,7 @@ async def test_the_command_prints_json_and_its_exit_code_tells(region: Region, t
 
     done = await asyncio.to_thread(run, region.config)
     document = json.loads(done.stdout)
+    assert [each for each in document["checks"] if each["outcome"] == "error"] == []
     assert done.returncode == 0 and document["ok"] is True and done.stderr == ""
     assert {"name", "roles", "outcome", "setting", "found", "right"} <= document["checks"][0].keys()
     file = tmp_path / "bad.toml"
@@ -266,9 +269,7 @@ def _other_queue(region: Region, tmp_path: Path, sections: Sections) -> Sections
 
 
 def _taken_port(region: Region, tmp_path: Path, sections: Sections) -> Sections:
-    taken = region.undo.enter_context(socket.create_server(("127.0.0.1", 0)))
-    taken.listen()
-    return _changed(sections, "api", port=taken.getsockname()[1])
+    return _changed(sections, "api", port=_late_server(region))
 
 
 def _certificate(**wanted: Any) -> Callable[[Region, Path, Sections], Sections]:
@@ -325,12 +326,17 @@ class _Late(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _slow_clock(region: Region, tmp_path: Path, sections: Sections) -> Sections:
+def _late_server(region: Region) -> int:
+    """Start a program that is none of Micronova; return its port."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Late)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     region.undo.callback(server.server_close)
     region.undo.callback(server.shutdown)
-    return _changed(sections, "glance", endpoint_override=f"http://127.0.0.1:{server.server_address[1]}")
+    return int(server.server_address[1])
+
+
+def _slow_clock(region: Region, tmp_path: Path, sections: Sections) -> Sections:
+    return _changed(sections, "glance", endpoint_override=f"http://127.0.0.1:{_late_server(region)}")
 
 
 def _host(**values: Any) -> Callable[[Region, Path, Sections], Sections]:
@@ -355,11 +361,11 @@ COMPUTE = ("compute",)
 MISTAKES = {
     "a section that does not exist": Mistake("", ("no section novaa", "did you mean nova"), _set("novaa", x=1)),
     "a setting that does not exist": Mistake("", ("no setting api.prot", "did you mean port"), _set("api", prot=1)),
-    "a value of another type": Mistake("", ("api.port is", "a whole number at least 0"), _set("api", port="many")),
+    "a value of another type": Mistake("api.port", ("a whole number at least 0",), _set("api", port="many")),
     "a word that is no choice": Mistake(
-        "", ("api.auth_strategy", "one of keystone, noauth2"), _set("api", auth_strategy="keyston")
+        "api.auth_strategy", ("api.auth_strategy", "one of keystone, noauth2"), _set("api", auth_strategy="keyston")
     ),
-    "a key that is too short": Mistake("", ("default.secret_key", "64 hex"), _set("default", secret_key="5a")),
+    "a key that is too short": Mistake("default.secret_key", ("64 hex",), _set("default", secret_key="5a")),
     "no secret key": Mistake("default.secret_key", ("openssl rand -hex 32",), _set("default", secret_key="")),
     "a key to guess": Mistake("default.secret_key", ("guess", "openssl rand"), _set("default", secret_key="0" * 64)),
     "a ticket key to guess": Mistake("glance.ticket_key", ("guess",), _set("glance", ticket_key="1" * 64)),
@@ -511,7 +517,7 @@ MISTAKES = {
         lambda region, tmp_path, sections: _changed(sections, "glance", endpoint_override=_nowhere("/image")),
     ),
     "a network service at a wrong path": Mistake(
-        "neutron.endpoint_override", ("404",),
+        "neutron.endpoint_override", ("could not be found",),
         lambda region, tmp_path, sections: _changed(
             sections, "neutron", endpoint_override=sections["neutron"]["endpoint_override"] + "/nowhere"
         ),
@@ -567,3 +573,34 @@ async def test_files_of_several_roles_are_compared(region: Region, tmp_path: Pat
     [differs] = [result for result in found if result.outcome == "error"]
     assert differs.setting == "default.secret_key" and "the same value for api, conductor" in differs.right
     assert "6d6d" not in differs.line() and str(conductor) in differs.line()
+
+
+async def test_a_key_that_does_not_open_what_is_stored(region: Region, tmp_path: Path) -> None:
+    """A build with a password waits in the database, sealed with the key of the region."""
+    id = str(uuid4())
+    sealed = SecretBox(bytes.fromhex(region.sections["default"]["secret_key"])).seal(Secrets(admin_password="x"), id)
+    columns = (
+        "id, kind, version, instance_uuid, batch_id, epoch, step, payload, secrets, created_at, lease_until, leases"
+    )
+    values = f"'{id}', 'none', 99, '{id}', '{id}', 1, 'new', '{{}}', '\\x{sealed.hex()}', 0, 0, 1"
+    region.postgres.sql(f"INSERT INTO operations ({columns}) VALUES ({values})", region.database)
+    region.undo.callback(region.postgres.sql, f"DELETE FROM operations WHERE id = '{id}'", region.database)
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    assert [result.line() for result in found if result.outcome == "error"] == []
+    file = tmp_path / "other.toml"
+    file.write_text(toml(_changed(region.sections, "default", secret_key="6d" * 32)))
+    found = await _check(file, roles=CONTROL, directory=tmp_path)
+    [wrong] = [result for result in found if result.outcome == "error"]
+    assert wrong.setting == "default.secret_key" and "another secret key" in wrong.found and wrong.right
+
+
+async def test_services_of_another_release_are_named(region: Region, tmp_path: Path) -> None:
+    now = f"{time.time() * 1e6 + 60e6:.0f}"
+    columns = 'uuid, id, host, "binary", disabled, forced_down, last_seen_at, version, created_at'
+    values = f"'{uuid4()}', 77, 'compute-3', 'nova-compute', false, false, {now}, 1, 0"
+    region.postgres.sql(f"INSERT INTO services ({columns}) VALUES ({values})", region.database)
+    region.undo.callback(region.postgres.sql, "DELETE FROM services WHERE id = 77", region.database)
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    [other] = [result for result in found if result.outcome != "ok"]
+    assert other.name == "versions of services" and "nova-compute on compute-3" in other.found
+    assert other.right == "upgrade them"

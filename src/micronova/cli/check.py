@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ import msgspec
 from micronova.cli.checks.shape import CONTROL_ROLES, HOST_ROLES, Check, CheckResult, Finding, Subject
 from micronova.cli.names import EMBEDDED_ROLES, ROLES
 from micronova.cli.state import StateDirectory
-from micronova.conf.settings import Settings, SettingsError, load, shown
+from micronova.conf.settings import Settings, SettingsError, load, options, shown
 from micronova.objects.errors import MicronovaError
 
 TOGETHER: Final = {
@@ -65,8 +66,8 @@ async def report(
             say(CheckResult("settings", tuple(roles), "ok", file=label))
             subjects.append(_subject(settings, roles, file, directory))
         except MicronovaError as error:
-            right = "`micronova config` lists every setting with its meaning"
-            say(CheckResult("settings", tuple(roles), "error", found=error.message, right=right, file=label))
+            right = "a file that `micronova run --config FILE` accepts, as the message says"
+            say(CheckResult("settings", tuple(roles), "error", _named_in(error.message), error.message, right, label))
     try:
         for subject in subjects:
             label = str(subject.file) if len(files) > 1 else ""
@@ -80,6 +81,12 @@ async def report(
     finally:
         for subject in subjects:
             await subject.close()
+
+
+def _named_in(message: str) -> str:
+    """Return the first setting that a message names, "" if it names none."""
+    known = {name for name, *_ in options()}
+    return next((word for word in re.findall(r"\b[a-z_]+\.[a-z_0-9]+\b", message) if word in known), "")
 
 
 def _subject(settings: Settings, roles: Sequence[str], file: Path | None, directory: Path | None) -> Subject:

@@ -11,6 +11,7 @@ from micronova.clients.identity.catalog import Catalog, CatalogTransport
 from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.clients.identity.feed import RevocationFeed
 from micronova.clients.key_manager.certificates import Certificates
+from micronova.clients.volume.client import VERSION as VOLUME_VERSION
 from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
@@ -246,13 +247,15 @@ class Clients:
         for name, section, override, path in (
             ("image", "glance", settings.glance.endpoint_override, "/v2/schemas/image"),
             ("network", "neutron", settings.neutron.endpoint_override, "/v2.0/networks?limit=1&fields=id"),
-            ("volume", "cinder", settings.cinder.endpoint_override, "/v3/types"),
+            ("volume", "cinder", settings.cinder.endpoint_override, "/v3/attachments?limit=1"),
         ):
             setting = f"{section}.endpoint_override"
             if self._has(name, override) and with_user:
                 kind = settings.cinder.service_type if name == "volume" else None
                 client = self._client(name, override, kind)
-                yield Question(name, setting, functools.partial(client.request, "GET", path), "", client.transport)
+                headers = {"openstack-api-version": f"volume {VOLUME_VERSION}"} if name == "volume" else None
+                ask = functools.partial(client.request, "GET", path, headers=headers)
+                yield Question(name, setting, ask, "", client.transport)
             elif override:
                 left_open = "it answers, but without a service user (identity.auth_url) nothing more can be asked of it"
                 transport = self._transport(name, override)

@@ -154,7 +154,7 @@ class Dispatcher:
         if found is None or request.namespace != self.interface.namespace:
             raise NoSuchMethod(
                 f"The service {self.interface.topic} (messages {self.interface.version}) does not know the message "
-                f"{request.namespace[:64]}:{request.method[:64]}."
+                f"{f'{request.namespace[:64]}:{request.method[:64]}'!r}."
             )
         if request.version not in self._versions:
             raise VersionTooNew(
@@ -164,7 +164,7 @@ class Dispatcher:
 
     def _expired(self, request: Request, what: str) -> Outcome:
         self._counters.expired[self._label(request)] += 1
-        log.warning("the message %s%s %s", self._label(request), _of_request(request), what)
+        log.warning("the message %s %s%s", self._label(request), what, _of_request(request))
         return DONE
 
     def _failed(self, request: Request, error: BaseException) -> Outcome:
@@ -188,4 +188,4 @@ class Dispatcher:
 
 def _of_request(request: Request) -> str:
     """Return the id of the user's request that a message belongs to, for a line of the log; heartbeats have none."""
-    return f" of request {request.context.request_id}" if request.context.request_id else ""
+    return f" (request {request.context.request_id})" if request.context.request_id else ""

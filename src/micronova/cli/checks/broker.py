@@ -49,7 +49,7 @@ def checks(subject: Subject) -> Iterator[Check]:
     """Return the checks of the broker, if the settings name one."""
     if not subject.on_bus or not subject.among(ROLES):
         return
-    yield Check("broker", ROLES, _reachable, SETTING, RIGHT, timeout=30.0)
+    yield Check("broker", ROLES, _reachable, SETTING, RIGHT)
     yield Check("rights at the broker", ROLES, _rights, SETTING, RIGHT)
     yield Check("room at the broker", ROLES, _room, SETTING, RIGHT)
     yield Check("queues", ROLES, _queues, SETTING, RIGHT)

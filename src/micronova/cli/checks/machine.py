@@ -19,7 +19,7 @@ from micronova.objects.errors import Invalid, MicronovaError
 FREE_BYTES = 1 << 30
 EXPIRES_SOON = 14 * 86_400
 """Seconds before the end of a certificate from which on it is a finding."""
-ANSWER_SECONDS = 3.0
+ANSWER_SECONDS = 10.0
 
 
 # --- directories -----------------------------------------------------------------------------------------------
@@ -106,7 +106,11 @@ def _address(address: str, port: int, of_address: str, of_port: str, tls: bool) 
                 right = "an address of this machine (`ip address`), or 0.0.0.0 for all"
                 yield Finding(of_address, f"this machine has no address {address}", right)
             elif error.errno == errno.EADDRINUSE:
-                if not _answers_as_ours(address, port, tls):
+                ours = _answers_as_ours(address, port, tls)
+                if ours is None:
+                    said = f"what listens on {address}:{port} does not answer within {ANSWER_SECONDS:g} s"
+                    yield Finding(of_port, said, "a role of Micronova that answers, or a port that is free", "unknown")
+                elif not ours:
                     yield Finding(of_port, f"another program listens on {address}:{port}", "a port that is free")
             elif error.errno in (errno.EACCES, errno.EPERM):
                 yield Finding(of_port, f"this user may not listen on port {port}", "a port of 1024 or more, or root")
@@ -114,8 +118,8 @@ def _address(address: str, port: int, of_address: str, of_port: str, tls: bool) 
                 yield Finding(of_address, f"cannot listen on {address}:{port}: {error.strerror}", "another address")
 
 
-def _answers_as_ours(address: str, port: int, tls: bool) -> bool:
-    """Return whether a process of Micronova answers there: by its health check, or by its metrics."""
+def _answers_as_ours(address: str, port: int, tls: bool) -> bool | None:
+    """Return whether a process of Micronova answers there: by its health check, or by its metrics; None: no answer."""
     import http.client
 
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - not listened on
@@ -129,6 +133,8 @@ def _answers_as_ours(address: str, port: int, tls: bool) -> bool:
             connection.request("GET", path)
             if proof in connection.getresponse().read(1 << 20):
                 return True
+        except TimeoutError:
+            return None
         except (OSError, http.client.HTTPException):
             pass
         finally:

@@ -148,14 +148,14 @@ def _filters(subject: Subject) -> Iterator[Finding]:
     settings = subject.settings
     down_time = settings.default.service_down_time
     options = FilterOptions(service_down_time=down_time, settings=settings.filter_scheduler, metrics=settings.metrics)
-    for name, attempt in (
-        ("filter_scheduler.enabled_filters", lambda: load_filters(options)),
-        ("pci.alias", lambda: parse_aliases(settings.pci.alias)),
+    for name, attempt, right in (
+        ("filter_scheduler.enabled_filters", lambda: load_filters(options), "names of the list in docs/scheduler.md"),
+        ("pci.alias", lambda: parse_aliases(settings.pci.alias), "tables with name, vendor_id and product_id"),
     ):
         try:
             attempt()
         except MicronovaError as error:
-            yield Finding(name, error.message)
+            yield Finding(name, error.message, right)
 
 
 def _driver(subject: Subject) -> Iterator[Finding]:

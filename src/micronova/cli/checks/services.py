@@ -21,7 +21,6 @@ NEEDED_BY = {
     "metadata": ("network-agent",),
     "key-manager": ("api", "image"),
 }
-SERVICE_SECONDS = 15.0
 
 
 def checks(subject: Subject) -> Iterator[Check]:
@@ -42,7 +41,7 @@ def checks(subject: Subject) -> Iterator[Check]:
         if not own and (subject.among(roles) or not subject.roles_are_named):
             right = _right(subject, question)
             name = f"service {question.service}"
-            yield Check(name, roles, _Asks(question, right), question.setting, right, SERVICE_SECONDS)
+            yield Check(name, roles, _Asks(question, right), question.setting, right)
 
 
 def _right(subject: Subject, question: Question) -> str:

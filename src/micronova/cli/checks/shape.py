@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["ok", "error", "unknown"]
 
-TIMEOUT = 20.0
-"""Seconds that a check may take. Opening a database and a connection to the broker take up to 15 of them."""
+TIMEOUT = 30.0
+"""Seconds that a check may take. Opening a database or a connection to the broker may take 15 of them."""
 CONTROL_ROLES = ("api", "metadata", "conductor", "scheduler", "console")
 HOST_ROLES = ("compute", "network-agent")
 
