@@ -580,9 +580,10 @@ async def test_a_key_that_does_not_open_what_is_stored(region: Region, tmp_path:
     id = str(uuid4())
     sealed = SecretBox(bytes.fromhex(region.sections["default"]["secret_key"])).seal(Secrets(admin_password="x"), id)
     columns = (
-        "id, kind, version, instance_uuid, batch_id, epoch, step, payload, secrets, created_at, lease_until, leases"
+        "id, kind, version, instance_uuid, batch_id, epoch, step, payload, secrets, created_at, lease_until, leases, "
+        "deadline, context"
     )
-    values = f"'{id}', 'none', 99, '{id}', '{id}', 1, 'new', '{{}}', '\\x{sealed.hex()}', 0, 0, 1"
+    values = f"'{id}', 'none', 99, '{id}', '{id}', 1, 'new', '{{}}', '\\x{sealed.hex()}', 0, 0, 1, 0, ''"
     region.postgres.sql(f"INSERT INTO operations ({columns}) VALUES ({values})", region.database)
     region.undo.callback(region.postgres.sql, f"DELETE FROM operations WHERE id = '{id}'", region.database)
     found = await _check(region.config, roles=CONTROL, directory=tmp_path)
