@@ -322,7 +322,9 @@ def explain(
     type=click.FloatRange(0, 3650, min_open=True),
     help="Length of a synthetic trace [default: what --load needs].",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the trace and of random choices.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, help="Number that the trace and random choices follow from."
+)
 @click.option(
     "--policy",
     "policies",
