@@ -195,7 +195,8 @@ def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items())
     if isinstance(value, list | tuple):
-        return "; ".join(_in_words(each) for each in value) or "none"
+        tables = any(isinstance(each, Mapping) for each in value)
+        return ("; " if tables else ", ").join(_in_words(each) for each in value) or "none"
     return str(value)
 
 

@@ -13,6 +13,6 @@ def test_the_details_of_a_refusal_are_words() -> None:
     reasons = Explanation(hosts=3, filters=steps).reasons()
     fault = fault_of(NoValidHost("No valid host was found.", hosts=3, reasons=reasons), 0)
     assert fault["details"].startswith(
-        "hosts: 3; reasons: name RamFilter, removed 2, remaining 1, hosts a; b; name Disk"
+        "hosts: 3; reasons: name RamFilter, removed 2, remaining 1, hosts a, b; name Disk"
     )
     assert not set("{}[]()'") & set(fault["details"])

@@ -149,7 +149,7 @@ def _certificates(subject: Subject) -> Iterator[Finding]:
     api = subject.settings.api
     if bool(api.tls_certificate) != bool(api.tls_key):
         missing, given = ("tls_key", "tls_certificate") if api.tls_certificate else ("tls_certificate", "tls_key")
-        right = f"a PEM file, which belongs to that of api.{given}: with one of them the APIs speak HTTP"
+        right = f"a PEM file, which belongs to that of api.{given}: with one of them alone the APIs do not start"
         yield Finding(f"api.{missing}", f"it is empty, and api.{given} is set", right)
         return
     if not api.tls_certificate or not api.tls_key:
