@@ -18,11 +18,13 @@ from micronova.objects.clock import SystemClock, micros
 from micronova.objects.service_names import COMPUTE
 from tests.command import micronova
 
+SERVICES = ("identity", "image", "network", "volume")
+
 
 @pytest.fixture
 async def cloud(tmp_path: Path) -> AsyncIterator[Process]:
     """The services of a cloud that listens on a port."""
-    made = Process(load(environ={}), ["identity", "image", "network"], StateDirectory(tmp_path / "cloud"))
+    made = Process(load(environ={}), ["identity", "image", "network", "volume"], StateDirectory(tmp_path / "cloud"))
     await made.start(socket.create_server(("127.0.0.1", 0)))
     yield made
     await made.stop()
@@ -50,13 +52,13 @@ async def _services(directory: Path, **sections: dict[str, str]) -> dict[str, st
 
 async def test_services_that_answer(cloud: Process, tmp_path: Path) -> None:
     identity = {"auth_url": f"{cloud.url}/identity/v3", "password": cloud.keys.service_password}
-    assert await _services(tmp_path, identity=identity) == {"identity": "ok", "image": "ok", "network": "ok"}
+    assert await _services(tmp_path, identity=identity) == dict.fromkeys(SERVICES, "ok")
 
 
 async def test_a_key_manager_that_answers_or_does_not(cloud: Process, tmp_path: Path) -> None:
     """Any service that lists its versions does here."""
     found = await _services(tmp_path, barbican={"barbican_endpoint": f"{cloud.url}/image/v1"})
-    assert found["key-manager"].startswith("? it answers; certificates are asked for")
+    assert found["key-manager"].startswith("? barbican.barbican_endpoint: it answers; certificates are asked for")
     found = await _services(tmp_path, barbican={"barbican_endpoint": f"{cloud.url}/nowhere"})
     assert found["key-manager"].startswith("FAIL")
 
@@ -64,13 +66,16 @@ async def test_a_key_manager_that_answers_or_does_not(cloud: Process, tmp_path: 
 async def test_services_that_do_not_know_us(cloud: Process, tmp_path: Path) -> None:
     identity = {"auth_url": f"{cloud.url}/identity/v3", "password": "wrong"}
     found = await _services(tmp_path, identity=identity)
-    refused = "FAIL The identity service does not accept the service user micronova."
-    assert found == {"identity": refused, "image": refused, "network": refused}
+    refused = "The identity service does not accept the service user micronova"
+    assert found.keys() == set(SERVICES) and all(refused in line for line in found.values())
+    assert found["identity"].startswith(f"FAIL identity.password: {refused}. Right: ")
 
 
 async def test_a_host_has_no_service_user(cloud: Process, tmp_path: Path) -> None:
     found = await _services(tmp_path, neutron={"endpoint_override": f"{cloud.url}/network"})
-    assert set(found) == {"network"} and found["network"].startswith("? it answers, but without a service user")
+    assert set(found) == {"network"} and found["network"].startswith(
+        "? neutron.endpoint_override: it answers, but without a service user"
+    )
     found = await _services(tmp_path, neutron={"endpoint_override": f"{cloud.url}/nowhere"})
     assert found["network"].startswith("FAIL ")
 
@@ -88,17 +93,17 @@ async def test_a_bus_that_cannot_be_reached(tmp_path: Path) -> None:
     done: Any = await asyncio.to_thread(micronova, "check", "--config", file)
     assert done.returncode == 1 and "Errno" not in done.stdout and "hush" not in done.stdout
     assert (
-        f"FAIL  bus: Cannot use the broker at amqp://guest@{broker}/: "
-        "nothing accepts connections there: start RabbitMQ, or correct transport_url." in done.stdout.splitlines()
+        f"FAIL  broker: default.transport_url: {broker} as guest: nothing accepts connections there: "
+        "start RabbitMQ, or correct transport_url. Right: amqp://USER:PASSWORD@HOST" in done.stdout
     )
 
 
 @pytest.mark.parametrize(
     ("hosts", "down_time", "expected"),
     [
-        (10, 20, "ok    heartbeats of 10 hosts"),
-        (4_000, 20, "FAIL  heartbeats of 4000 hosts: 4000 hosts send 600 heartbeats per second"),
-        (4_000, 24, "ok    heartbeats of 4000 hosts"),
+        (10, 20, "ok    heartbeats: of 10 hosts"),
+        (4_000, 20, "FAIL  heartbeats: default.service_down_time: 4000 hosts send 600 heartbeats per second"),
+        (4_000, 24, "ok    heartbeats: of 4000 hosts"),
     ],
 )
 async def test_settings_that_are_made_for_fewer_hosts(

@@ -5,12 +5,13 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from micronova.clients.identity.catalog import Catalog, CatalogTransport
 from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.clients.identity.feed import RevocationFeed
 from micronova.clients.key_manager.certificates import Certificates
+from micronova.clients.volume.client import VERSION as VOLUME_VERSION
 from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
@@ -21,7 +22,7 @@ from micronova.http.image_uploads import ImageUploads
 from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
 from micronova.http.tokens import Revocations, TokenVerifier
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import Forbidden, Unavailable
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -44,6 +45,16 @@ ENDPOINTS = {
 
 KEY_MANAGER = "key-manager"
 """The type of the key manager in a catalog. There is no embedded one."""
+
+
+class Question(NamedTuple):
+    """A request to a service, for `micronova check`."""
+
+    service: str
+    setting: str  # that names the service
+    ask: Callable[[], Awaitable[object]]
+    left_open: str  # what the answer does not prove
+    transport: Transport
 
 
 class Clients:
@@ -223,27 +234,56 @@ class Clients:
         transport = self._transport("network", self._process.settings.neutron.endpoint_override)
         return ServiceClient(transport, keys.ticket, renew=keys.forget)
 
-    def questions(self) -> Iterator[tuple[str, Callable[[], Awaitable[object]], str]]:
-        """Yield each other service that the settings name, a request that changes nothing, and what that leaves open.
+    def questions(self) -> Iterator[Question]:
+        """Yield a question to each other service that the settings name, which changes nothing.
 
         Without a service user (compute hosts have none) the request is for the list of versions, which needs no token.
         """
         settings = self._process.settings
         with_user = self._noauth or bool(settings.identity.auth_url)
         if settings.identity.auth_url and not self._noauth:
-            yield "identity", self.token().get, ""
-        for name, override, path in (
-            ("image", settings.glance.endpoint_override, "/v2/schemas/image"),
-            ("network", settings.neutron.endpoint_override, "/v2.0/networks?limit=1&fields=id"),
+            transport = self._transport("identity", settings.identity.auth_url)
+            yield Question("identity", "identity.auth_url", self._logs_in, "", transport)
+        for name, section, override, path in (
+            ("image", "glance", settings.glance.endpoint_override, "/v2/schemas/image"),
+            ("network", "neutron", settings.neutron.endpoint_override, "/v2.0/networks?limit=1&fields=id"),
+            ("volume", "cinder", settings.cinder.endpoint_override, "/v3/attachments?limit=1"),
         ):
+            setting = f"{section}.endpoint_override"
             if self._has(name, override) and with_user:
-                yield name, functools.partial(self._client(name, override).request, "GET", path), ""
+                kind = settings.cinder.service_type if name == "volume" else None
+                client = self._client(name, override, kind)
+                headers = {"openstack-api-version": f"volume {VOLUME_VERSION}"} if name == "volume" else None
+                ask = functools.partial(client.request, "GET", path, headers=headers)
+                yield Question(name, setting, ask, "", client.transport)
             elif override:
                 left_open = "it answers, but without a service user (identity.auth_url) nothing more can be asked of it"
-                yield name, functools.partial(_versions, self._transport(name, override)), left_open
+                transport = self._transport(name, override)
+                yield Question(name, setting, functools.partial(_versions, transport), left_open, transport)
         if settings.barbican.barbican_endpoint:
             left_open = "it answers; certificates are asked for with the tokens of users, and not here"
-            yield KEY_MANAGER, functools.partial(_versions, self._key_manager()), left_open
+            transport = self._key_manager()
+            ask = functools.partial(_versions, transport)
+            yield Question(KEY_MANAGER, "barbican.barbican_endpoint", ask, left_open, transport)
+        for name, setting, url in (
+            ("compute", "nova.endpoint_override", settings.nova.endpoint_override),
+            ("metadata", "neutron.metadata_url", settings.neutron.metadata_url),
+        ):
+            if url:
+                transport = self._transport(name, url)
+                yield Question(name, setting, functools.partial(_versions, transport), "", transport)
+
+    async def _logs_in(self) -> None:
+        """Log in as the service user, and validate a token as roles do with those of users."""
+        token = await self.token().get()
+        try:
+            await self._identity().validate(token)
+        except Forbidden:
+            name = self._process.settings.identity.username
+            raise Unavailable(
+                f"The service user {name} may not validate tokens: give it the role service or admin in the project "
+                f"{self._process.settings.identity.project_name}."
+            ) from None
 
     # --- compute hosts ---------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from micronova.conf.settings import SettingsError
-from micronova.db.engine import Database, open_database
+from micronova.db.engine import Database, DatabaseRefused, open_database
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.rpc.bus import Bus
@@ -56,10 +56,11 @@ async def open_and_ask(url: str, schema: str | None, pool_size: int) -> Database
             await database.close()
         if isinstance(error, TimeoutError):
             raise Unavailable(f"{cannot}: it does not answer within {OPEN_SECONDS:g} s.") from None
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable) and not isinstance(error, DatabaseRefused):
             raise Unavailable(f"{cannot}: {error} ({_first_line(error.__cause__)})") from None
         if isinstance(error, Exception):
-            raise SettingsError(f"{cannot}: {_first_line(error)}") from None
+            reason = error.__cause__ if isinstance(error, DatabaseRefused) else error
+            raise SettingsError(f"{cannot}: {_first_line(reason)}") from None
         raise
     return database
 

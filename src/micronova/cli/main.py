@@ -66,7 +66,7 @@ def main() -> None:
 )
 @click.option("--hosts", type=click.IntRange(1, 100_000), default=None, help="Simulated hosts [default: 1].")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of every API [default: 8774].")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="TCP port of the HTTP APIs [default: 8774].")
 @config_option
 @click.option("--detach", is_flag=True, help="Return when the cloud answers, and leave it running.")
 def up(**options: Any) -> None:
@@ -187,11 +187,12 @@ def token_key_show(directory: Path | None) -> None:
 
 @main.command()
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Show the values of this file.")
-def config(config: Path | None) -> None:
-    """List every setting with its value and meaning."""
+@click.option("--secrets", is_flag=True, help="Show passwords and keys, too; without it they are hidden.")
+def config(config: Path | None, secrets: bool) -> None:
+    """List every setting with its value and meaning, as a settings file."""
     from micronova.cli.maintain import show_settings
 
-    show_settings(config)
+    show_settings(config, secrets=secrets)
 
 
 @main.command(short_help="Print the OpenAPI document of the compute API.")
@@ -207,14 +208,27 @@ def openapi(microversion: str, config: Path | None) -> None:
     run(microversion, config)
 
 
-@main.command()
+@main.command(short_help="Find out whether a cloud with these settings can work.")
+@click.argument("roles", nargs=-1, metavar="[ROLE]...")
 @directory_option
-@config_option
-def check(directory: Path | None, config: Path | None) -> None:
-    """Check settings, disk space, databases and bus. Exit 0 only if all are ready to run."""
-    from micronova.cli.maintain import check as run
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings (TOML); may be repeated, and then values are compared that must be the same everywhere.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(roles: tuple[str, ...], directory: Path | None, configs: tuple[Path, ...], as_json: bool) -> None:
+    """Find out whether the ROLEs, by default those that the settings are written for, can work. Nothing is changed.
 
-    sys.exit(run(directory, config))
+    It asks the database, the broker and the other services, and looks at files, addresses and clocks of this machine.
+    Each line has the name of a check: ok, FAIL with the setting and what would be right, or ? if it could not be found
+    out. Exit 0 only if nothing fails.
+    """
+    from micronova.cli.check import check as run
+
+    sys.exit(run(roles, configs, directory, as_json=as_json))
 
 
 @main.command(short_help="Compare the records with what there is.")
@@ -308,7 +322,9 @@ def explain(
     type=click.FloatRange(0, 3650, min_open=True),
     help="Length of a synthetic trace [default: what --load needs].",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the trace and of random choices.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, help="Number that the trace and random choices follow from."
+)
 @click.option(
     "--policy",
     "policies",

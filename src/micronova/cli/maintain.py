@@ -1,29 +1,26 @@
-"""Commands that prepare and explain: db upgrade, db purge, config, check, policy check, token-key."""
+"""Commands that prepare and explain: db upgrade, db purge, config, policy check, token-key."""
 
 import asyncio
 import os
-import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from micronova.cli.state import StateDirectory, default_directory
-from micronova.conf.settings import Settings, load, options
+from micronova.conf.settings import Settings, example, load, options, shown
 from micronova.objects.clock import micros
-from micronova.objects.errors import Invalid, MicronovaError
+from micronova.objects.errors import MicronovaError
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
     from micronova.db.engine import Database
 
 T = TypeVar("T")
-
-SERVICE_TIMEOUT = 15.0  # seconds that `check` waits for the answer of a service
 
 SCHEMAS = {
     "compute": ("micronova.db.tables", "micronova.db.migrations"),
@@ -165,8 +162,8 @@ async def _purge(database: "Database", before: int, dry_run: bool) -> None:
         click.echo(f"{done} {what} purged")
 
 
-def show_settings(config: Path | None) -> None:
-    """Print every option as TOML with its meaning, so that the output is a settings file."""
+def show_settings(config: Path | None, *, secrets: bool = False) -> None:
+    """Print every option as TOML with its meaning; with `secrets` the output is a whole settings file."""
     settings = load(config)
     section = ""
     for name, default, description, _ in options():
@@ -175,9 +172,13 @@ def show_settings(config: Path | None) -> None:
             click.echo(f"{chr(10) if section else ''}[{first}]")
             section = first
         value = getattr(getattr(settings, first), option)
+        printed = value if secrets else shown(name, value)
         click.echo(f"# {description}")
-        changed = "" if value != default else "# "
-        click.echo(f"{changed}{option} = {_toml(value)}")
+        if (sample := example(name)) is not None:
+            click.echo(f"# Example: {_toml(sample)}")
+        # What is hidden cannot be read back, and is a comment.
+        changed = "" if value != default and printed == value else "# "
+        click.echo(f"{changed}{option} = {_toml(printed)}")
 
 
 def _toml(value: Any) -> str:
@@ -190,175 +191,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{','.join(_toml(each) for each in value)}]"
     return msgspec.json.encode(value).decode()
-
-
-class CheckResult(NamedTuple):
-    """What one check found."""
-
-    name: str
-    problem: str | None = None  # None: there is none
-    unknown: bool = False  # the problem is only that something could not be found out
-
-
-def check(directory: Path | None, config: Path | None) -> int:
-    """Print one line for each check; return 1 if one fails. What could not be found out is marked and no failure."""
-    failures = 0
-
-    def say(result: CheckResult) -> None:
-        nonlocal failures
-        name, problem, unknown = result
-        failures += problem is not None and not unknown
-        mark = "ok  " if problem is None else "?   " if unknown else "FAIL"
-        click.echo(f"{mark}  {name}: {problem}" if problem else f"{mark}  {name}")
-
-    try:
-        settings = load(config)
-    except MicronovaError as error:
-        say(CheckResult("settings", error.message))
-        return 1
-    say(CheckResult("settings"))
-    for name, key in (
-        ("default.secret_key", settings.default.secret_key),
-        ("glance.ticket_key", settings.glance.ticket_key),
-        ("neutron.ticket_key", settings.neutron.ticket_key),
-    ):
-        if key:
-            constant = len(set(key)) == 1
-            say(
-                CheckResult(
-                    name, "everybody can guess it: set the output of `openssl rand -hex 32`" if constant else None
-                )
-            )
-    place = place_of_databases(directory, settings)
-    try:
-        parent = next(path for path in (place.path, *place.path.parents) if path.exists())
-        place.has_keys()
-    except PermissionError as error:
-        say(CheckResult("state_path", f"this user may not look into {Path(error.filename).parent}: use sudo"))
-        return 1
-    free = shutil.disk_usage(parent).free
-    say(CheckResult(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free"))
-    for result in _check_extensions(settings):
-        say(result)
-    asyncio.run(_check_connections(settings, place, say))
-    return 1 if failures else 0
-
-
-def _check_extensions(settings: Settings) -> Iterator[CheckResult]:
-    """Compose the API with the installed extensions, as its start does."""
-    from micronova.api.installed_extensions import GROUP
-    from micronova.plugins import entry_points
-
-    if not (entry_points.registered(GROUP) or settings.api.required_extensions):
-        return
-    from micronova.api.compute.extensions import load_extensions
-    from micronova.cli.openapi import composed_routes
-
-    extensions = load_extensions()
-    asyncio.run(composed_routes(settings, extensions))
-    for installed in extensions.used:
-        yield CheckResult(f"API extension {installed.title}")
-    for title, problem in extensions.problems.items():
-        yield CheckResult(f"API extension {title}", problem)
-    try:
-        extensions.check_required(settings.api.required_extensions)
-    except Invalid as error:
-        yield CheckResult("required API extensions", str(error))
-
-
-async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[CheckResult], None]) -> None:
-    from micronova.cli.names import COMPUTE_ROLES
-    from micronova.cli.wiring import NO_CONTROL_USERS, Process
-
-    process = Process(settings, COMPUTE_ROLES, place)
-    if place.has_keys():
-        process.keys = place.keys()
-    try:
-        if not settings.database.connection and not place.path.exists():
-            host = settings.default.transport_url != "local://"  # agents alone have a broker and no database
-            say(CheckResult(f"{place.path} would be made" if host else f"a new cloud would be made in {place.path}"))
-        else:
-            for name, (_, migrations) in SCHEMAS.items():
-                say(await _check_database(process, name, migrations))
-            if (hosts := await _hosts(process)) is not None:
-                say(_check_heartbeats(settings, hosts))
-        if settings.default.transport_url != "local://":
-            say(await _check_bus(process))
-            say(CheckResult("control users", None if settings.default.control_users else NO_CONTROL_USERS))
-        identity = settings.identity
-        if identity.auth_url and not identity.password and not place.has_keys():
-            say(CheckResult("service identity", f"the user {identity.username} has no password: set identity.password"))
-        else:
-            for service, ask, left_open in process.clients.questions():
-                say(await _check_service(f"service {service}", ask, left_open))
-    finally:
-        await process.stop()
-
-
-async def _check_database(process: "Process", service: str, migrations: str) -> CheckResult:
-    from micronova.db import schema
-
-    name = f"database {service}"
-    if not process.settings.database.connection and not process.directory.has_database(service):
-        return CheckResult(f"{name} (the first start makes it)")
-    try:
-        database = await process.open_database(service)
-        at, newest = await database.read(schema.current), schema.head(migrations)
-    except MicronovaError as error:
-        return CheckResult(name, error.message)
-    behind = at not in (None, newest)
-    return CheckResult(name, f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
-
-
-async def _hosts(process: "Process") -> int | None:
-    """Return how many compute hosts were up within the last day; None if the database does not say."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from micronova.db import services
-    from micronova.objects.service_names import COMPUTE
-
-    if not process.settings.database.connection and not process.directory.has_database("compute"):
-        return None
-    try:
-        database = await process.open_database("compute")
-        return await database.read(services.count_up, COMPUTE, micros(time.time()), 86_400.0)
-    except (MicronovaError, SQLAlchemyError):  # the check of the database says why
-        return None
-
-
-def _check_heartbeats(settings: Settings, hosts: int) -> CheckResult:
-    from micronova.conductor.heartbeat_interval import longest_interval, too_often
-
-    longest = longest_interval(settings.default.service_down_time, settings.conductor.lease)
-    problem = too_often(hosts, report_interval=settings.default.report_interval, longest=longest)
-    return CheckResult(f"heartbeats of {hosts} hosts", problem)
-
-
-async def _check_bus(process: "Process") -> CheckResult:
-    try:
-        process.bus = await process.connect_bus()
-        broker = (await process.bus.probe()).broker
-    except MicronovaError as error:
-        return CheckResult("bus", error.message)
-    if broker.blocked:
-        reason = f"the broker accepts no messages ({broker.blocked_reason}): free memory or disk space there"
-        return CheckResult("bus", reason)
-    if broker.probe_error:
-        return CheckResult(
-            "bus", f"the login works, but the broker cannot be asked: {broker.probe_error}", unknown=True
-        )
-    return CheckResult("bus")
-
-
-async def _check_service(name: str, ask: Callable[[], Awaitable[object]], left_open: str) -> CheckResult:
-    try:
-        async with asyncio.timeout(SERVICE_TIMEOUT):
-            await ask()
-    except MicronovaError as error:
-        return CheckResult(name, error.message)
-    except TimeoutError:
-        return CheckResult(name, f"it does not answer within {SERVICE_TIMEOUT:g} s")
-    return CheckResult(name, left_open, unknown=True) if left_open else CheckResult(name)
 
 
 def check_policy(roles: tuple[str, ...], prefix: str, policy_file: Path | None) -> None:

@@ -40,6 +40,7 @@ from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import OperationFailed, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
+from micronova.objects.service_names import SERVICE_VERSION
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.virt.driver import (
@@ -283,7 +284,12 @@ class ComputeManager:
 
     def _heartbeat(self, beats: Iterable[HostBeat]) -> Heartbeat:
         self._number += 1
-        return Heartbeat(hosts=tuple(beats), number=self._number, answered_at=self._answered_at)
+        return Heartbeat(
+            hosts=tuple(beats),
+            number=self._number,
+            answered_at=self._answered_at,
+            service_version=SERVICE_VERSION,
+        )
 
     def _note_power_change(self, host: str) -> None:
         self._changed.add(host)

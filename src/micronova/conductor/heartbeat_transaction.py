@@ -124,8 +124,13 @@ class HeartbeatTransaction:
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
         alive = {each.host: _alive_at(heartbeat, now) for heartbeat in heartbeats for each in heartbeat.hosts}
+        versions = {each.host: heartbeat.service_version for heartbeat in heartbeats for each in heartbeat.hosts}
         new = services.compute_heartbeats(
-            conn, {name: numbers[name] for name in names}, {name: alive[name] for name in names}, now
+            conn,
+            {name: numbers[name] for name in names},
+            {name: alive[name] for name in names},
+            now,
+            {name: versions[name] for name in names},
         )
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]

@@ -68,7 +68,7 @@ from micronova.objects.orders import (
     Report,
     ReportReply,
 )
-from micronova.objects.service_names import COMPUTE, CONDUCTOR
+from micronova.objects.service_names import COMPUTE, CONDUCTOR, SERVICE_VERSION
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -185,7 +185,7 @@ class ConductorManager:
         while True:
             try:
                 now = self.engine.now()
-                if await self.engine.database.write(services.heartbeat, CONDUCTOR, [self._host], now):
+                if await self.engine.database.write(services.heartbeat, CONDUCTOR, [self._host], now, SERVICE_VERSION):
                     await registration.announce(
                         self.engine.database, self._dependencies.notifier, CONDUCTOR, self._host
                     )

@@ -12,61 +12,69 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: Annotated[
         str,
         Meta(
-            description="Name of this machine in the cloud. Empty: its host name. Set it if "
-            "host names are not unique or may change."
+            description="Name of this machine in the cloud. Empty: the host name of the machine. Set it if host "
+            "names are not unique or may change.",
+            examples=["compute-17"],
         ),
     ] = ""
     state_path: Annotated[
         str,
         Meta(
-            description="Directory of all files that survive a restart. Empty: /var/lib/micronova "
-            "for root, else ~/.local/state/micronova."
+            description="Directory of all files that survive a restart. Empty: /var/lib/micronova for root, else "
+            "~/.local/state/micronova. Change it if that file system is small or not kept.",
+            examples=["/srv/micronova"],
         ),
     ] = ""
     user: Annotated[
         str,
         Meta(
             description='System user that a cloud started by root runs as; created if it is missing. "root" keeps '
-            "root's rights."
+            "root's rights. Change it if the name is taken on this machine.",
         ),
     ] = "micronova"
     agent_user: Annotated[
         str,
         Meta(
             description="System user that the agents of a cloud with real guests run as, if root starts the cloud; "
-            "created if it "
-            "is missing. It may use libvirt, which is equivalent to root; default.user may not."
+            "created if it is missing. It may use libvirt, which is equivalent to root; default.user "
+            "may not. Change it if the name is taken on this machine.",
         ),
     ] = "micronova-agent"
     volume_user: Annotated[
         str,
         Meta(
-            description="System user that serves volumes to the guests of a cloud with real guests, if root starts the "
-            "cloud; created if it is missing. It may use the files of volumes, and neither libvirt nor the databases."
+            description="System user that serves volumes to the guests of a cloud with real guests, if root starts "
+            "the cloud; created if it is missing. It may use the files of volumes, and neither libvirt "
+            "nor the databases. Change it if the name is taken on this machine.",
         ),
     ] = "micronova-volumes"
     secret_key: Annotated[
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
-            description="64 hex digits that encrypt the secrets of waiting operations, and the credentials that users "
-            "keep in the embedded identity service, which cannot be read with another key. All api, conductor and "
-            "identity processes need the same; empty: from state_path.",
+            description="Key of 64 hex digits that encrypts the secrets of waiting operations, and the credentials "
+            "that users keep in the embedded identity service, which cannot be read with another key. "
+            "All api, conductor and identity processes need the same key; empty: from state_path. Set "
+            "it if these roles run on several machines or in several directories.",
+            examples=["64 hex digits, as `openssl rand -hex 32` prints"],
+            extra={"secret": True},
         ),
     ] = ""
     transport_url: Annotated[
         str,
         Meta(
-            description="URL of the message bus: local:// in one process, "
-            "amqp://USER:PASSWORD@HOST[,HOST…]/VHOST between processes."
+            description="URL of the message bus: local:// in one process, amqp://USER:PASSWORD@HOST[,HOST…]/VHOST "
+            "between processes. Set it if roles run in several processes.",
+            examples=["amqp://micronova:SECRET@broker.example/"],
         ),
     ] = "local://"
     control_users: Annotated[
         tuple[str, ...],
         Meta(
             description="Broker users that may give orders and answer for services; the users of compute hosts may "
-            "only report and "
-            "answer for themselves. Empty: messages of all users are accepted, and every start logs a warning."
+            "only report and answer for themselves. Empty: messages of all users are accepted, and "
+            "every start logs a warning. Set it in every region, also on hosts.",
+            examples=[["micronova"]],
         ),
     ] = ()
     control_exchange: Annotated[
@@ -80,9 +88,10 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         float,
         Meta(
             gt=0,
-            description="Seconds between heartbeats of a service. Longer intervals "
-            "cost less and notice failures later. Conductors let compute hosts wait longer when there are more than "
-            "500 for each second of it, up to a third of service_down_time.",
+            description="Seconds between heartbeats of a service. Longer intervals cost less and notice failures "
+            "later. Conductors let compute hosts wait longer when there are more than 500 hosts for "
+            "each second of this interval, up to a third of service_down_time. Raise it if heartbeats "
+            "burden the database.",
         ),
     ] = 5.0
     service_down_time: Annotated[
@@ -101,16 +110,25 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             description="MiB of memory of each host that guests do not get. Raise it if the host runs other programs.",
         ),
     ] = 512
-    reserved_host_cpus: Annotated[int, Meta(ge=0, description="CPUs of each host that guests do not get.")] = 0
+    reserved_host_cpus: Annotated[
+        int,
+        Meta(ge=0, description="CPUs of each host that guests do not get. Raise it if the host runs other programs."),
+    ] = 0
     reserved_huge_pages: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="Memory pages that a libvirt host keeps for itself: tables with node, size (in KiB) and count. "
-            "Set it if other programs of the host use huge pages."
+            description="Memory pages that a libvirt host keeps for itself: tables with node, size (in KiB) and "
+            "count. Set it if other programs of the host use huge pages.",
+            examples=[[{"node": 0, "size": 2048, "count": 64}]],
         ),
     ] = ()
     reserved_host_disk_mb: Annotated[
-        int, Meta(ge=0, description="MiB of disk of each host that guests do not get.")
+        int,
+        Meta(
+            ge=0,
+            description="MiB of disk of each host that guests do not get. Raise it if the host keeps other files "
+            "on that disk.",
+        ),
     ] = 0
     cpu_allocation_ratio: Annotated[
         float,
@@ -123,15 +141,17 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ram_allocation_ratio: Annotated[
         float,
         Meta(
-            gt=0, description="MiB of memory that guests may have per MiB of a host. Above 1 the host may have to swap."
+            gt=0,
+            description="MiB of memory that guests may have per MiB of a host. Above 1 the host may have to swap. "
+            "Raise it only if guests leave much of their memory unused.",
         ),
     ] = 1.0
     disk_allocation_ratio: Annotated[
         float,
         Meta(
             gt=0,
-            description="GiB of disk that guests may have per GiB of a host. Above 1 disks "
-            "that fill up can exhaust the host's.",
+            description="GiB of disk that guests may have per GiB of a host. Above 1 disks that fill up can "
+            "exhaust the host's. Raise it if guests leave much of their disks empty.",
         ),
     ] = 1.0
     max_concurrent_builds: Annotated[
@@ -145,9 +165,10 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_concurrent_live_migrations: Annotated[
         int,
         Meta(
-            description="How many guests a host sends to other hosts by live migration at the same time; 0: no limit. "
-            "They share its link, so that several at once can all fail where one after the other would succeed. Others "
-            "wait, and their migrations are `queued`",
+            description="Guests that a host sends to other hosts by live migration at the same time; 0: no limit. "
+            "The guests share the link of the host, so that several at once can fail where one after "
+            "the other would succeed. Further migrations wait with the status `queued`. Raise it if "
+            "the link is fast.",
             ge=0,
         ),
     ] = 1
@@ -162,51 +183,72 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     compute_monitors: Annotated[
         tuple[Literal["cpu.virt_driver"], ...],
         Meta(
-            description="Monitors that measure hosts for the notification `metrics.update`, each time resources are "
-            "reported; cpu.virt_driver measures the processors. Set it if a consumer of notifications wants them."
+            description="Monitors that measure hosts for the notification `metrics.update`, each time resources "
+            "are reported; cpu.virt_driver measures the processors. Set it if a consumer of "
+            "notifications wants them.",
+            examples=[["cpu.virt_driver"]],
         ),
     ] = ()
     non_inheritable_image_properties: Annotated[
         tuple[str, ...],
-        Meta(description="Properties of images that images of servers do not get from the server's image."),
+        Meta(
+            description="Properties of images that images of servers do not get from the server's image. Change it "
+            "if images of servers have properties that are right for the first image only.",
+        ),
     ] = ("cache_in_nova", "bittorrent")
     default_availability_zone: Annotated[
-        str, Meta(description="Availability zone of hosts whose aggregates name none.")
+        str,
+        Meta(
+            description="Availability zone of hosts whose aggregates name none. Change it if users expect another name."
+        ),
     ] = "nova"
     default_schedule_zone: Annotated[
-        str | None, Meta(description="Availability zone of servers whose request names none; empty: any zone.")
+        str | None,
+        Meta(
+            description="Availability zone of servers whose request names none; empty: any zone. Set it if servers "
+            "should go to one zone unless users choose another.",
+            examples=["nova"],
+        ),
     ] = None
     default_access_ip_network_name: Annotated[
         str | None,
         Meta(
-            description="Name of the network whose addresses become a server's accessIPv4 and accessIPv6; empty: none."
+            description="Name of the network whose addresses become a server's accessIPv4 and accessIPv6; empty: none.",
+            examples=["public"],
         ),
     ] = None
     vif_plugging_timeout: Annotated[
         float,
         Meta(
             ge=0,
-            description="Seconds that a build waits until the network service reports its "
-            "ports as plugged; 0: it does not wait.",
+            description="Seconds that a build waits until the network service reports the server's ports as "
+            "plugged; 0: no wait. Raise it if the network service is slow; set it to 0 if that service "
+            "sends no events.",
         ),
     ] = 300.0
     vif_plugging_is_fatal: Annotated[
         bool,
         Meta(
-            description="Whether a build fails if the ports are not plugged within "
-            "vif_plugging_timeout; else the guest starts anyway."
+            description="Whether a build fails if the ports are not plugged within vif_plugging_timeout; else the "
+            "guest starts anyway. Set it to false if guests may start before the network is ready.",
         ),
     ] = True
     shutdown_timeout: Annotated[
-        float, Meta(ge=0, description="Seconds that a guest has to shut down by itself before it is powered off.")
+        float,
+        Meta(
+            ge=0,
+            description="Seconds that a guest has to shut down by itself before it is powered off. Raise it if "
+            "guests take longer to stop their programs.",
+        ),
     ] = 60.0
     resume_guests_state_on_host_boot: Annotated[
         bool | None,
         Meta(
-            description="Whether a compute agent that starts also starts guests that should run and do not, such as "
-            "those of a "
-            "machine that was switched off. Servers that their owner has stopped stay stopped. "
-            "Empty: yes in a cloud of micronova up, else no."
+            description="Whether a compute agent that starts also starts guests that should run and do not, such "
+            "as those of a machine that was switched off. Servers that their owner has stopped stay "
+            "stopped. Empty: yes in a cloud of micronova up, else no. Set it to true if servers should "
+            "run again after a power cut.",
+            examples=[True],
         ),
     ] = None
     rescue_timeout: Annotated[
@@ -221,39 +263,44 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool | None,
         Meta(
             description="Whether a resize may keep a server on its host. Set it where hosts cannot send servers to "
-            "each other. The API reads it. Empty: yes in a cloud of micronova up, else no."
+            "each other. The API reads it. Empty: yes in a cloud of micronova up, else no.",
+            examples=[True],
         ),
     ] = None
     resize_confirm_window: Annotated[
         float,
         Meta(
             ge=0,
-            description="Seconds after which a resize that its owner neither confirmed nor reverted is confirmed. "
-            "0: never.",
+            description="Seconds after which a resize that the owner of the server neither confirmed nor reverted "
+            "is confirmed; 0: never. Set it if users forget to confirm, because both hosts keep the "
+            "resources until then.",
         ),
     ] = 0.0
     instance_usage_audit: Annotated[
         bool,
         Meta(
-            description="Whether conductors send instance.exists for every server of each audit period that has ended, "
-            "for metering and billing. It needs a broker."
+            description="Whether conductors send instance.exists for every server of each audit period that has "
+            "ended, for metering and billing. It needs a broker. Set it to true if a metering service "
+            "needs these notifications.",
         ),
     ] = False
     instance_usage_audit_period: Annotated[
         str,
         Meta(
             pattern=r"^(hour(@[1-5]?[0-9])?|day(@(1?[0-9]|2[0-3]))?|month(@(1?[0-9]|2[0-8]))?|year(@([0-9]|1[0-2]))?)$",
-            description="Audit period: hour, day, month or year (UTC), with @ and a number if it begins later: hour@30 "
-            "at half past, day@18 at 18:00, month@15 on the 15th, year@4 in April.",
+            description="Audit period: hour, day, month or year (UTC), with @ and a number if it begins later: "
+            "hour@30 at half past, day@18 at 18:00, month@15 on the 15th, year@4 in April. Change it "
+            "to the period of your bills.",
         ),
     ] = "month"
     instance_build_timeout: Annotated[
         float,
         Meta(
             gt=0,
-            description="Seconds after which an operation on a server (a build, a move or another action) that has not "
-            "ended fails; in Nova it limits builds only. A build then puts its server in ERROR; most actions leave "
-            "its state as it was. Deletes, and what is being undone, have no such limit.",
+            description="Seconds after which an operation on a server (a build, a move or another action) that has "
+            "not ended fails; in Nova the setting limits builds only. A build then puts the server in "
+            "ERROR; most actions leave the state of the server as it was. Deletes, and what is being "
+            "undone, have no such limit. Raise it if images are large or disks are slow.",
         ),
     ] = 3600.0
     reclaim_instance_interval: Annotated[
@@ -261,7 +308,8 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             ge=0,
             description="Seconds for which a deleted server is kept, switched off, and can be restored; 0: it is "
-            "deleted at once. The API and the conductors read it.",
+            "deleted at once. The API and the conductors read it. Set it if users delete servers by "
+            "mistake.",
         ),
     ] = 0.0
     heal_instance_info_cache_interval: Annotated[
@@ -277,24 +325,34 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^(reap|shutdown|log|noop)$",
-            description="What conductors do with guests of servers that are deleted: reap (they are removed), shutdown "
-            "(they are switched off and stay), log, or noop.",
+            description="What conductors do with guests of servers that are deleted: reap (remove the guest), "
+            "shutdown (switch the guest off and keep it), log, or noop. Set it to log if you want to "
+            "look at such guests first.",
         ),
     ] = "reap"
     running_deleted_instance_poll_interval: Annotated[
         float,
-        Meta(ge=0, description="Seconds between two looks for guests of servers that are deleted; 0: never."),
+        Meta(
+            ge=0,
+            description="Seconds between two looks for guests of servers that are deleted; 0: never. Lower it if "
+            "such guests should be found sooner.",
+        ),
     ] = 1800.0
     running_deleted_instance_timeout: Annotated[
         float,
-        Meta(ge=0, description="Seconds after its deletion from which on a server's guest counts as left over."),
+        Meta(
+            ge=0,
+            description="Seconds after the deletion of a server from which on a guest of that server counts as "
+            "left over. Raise it if such guests should be kept for a while.",
+        ),
     ] = 0.0
     shelved_offload_time: Annotated[
         int,
         Meta(
             ge=-1,
-            description="Seconds after which a shelved server leaves its host: it keeps its image, addresses and "
-            "quota. 0: at once; -1: only when an admin asks for it. Set it for conductors.",
+            description="Seconds after which a shelved server leaves the host; image, addresses and quota of the "
+            "server are kept. 0: at once; -1: only when an admin asks to offload the server. Set it "
+            "for conductors.",
         ),
     ] = 0
     shelved_poll_interval: Annotated[
@@ -309,21 +367,23 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^(DEBUG|INFO|WARNING|ERROR)$",
-            description="Lowest level that is logged: DEBUG, INFO, WARNING or ERROR.",
+            description="Lowest level that is logged: DEBUG, INFO, WARNING or ERROR. Set it to DEBUG to look for "
+            "the cause of an error.",
         ),
     ] = "INFO"
     log_format: Annotated[
         str,
         Meta(
             pattern="^(text|json)$",
-            description="Format of the log: text for people, json for one JSON object per line.",
+            description="Format of the log: text for people, json for one JSON object per line. Set it to json if "
+            "another program collects the logs.",
         ),
     ] = "text"
     log_file_max_size: Annotated[
         int,
         Meta(
             ge=0,
-            description="Bytes of DIR/micronova.log, the log of `up --detach`, above which its first half is removed; "
-            "0: no limit.",
+            description="Bytes of DIR/micronova.log, the log of `up --detach`, above which the first half of the "
+            "file is removed; 0: no limit. Raise it if the log has to go back further.",
         ),
     ] = 104_857_600

@@ -48,6 +48,12 @@ _SQLITE_EXHAUSTED = (
 BATCH = 64  # transactions that share one SQLite commit
 
 
+class DatabaseRefused(Unavailable):
+    """The database does not accept this process: its user, password or name are wrong, or were changed."""
+
+    code = "database_refused"
+
+
 def _dumps(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 

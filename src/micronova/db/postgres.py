@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from micronova.db.engine import JSON, Database
+from micronova.db.engine import JSON, Database, DatabaseRefused
 from micronova.objects.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ _END = sa.text(
 )
 
 
+_REFUSED = ("28", "3D000")  # a wrong user or password, no such database
 _UNFIT = ("25006", "55000")  # read-only, or not ready: the server is a standby now, and another one may be writable
 
 
@@ -133,7 +134,11 @@ class PostgresDatabase(Database):
                 return result
             except sa.exc.TimeoutError as error:  # every connection of the pool is in use
                 raise Unavailable("The database is busy: all connections are in use. Try again later.") from error
-            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+            except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
+                if _state(error).startswith(_REFUSED):
+                    # Users read the error: the reason, which names the user and the database, is for the log.
+                    log.error("the database refuses this process: %s; correct database.connection", _reason(error))
+                    raise DatabaseRefused("The database cannot be used at the moment. Try again later.") from error
                 lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
                 if not (lost or _temporary(error)):
                     raise
@@ -202,8 +207,12 @@ async def _transaction_id(conn: AsyncConnection) -> str:
 
 def _state(error: BaseException) -> str:
     """Return the SQLSTATE of an error, "" if it has none."""
-    original = getattr(error, "orig", None)
+    original = getattr(error, "orig", error)
     return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "orig", error)).partition("\n")[0]
 
 
 def _rolled_back(error: BaseException) -> bool:

@@ -58,10 +58,9 @@ def service_uuid(binary: str, host: str) -> str:
 _OF_HOSTS = sa.and_(_s.binary == sa.bindparam("b_binary"), one_of(_s.host, "b_hosts"))
 # The rows are locked in one order: two conductors may hear of the same hosts at the same moment.
 _SEEN = (
-    sa.update(services)
-    .where(in_order(_s.uuid, _OF_HOSTS))
-    .values(last_seen_at=sa.bindparam("now"), version=sa.bindparam("b_version"), stopped_at=None)
+    sa.update(services).where(in_order(_s.uuid, _OF_HOSTS)).values(last_seen_at=sa.bindparam("now"), stopped_at=None)
 )
+_SEEN_WITH_VERSION = _SEEN.values(version=sa.bindparam("b_version"))
 _STOPPED = (
     sa.update(services)
     .where(in_order(_s.uuid, _OF_HOSTS))
@@ -71,14 +70,18 @@ _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
 _NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
 
 
-def _seen_in_order(numbers: sa.TableValuedAlias, alive: sa.TableValuedAlias) -> sa.Update:
+def _seen_in_order(
+    numbers: sa.TableValuedAlias, alive: sa.TableValuedAlias, versions: sa.TableValuedAlias
+) -> sa.Update:
     """Return the statement that records heartbeats, unless newer ones are recorded.
 
-    `numbers` are by host, and so are the times at which the hosts are known to have been `alive`.
+    `numbers` are by host, and so are the times at which the hosts are known to have been `alive`, and the `versions` of
+    their agents.
     """
     number, alive_at = sa.cast(numbers.c.value, sa.BigInteger), sa.cast(alive.c.value, sa.BigInteger)
-    newer = _SEEN.where(_s.host == numbers.c.key, _s.host == alive.c.key, _s.heartbeat_number <= number)
-    return newer.values(heartbeat_number=number, alive_at=alive_at)
+    of_host = (_s.host == numbers.c.key, _s.host == alive.c.key, _s.host == versions.c.key)
+    newer = _SEEN.where(*of_host, _s.heartbeat_number <= number)
+    return newer.values(heartbeat_number=number, alive_at=alive_at, version=sa.cast(versions.c.value, sa.Integer))
 
 
 def _newer(numbers: sa.TableValuedAlias) -> sa.Select[Any]:
@@ -87,7 +90,10 @@ def _newer(numbers: sa.TableValuedAlias) -> sa.Select[Any]:
     return newer.where(_s.heartbeat_number > sa.cast(numbers.c.value, sa.BigInteger))
 
 
-_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("numbers", dialect), pairs("alive", dialect)) for dialect in DIALECTS}
+_SEEN_IN_ORDER = {
+    dialect: _seen_in_order(pairs("numbers", dialect), pairs("alive", dialect), pairs("versions", dialect))
+    for dialect in DIALECTS
+}
 _NEWER = {dialect: _newer(pairs("numbers", dialect)) for dialect in DIALECTS}
 STATE_OF_HOST = (
     _s.disabled.label("service_disabled"),
@@ -110,7 +116,7 @@ def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
     if not names:
         return set()
     values = {"b_binary": binary, "b_hosts": names, "now": now, "b_version": version}
-    if conn.execute(_SEEN, values).rowcount >= len(names):
+    if conn.execute(_SEEN_WITH_VERSION, values).rowcount >= len(names):
         return set()
     return _register(conn, binary, names, now, version)
 
@@ -122,25 +128,40 @@ def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[st
 
 
 def compute_heartbeats(
-    conn: sa.Connection, numbers: Mapping[str, int], alive: Mapping[str, int], now: int, version: int = 1
+    conn: sa.Connection,
+    numbers: Mapping[str, int],
+    alive: Mapping[str, int],
+    now: int,
+    versions: Mapping[str, int] | None = None,
 ) -> set[str]:
     """Record the heartbeats of compute hosts, by host and number; raise StaleHeartbeat if one has a newer one already.
 
-    `alive` are the times at which the hosts are known to have been alive. The heartbeat that was applied last may be
-    applied again: a message may be delivered twice. Return the new hosts.
+    `alive` are the times at which the hosts are known to have been alive, `versions` those of their agents. The
+    heartbeat that was applied last may be applied again: a message may be delivered twice. Return the new hosts.
     """
     of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
-    values = {**of_hosts, "now": now, "b_version": version, "numbers": as_pairs(numbers), "alive": as_pairs(alive)}
+    versions = versions or dict.fromkeys(numbers, 1)
+    values = {
+        **of_hosts,
+        "now": now,
+        "numbers": as_pairs(numbers),
+        "alive": as_pairs(alive),
+        "versions": as_pairs(versions),
+    }
     if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
         return set()
     known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}
     for host, newest in known.items():
         if newest > numbers[host]:
             raise StaleHeartbeat(f"A newer heartbeat of host {host} was applied already.", newest=newest)
-    new = _register(conn, COMPUTE, sorted(numbers.keys() - known.keys()), now, version)
+    new = _register(conn, COMPUTE, sorted(numbers.keys() - known.keys()), now, 1)
     if new:
         compute_heartbeats(
-            conn, {host: numbers[host] for host in new}, {host: alive[host] for host in new}, now, version
+            conn,
+            {host: numbers[host] for host in new},
+            {host: alive[host] for host in new},
+            now,
+            {host: versions[host] for host in new},
         )
     return new
 

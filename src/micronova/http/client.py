@@ -280,7 +280,7 @@ class ServiceClient:
         prefix: str = "",
         renew: Callable[[], None] | None = None,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._token = token
         self._renew = renew
         self._prefix = prefix
@@ -336,7 +336,7 @@ class ServiceClient:
             }
             if data is not None:
                 sent.setdefault("content-type", "application/json")
-            answer = await self._transport.request(method, self._prefix + path, sent, data)
+            answer = await self.transport.request(method, self._prefix + path, sent, data)
             if answer.status == 401 and token is None and attempt == 1 and self._renew is not None:
                 self._renew()  # the service user's token has expired or was revoked: get a new one, once
                 continue

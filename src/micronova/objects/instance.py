@@ -4,6 +4,7 @@ A row is a plain dictionary, which costs nothing to make from a cursor and nothi
 what is in it. A test compares them with the columns of `micronova.db.tables`.
 """
 
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
 from micronova.objects.errors import MicronovaError
@@ -189,10 +190,20 @@ def changed(row: InstanceRow, changes: InstanceChanges) -> InstanceRow:
     return cast(InstanceRow, {**row, **changes})
 
 
+def _in_words(value: Any) -> str:
+    """Return a detail of an error as people read it: lists and tables without quotes and brackets."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        tables = any(isinstance(each, Mapping) for each in value)
+        return ("; " if tables else ", ").join(_in_words(each) for each in value) or "none"
+    return str(value)
+
+
 def fault_of(error: BaseException | str, now: int, code: int = 500) -> Fault:
     """Return the fault that users see on the server. The text of an unexpected error is for admins only."""
     if isinstance(error, MicronovaError):
-        details = "; ".join(f"{key}: {value}" for key, value in error.details.items())
+        details = "; ".join(f"{key}: {_in_words(value)}" for key, value in error.details.items())
         return {"code": code, "message": error.message[:255], "details": details[:4000], "created": now}
     if isinstance(error, str):
         return {"code": code, "message": error[:255], "details": "", "created": now}

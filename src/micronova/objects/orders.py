@@ -371,6 +371,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     # `HeartbeatReply.now` of the last reply that the agent has got: it was alive then. The message itself may be late.
     # 0 before the first reply; None: an agent of an earlier version.
     answered_at: Moment | None = None
+    service_version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 1  # of the agent's release: see SERVICE_VERSION
 
 
 class HostReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,10 @@ dictionary look-up. A policy file may also compare ids with literals or ask a se
 `http://...`). Then no decision is cached, and checks get the target as it is.
 """
 
-from collections.abc import Iterable, Mapping
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +21,9 @@ from oslo_policy import policy as oslo
 
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, MicronovaError
+
+# A check that cannot be parsed is a mistake that `_read` names; the parser would log it with a traceback as well.
+logging.getLogger("oslo_policy._parser").addFilter(lambda record: False)
 
 PROJECT = frozenset({"project"})
 SYSTEM_PROJECT = frozenset({"system", "project"})
@@ -69,14 +75,97 @@ class PolicyFileError(MicronovaError):
     code = "policy_file"
 
 
-def _read(policy_file: Path) -> oslo.Rules:
+def _read(policy_file: Path, rules: Mapping[str, Rule]) -> oslo.Rules:
+    """Return the rules of a policy file by name; raise PolicyFileError if one of them cannot have any effect."""
     try:
-        return oslo.Rules.load(policy_file.read_text())
+        texts = oslo.parse_file_contents(policy_file.read_text()) or {}
+        parsed = oslo.Rules.from_dict(texts)
     except OSError as error:
-        raise PolicyFileError(f"Cannot read the policy file {policy_file}: {error.strerror}.") from None
-    except (ValueError, UnicodeDecodeError, AttributeError) as error:  # AttributeError: the file is not a mapping
+        raise PolicyFileError(
+            f"Cannot read the policy file {policy_file}: {error.strerror}. Name a file that this user can read."
+        ) from None
+    except (ValueError, UnicodeDecodeError, AttributeError, TypeError) as error:  # the last two: no mapping
         reason = " ".join(str(error).split())[:200]
-        raise PolicyFileError(f"The policy file {policy_file} does not give rules by name in YAML: {reason}.") from None
+        raise PolicyFileError(
+            f"The policy file {policy_file} does not give rules by name in YAML: {reason}. Right is, for example, "
+            '"os_compute_api:servers:create": "role:member".'
+        ) from None
+    if problems := _mistakes(texts, parsed, rules):
+        raise PolicyFileError(f"The policy file {policy_file} has mistakes: {'; '.join(problems)}.")
+    return parsed
+
+
+def _mistakes(texts: Mapping[str, Any], parsed: oslo.Rules, rules: Mapping[str, Rule]) -> list[str]:
+    """Return what is wrong with the rules of a policy file: names, syntax, and references to what does not exist."""
+    found = []
+    known = {*rules, *parsed}
+    referred = {name for check in parsed.values() for name in _references(check)}
+    referred |= {name for rule in rules.values() if rule.name not in parsed for name in _named_in(rule.check)}
+    for name, check in parsed.items():
+        if name not in rules and name not in referred:
+            found.append(f"there is no rule {name}, nor does a rule refer to that name{_similar(name, rules)}")
+        if any(str(each) == "!" for each in _leaves(check)) and "!" not in re.split(r"[\s()]+", str(texts[name])):
+            found.append(
+                f"the check of {name} cannot be understood: {str(texts[name])[:100]!r}; "
+                "right is, for example, 'role:admin or project_id:%(project_id)s'"
+            )
+        found += [
+            f"{name} refers to rule:{reference}, which does not exist{_similar(reference, known)}"
+            for reference in sorted(_references(check) - known)
+        ]
+        found += [
+            f"{name} compares {kind}, which no token has{_similar(kind, _KINDS)}; known are {', '.join(sorted(_KINDS))}"
+            for kind in sorted(_unknown_kinds(check))
+        ]
+        if name in _reached(name, parsed, rules):
+            found.append(f"{name} refers to itself by way of rule:")
+    return found
+
+
+def _named_in(text: str) -> set[str]:
+    """Return the rules that the text of a default check refers to, without parsing it."""
+    return set(re.findall(r"\brule:([^\s()]+)", text))
+
+
+def _reached(name: str, parsed: oslo.Rules, rules: Mapping[str, Rule]) -> set[str]:
+    """Return all rules that a rule depends on."""
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in parsed:
+            following = _references(parsed[current])
+        else:
+            following = _named_in(rules[current].check) if current in rules else set()
+        waiting += following - seen
+        seen |= following
+    return seen
+
+
+def _leaves(check: Any) -> Iterator[Any]:
+    """Yield the single checks that a check consists of."""
+    if isinstance(check, oslo.NotCheck):
+        yield from _leaves(check.rule)
+    elif isinstance(check, oslo.AndCheck | oslo.OrCheck):
+        for each in check.rules:
+            yield from _leaves(each)
+    else:
+        yield check
+
+
+def _references(check: Any) -> set[str]:
+    return {each.match for each in _leaves(check) if getattr(each, "kind", "") == "rule"}
+
+
+def _unknown_kinds(check: Any) -> set[str]:
+    """Return the attributes of the caller that a check compares and that no caller has; literals are none."""
+    kinds = {getattr(each, "kind", "") for each in _leaves(check)} - _KINDS - {"", "None", "True", "False"}
+    return {kind for kind in kinds if not kind.startswith(("'", '"')) and not kind.lstrip("-").isdecimal()}
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1, 0.8)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class Enforcer:
@@ -87,7 +176,7 @@ class Enforcer:
         checks = _LazyRules({rule.name: rule.check for rule in self.rules.values()})
         self.caches_decisions = True
         if policy_file is not None:
-            overrides = _read(policy_file)
+            overrides = _read(policy_file, self.rules)
             self.caches_decisions = all(_is_in_key(check) for check in overrides.values())
             checks.update(overrides)
         self._enforcer = oslo.Enforcer(cfg.ConfigOpts(), use_conf=False)
@@ -190,6 +279,23 @@ class Enforcer:
             raise Forbidden(f"Policy doesn't allow {rule} to be performed.")
 
 
+# What a check may begin with: an attribute of the caller, or a kind of check.
+_KINDS = frozenset(
+    {
+        "domain_id",
+        "field",
+        "http",
+        "https",
+        "is_admin",
+        "project_id",
+        "role",
+        "rule",
+        "service_roles",
+        "system_scope",
+        "tenant_id",
+        "user_id",
+    }
+)
 # Further attributes of a target that rules may use.
 _EXTRA = frozenset(
     {

@@ -153,7 +153,8 @@ class Dispatcher:
         found = self._handlers.get(request.method)
         if found is None or request.namespace != self.interface.namespace:
             raise NoSuchMethod(
-                f"{self.interface!r} has no method {f'{request.namespace[:64]}:{request.method[:64]}'!r}"
+                f"The service {self.interface.topic} (messages {self.interface.version}) does not know the message "
+                f"{f'{request.namespace[:64]}:{request.method[:64]}'!r}."
             )
         if request.version not in self._versions:
             raise VersionTooNew(
@@ -163,7 +164,7 @@ class Dispatcher:
 
     def _expired(self, request: Request, what: str) -> Outcome:
         self._counters.expired[self._label(request)] += 1
-        log.warning("%s %s [%s]", self._label(request), what, request.context.request_id)
+        log.warning("the message %s %s%s", self._label(request), what, _of_request(request))
         return DONE
 
     def _failed(self, request: Request, error: BaseException) -> Outcome:
@@ -171,15 +172,20 @@ class Dispatcher:
         self._counters.failed[label] += 1
         if request.kind == CALL:
             if not is_coded(error):
-                log.error("%s failed [%s]", label, request.context.request_id, exc_info=error)
+                log.error("the message %s%s failed", label, _of_request(request), exc_info=error)
             self._counters.sent[REPLY, label] += 1
             try:
                 return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
             except MessageTooLarge as large:
                 return Outcome(encode(OutgoingReply(request.id, to_body(large), None)))
-        log.error("%s failed [%s]: it becomes a dead letter", label, request.context.request_id, exc_info=error)
+        log.error("the message %s%s failed and becomes a dead letter", label, _of_request(request), exc_info=error)
         return Outcome(dead_letter=f"{type(error).__name__}: {error}")
 
     def _label(self, request: Request) -> str:
         # Not the name of an unknown method: a sender that makes up names would fill the counters.
         return f"{self.interface.topic}.{request.method if request.method in self._handlers else '(unknown)'}"
+
+
+def _of_request(request: Request) -> str:
+    """Return the id of the user's request that a message belongs to, for a line of the log; heartbeats have none."""
+    return f" (request {request.context.request_id})" if request.context.request_id else ""

@@ -160,7 +160,7 @@ def _plain(details: dict[str, Any]) -> dict[str, Any]:
     try:
         encoded = msgspec.msgpack.encode(details, enc_hook=str)
     except (TypeError, ValueError, OverflowError):  # keys that are no strings, text that is no UTF-8, large numbers
-        log.warning("the details of an error cannot be sent to its caller: %r", details)
+        log.warning("the details %s of an error cannot be sent to its caller", ", ".join(map(str, details)))
         return {}
     plain: dict[str, Any] = msgspec.msgpack.decode(encoded)
     return plain

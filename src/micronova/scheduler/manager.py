@@ -166,7 +166,8 @@ class SchedulerManager:
         while True:
             try:
                 now = micros(self._clock.now())
-                if await self._database.write(services.heartbeat, service_names.SCHEDULER, [self._host], now):
+                version = service_names.SERVICE_VERSION
+                if await self._database.write(services.heartbeat, service_names.SCHEDULER, [self._host], now, version):
                     await self._registered()
             except Exception as error:
                 log.warning(

@@ -196,14 +196,15 @@ async def _check(url: str, directory: Path) -> str:
 
 async def test_the_check_of_a_region_finds_the_alarm(broker: RabbitMQ, tmp_path: Path) -> None:
     said = await _check(broker.url, tmp_path)
-    assert "ok    bus" in said
-    assert "FAIL  control users: default.control_users is empty: every user of the broker may give orders" in said
+    assert "ok    broker" in said and "ok    room at the broker" in said
+    assert "default.control_users: it is empty: every user of the broker may give orders to hosts" in said
     async with alarm(broker):
-        assert "FAIL  bus: the broker accepts no messages (low on memory)" in await _check(broker.url, tmp_path)
+        assert "the broker accepts no messages (low on memory)" in await _check(broker.url, tmp_path)
 
 
-async def test_the_check_says_that_a_broker_could_not_be_asked(broker: RabbitMQ, tmp_path: Path) -> None:
+async def test_the_check_says_which_rights_a_user_lacks(broker: RabbitMQ, tmp_path: Path) -> None:
     await asyncio.to_thread(broker.ctl, "add_user", "mute", "hush")
     await asyncio.to_thread(broker.ctl, "set_permissions", "mute", ".*", "^$", ".*")
     said = await _check(broker.url.replace("guest:guest", "mute:hush"), tmp_path)
-    assert "?     bus: the login works, but the broker cannot be asked: " in said and "hush" not in said
+    assert "FAIL  rights at the broker: default.transport_url: ACCESS_REFUSED" in said and "hush" not in said
+    assert "rabbitmqctl set_permissions -p '/' mute '.*' '.*' '.*'" in said

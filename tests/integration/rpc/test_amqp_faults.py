@@ -335,7 +335,7 @@ async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp
             await host.serve(compute.interface, Handler(), host="two.example", shared=False)
         with pytest.raises(BusUnavailable, match="ACCESS_REFUSED"):
             await host.serve(conductor.interface, Handler())
-        with pytest.raises(BusUnavailable, match="nor may we make it"):
+        with pytest.raises(BusUnavailable, match="this broker user may not make it"):
             await host.cast(compute.target("three.example"), compute.work, Job(), context=CONTEXT)
 
 

@@ -226,10 +226,10 @@ class Engine:
         """Start the loops that renew leases and sweep."""
         self.health.outage_noticed()
         self._loops = [
-            keep_running(partial(self._forever, work, interval), name=f"operations-{name}", clock=self.clock)
-            for name, work, interval in (
-                ("sweep", self._sweep, self._sweep_interval),
-                ("renew", self.renew, self.lease_seconds / 4),
+            keep_running(partial(self._forever, work, what, interval), name=f"operations-{name}", clock=self.clock)
+            for name, work, what, interval in (
+                ("sweep", self._sweep, "the search for operations without a valid lease", self._sweep_interval),
+                ("renew", self.renew, "the renewal of leases of operations", self.lease_seconds / 4),
             )
         ]
 
@@ -381,15 +381,13 @@ class Engine:
             except Exception:
                 log.exception("operation %s could not be ended; it runs again when its lease expires", operation.id)
 
-    async def _forever(self, work: Callable[[], Awaitable[None]], interval: float) -> None:
+    async def _forever(self, work: Callable[[], Awaitable[None]], what: str, interval: float) -> None:
         while True:
             try:
                 await work()
             except Exception as error:
                 self.health.outage_noticed()
-                log.warning(
-                    "operations: %s failed and is repeated: %s", getattr(work, "__name__", "loop").strip("_"), error
-                )
+                log.warning("%s failed and is repeated in %g s: %s", what, interval, error)
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:

@@ -138,7 +138,9 @@ class AmqpBus(ReconnectingBus[Session]):
                 try:
                     await session.ensure_work_queue(name)
                 except ChannelClosed as error:
-                    raise BusUnavailable(f"there is no queue {name}, nor may we make it: {error}") from error
+                    raise BusUnavailable(
+                        f"there is no queue {name}, and this broker user may not make it: {error}"
+                    ) from error
                 except ConnectionLost:
                     continue
             except ChannelClosed as error:
@@ -244,7 +246,7 @@ class AmqpBus(ReconnectingBus[Session]):
         if connection.blocked_since is None:
             return ""
         seconds = self._clock.now() - connection.blocked_since
-        return f"it has blocked us for {seconds:.0f} seconds ({connection.blocked_reason})"
+        return f"it has blocked this connection for {seconds:.0f} seconds ({connection.blocked_reason})"
 
     async def _open(self) -> Session:
         failed = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import re
 import socket
 import ssl
 from itertools import count
@@ -55,6 +56,8 @@ class Connection(asyncio.Protocol):
         self.blocked_since: float | None = None
         """When the broker announced that it accepts no messages (wall-clock time); None while it accepts them."""
         self.blocked_reason = ""
+        self.server_version: tuple[int, ...] = ()
+        """The version of the broker as it says itself; empty if it does not."""
         self._loop = loop
         self._url = url
         self._name = name
@@ -213,6 +216,8 @@ class Connection(asyncio.Protocol):
 
     def _on_method(self, frame: Frame) -> None:
         if isinstance(frame, commands.Connection.Start):
+            said = str((frame.server_properties or {}).get("version", ""))
+            self.server_version = tuple(int(part) for part in re.findall(r"\d+", said)[:3])
             self._reply(
                 commands.Connection.StartOk(
                     client_properties={

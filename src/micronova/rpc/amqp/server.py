@@ -110,7 +110,11 @@ class AmqpServer(AttachedServer[Session]):
             try:
                 await self._consume(session)
             except ChannelClosed as error:
-                raise BusUnavailable(f"the broker does not let us serve {self.interface!r}: {error}") from error
+                queues = " and ".join(self._queues)
+                raise BusUnavailable(
+                    f"the broker does not let this process receive messages from {queues}: {error}. "
+                    "`micronova check` prints the command that gives the broker user its rights"
+                ) from error
 
     async def _consume(self, session: Session) -> None:
         for queue in self._queues:
@@ -136,11 +140,11 @@ class AmqpServer(AttachedServer[Session]):
         if now - self._warned_at >= WARN_INTERVAL:
             self._warned_at = now
             log.warning(
-                "%s sends more than %d messages at once to %r; more of them are dropped. If it does not end, look at "
-                "what that host does, or remove it: micronova host remove",
+                "the host %s sends more than %d messages at once to %s; more of them are dropped. If it does not end, "
+                "look at what that host does, or remove it: micronova host remove",
                 received.properties.user_id,
                 MOST_HELD,
-                self.interface,
+                " and ".join(self._queues),
             )
 
     def _let_go(self, delivery: Delivery) -> None:

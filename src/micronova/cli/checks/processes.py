@@ -1,0 +1,126 @@
+"""Checks of what runs and of what it has stored: heartbeats, users of hosts, versions, and the key of secrets."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
+from micronova.db import schema, services
+from micronova.db.secrets import SecretBox
+from micronova.db.tables import operations
+from micronova.objects.clock import micros
+from micronova.objects.errors import MicronovaError
+from micronova.objects.service_names import COMPUTE, SERVICE_VERSION
+
+ROLES = ("api", "conductor", "scheduler")
+SECRET_ROLES = ("api", "conductor", "identity")
+DAY = 86_400.0
+MOST_NAMED = 5
+
+
+def checks(subject: Subject) -> Iterator[Check]:
+    """Return the checks of what runs, if there is a database to ask."""
+    if subject.among(ROLES) and subject.has_database:
+        yield Check("heartbeats", ("conductor",), _heartbeats, "default.service_down_time")
+        yield Check("users of hosts", ("conductor",), _host_users, "conductor.require_host_users")
+        yield Check("versions of services", ROLES, _versions)
+    if subject.among(SECRET_ROLES) and subject.has_database:
+        yield Check("secret key", SECRET_ROLES, _secret_key, "default.secret_key")
+
+
+async def _read(subject: Subject, function: Any, *args: Any) -> Any:
+    """Ask the compute database; raise NotAsked if it cannot be asked, because the check of it says why."""
+    try:
+        database = await subject.database()
+        at = await database.read(schema.current)
+        if at != schema.head("micronova.db.migrations"):
+            raise NotAsked("the database has not the schema of this release")
+        return await database.read(function, *args)
+    except (MicronovaError, sa.exc.SQLAlchemyError):
+        raise NotAsked("the database cannot be asked, as said above") from None
+
+
+async def _heartbeats(subject: Subject) -> list[Finding]:
+    from micronova.conductor.heartbeat_interval import longest_interval, too_often
+
+    hosts = await _read(subject, services.count_up, COMPUTE, micros(time.time()), DAY)
+    default = subject.settings.default
+    longest = longest_interval(default.service_down_time, subject.settings.conductor.lease)
+    problem = too_often(hosts, report_interval=default.report_interval, longest=longest)
+    if problem is None:
+        return [Finding("", f"of {hosts} hosts", outcome="ok")]
+    said, _, right = problem.partition(": set ")
+    return [Finding("default.service_down_time", said, right)]
+
+
+async def _host_users(subject: Subject) -> list[Finding]:
+    """Find hosts that send heartbeats and have no broker user of their own, where that is demanded."""
+    if not subject.settings.conductor.require_host_users:
+        return []
+    rows = await _read(subject, services.list_)
+    known = (await _read(subject, services.host_users)).registered
+    down = subject.settings.default.service_down_time
+    now = micros(time.time())
+    up = [row.host for row in rows if row.binary == COMPUTE and services.is_up(row, now, down)]
+    strange = sorted(host for host in up if host not in known)
+    if not strange:
+        return []
+    found = f"{', '.join(strange[:5])} send heartbeats and were not added: conductors refuse them"
+    return [Finding("conductor.require_host_users", found, f"run `micronova host add {strange[0]}`")]
+
+
+async def _versions(subject: Subject) -> list[Finding]:
+    """Find conductors, schedulers and hosts of another release. They work side by side for the time of an upgrade."""
+    rows = await _read(subject, services.list_)
+    down, now = subject.settings.default.service_down_time, micros(time.time())
+    others = [row for row in rows if services.is_up(row, now, down) and row.version != SERVICE_VERSION]
+    found = []
+    for version in sorted({row.version for row in others}):
+        names = [f"{row.binary} on {row.host}" for row in others if row.version == version]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        said = f"{', '.join(names[:MOST_NAMED])}{more} run version {version} of services, and this release has "
+        right = "upgrade them" if version < SERVICE_VERSION else "use their release of micronova"
+        found.append(Finding("", f"{said}{SERVICE_VERSION}", right, "unknown"))
+    return found
+
+
+async def _secret_key(subject: Subject) -> list[Finding]:
+    """Open a secret that another process has stored."""
+    key = subject.settings.default.secret_key or (subject.process.keys.secret_key if subject.place.has_keys() else "")
+    if not key:
+        return []
+    findings = []
+    sealed = await _read(subject, _one_operation)
+    right = "the key of the api, conductor and identity processes that have stored it"
+    if sealed is not None:
+        try:
+            SecretBox(bytes.fromhex(key)).open(sealed.secrets, sealed.id)
+        except MicronovaError as error:
+            findings.append(Finding("default.secret_key", error.message, right))
+    if "identity" in subject.roles:
+        from micronova.embedded.identity.blobs import BlobBox
+
+        database = await subject.database("identity")
+        stored = await database.read(_one_credential)
+        if stored is not None:
+            try:
+                BlobBox(bytes.fromhex(key)).open(stored.blob, stored.id)
+            except MicronovaError as error:
+                findings.append(Finding("default.secret_key", error.message, right))
+    return findings
+
+
+def _one_operation(conn: sa.Connection) -> Any:
+    return conn.execute(
+        sa.select(operations.c.id, operations.c.secrets).where(operations.c.secrets.is_not(None)).limit(1)
+    ).first()
+
+
+def _one_credential(conn: sa.Connection) -> Any:
+    from micronova.embedded.identity.tables import credentials
+
+    if not sa.inspect(conn).has_table("credentials"):
+        return None
+    return conn.execute(sa.select(credentials.c.id, credentials.c.blob).limit(1)).first()
