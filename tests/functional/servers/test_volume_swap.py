@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from micronova.clients.volume.client import VolumeClient
+from micronova.notifications import unversioned, versioned
 from micronova.objects.errors import Invalid
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.test_volumes import Volumes, attachment
@@ -141,6 +142,35 @@ async def test_a_volume_that_cannot_be_connected_changes_nothing(
         await swapping.ask()
         await swapping.ended(swapping.old, swapping.new)
     assert (await swapping.event())["result"] == "Error"
+
+
+async def test_notifications(swapping: Swapping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the names and the payload that Nova's instance.volume_swap has."""
+    await swapping.begin()
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def instance(
+        event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None, sender: Any = None
+    ) -> None:
+        assert unversioned.event_name(event) is None
+        sent.append((event, versioned.instance_payload("volume_swap", row, context, fault, details)))
+
+    monkeypatch.setattr(swapping.cloud.process.notifier, "enabled", True)
+    monkeypatch.setattr(swapping.cloud.process.notifier, "instance", instance)
+    async with swapping.cloud.faults({"operation": "swap_volume", "name": swapping.name, "kind": "fail"}):
+        await swapping.ask()
+        await swapping.ended(swapping.old, swapping.new)
+    await swapping.ask()
+    await swapping.ended(swapping.new, swapping.old)
+    assert [event for event, _ in sent] == [f"volume_swap.{phase}" for phase in ("start", "error", "start", "end")]
+    for event, payload in sent:
+        assert (payload["nova_object.name"], payload["nova_object.version"]) == (
+            "InstanceActionVolumeSwapPayload",
+            "1.9",
+        )
+        data = payload["nova_object.data"]
+        assert (data["old_volume_id"], data["new_volume_id"]) == (swapping.old, swapping.new)
+        assert (data["fault"] is not None) == event.endswith("error")
 
 
 async def test_a_server_that_is_deleted_meanwhile(swapping: Swapping) -> None:
