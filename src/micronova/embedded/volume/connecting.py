@@ -58,6 +58,11 @@ class Connector:
         if self._exports is not None:
             await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
+    async def resize(self, volume_id: str, size: int) -> None:
+        """Show those who use a volume that its file has this many bytes now."""
+        if self._exports is not None:
+            await self._exports.resize(volume_id, size)
+
     async def disconnect(self, volume_id: str) -> None:
         """Stop serving a volume, after its attachment was removed, unless another attachment has a connection to it."""
         if self._exports is None or await self._connected(volume_id):

@@ -42,6 +42,7 @@ WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP)
 VOLUME_ACTIONS: Final = {
     "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), DELETING),
     "extend": Action((AVAILABLE,), EXTENDING),
+    "extend, attached or not": Action((AVAILABLE, IN_USE), EXTENDING),
     "revert": Action((AVAILABLE,), REVERTING, replaces=True),
     "upload": Action((AVAILABLE,), UPLOADING),
     "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
