@@ -53,16 +53,27 @@ class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = ""
 
 
+PublicEndpoint = Annotated[
+    str,
+    Meta(
+        description="URL of the service for clients, in the catalog of an embedded identity service. Set it if clients "
+        "reach the service by another URL than other services do, such as by a proxy. Empty: endpoint_override, or "
+        "without it the URL of the identity service."
+    ),
+]
+
+
 class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An OpenStack service besides compute."""
 
     endpoint_override: Annotated[
         str,
         Meta(
-            description="URL of the service; empty: the embedded one, or without it the internal or public endpoint "
-            "in the catalog."
+            description="URL of the service, for other services and hosts; empty: the embedded one, or without it the "
+            "internal or public endpoint in the catalog. The catalog of an embedded identity service has this URL."
         ),
     ] = ""
+    public_endpoint: PublicEndpoint = ""
 
 
 class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,6 +245,15 @@ class VolumeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The Placement API, which the api role serves."""
 
+    endpoint_override: Annotated[
+        str,
+        Meta(
+            description="URL of the Placement API, for the catalog of an embedded identity service; empty: the URL of "
+            "the identity service. Set it if the role api is another process."
+        ),
+    ] = ""
+    public_endpoint: PublicEndpoint = ""
+
     policy_file: Annotated[
         str | None, Meta(description="Path of a policy.yaml with the rules that differ from the defaults.")
     ] = None
@@ -263,6 +283,21 @@ class NovaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             description="URL of the compute API to which the embedded network service sends events of ports; empty: "
             "the API in the "
-            "same process, or without it the internal or public endpoint in the catalog."
+            "same process, or without it the internal or public endpoint in the catalog. The catalog of an embedded "
+            "identity service has this URL."
+        ),
+    ] = ""
+    public_endpoint: PublicEndpoint = ""
+
+
+class SSLSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Certificates of the services that this process calls."""
+
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="PEM file of the authorities that verify the certificates of other services, and those of the "
+            "broker and of PostgreSQL if their URLs name no file of their own. Set it if a private authority has "
+            "signed them, such as that of `micronova region init --tls`. Empty: the system's authorities."
         ),
     ] = ""
