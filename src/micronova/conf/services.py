@@ -296,8 +296,8 @@ class SSLSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ca_file: Annotated[
         str,
         Meta(
-            description="PEM file of the authorities that verify the certificates of other services, and those of the "
-            "broker and of PostgreSQL if their URLs name no file of their own. Set it if a private authority has "
-            "signed them, such as that of `micronova region init --tls`. Empty: the system's authorities."
+            description="PEM file of the authorities that verify the certificates of other OpenStack services. Set it "
+            "if a private authority has signed them, such as that of `micronova region init --tls`. The URLs of the "
+            "broker and of PostgreSQL name such a file themselves. Empty: the system's authorities."
         ),
     ] = ""

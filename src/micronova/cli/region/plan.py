@@ -86,7 +86,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_one_machine(self) -> bool:
         """Whether all of the region is on this machine, reachable from nowhere else."""
-        places = [self.address, *(place.rpartition(":")[0] for place in (*self.brokers, self.database_place))]
+        places = [self.address, *map(host_of, (*self.brokers, self.database_place))]
         return all(is_loopback(place) for place in places)
 
     def port(self, name: str) -> int:
@@ -154,6 +154,11 @@ def read_plan(directory: Path) -> RegionPlan:
     except msgspec.MsgspecError as error:
         raise MicronovaError(f"{file} is damaged: {error}.") from None
     return msgspec.structs.replace(plan, directory=directory)
+
+
+def host_of(place: str) -> str:
+    """Return HOST of HOST:PORT."""
+    return place.rpartition(":")[0]
 
 
 def is_loopback(host: str) -> bool:
