@@ -169,6 +169,7 @@ class Trial:
         variables = {
             "OS_CLIENT_CONFIG_FILE": str(self._plan.directory / "clouds.yaml"),
             "OS_CLOUD": "micronova",
+            "MICRONOVA_DIR": str(self._tool),
             **self.database_variables(USER, str(url.password), USER),
         }
         text = "# For a shell: . trial.env. The clients of OpenStack, PostgreSQL and RabbitMQ then use this region.\n"
