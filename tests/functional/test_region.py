@@ -59,7 +59,7 @@ def test_the_secrets_agree_and_nobody_else_reads_them(tmp_path: Path) -> None:
     place = init(tmp_path)
     settings = load(place / "etc" / "micronova.toml", environ={})
     url, broker = make_url(settings.database.connection), parse(settings.default.transport_url)
-    assert f"CREATE ROLE {url.username} LOGIN PASSWORD '{url.password}';" in (place / "database.sql").read_text()
+    assert f"CREATE ROLE {url.username} LOGIN PASSWORD '{url.password}';" in (place / "postgresql.sql").read_text()
     assert f"rabbitmqctl add_user {broker.user} {broker.password}" in (place / "broker.sh").read_text()
     assert settings.default.control_users == (broker.user,)
     keys = StateDirectory(place / "state" / "identity").keys()
@@ -104,6 +104,29 @@ def test_init_overwrites_nothing_and_up_wants_a_trial(tmp_path: Path) -> None:
     assert "is not empty" in refused("region", "init", "--dir", place)
     assert "not for a trial" in refused("region", "up", "--dir", place)
     assert "There is no region in" in refused("region", "down", "--dir", tmp_path)
+
+
+def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls")
+    settings = (place / "etc" / "micronova.toml").read_text()
+    connection = load(place / "etc" / "micronova.toml", environ={}).database.connection
+    config = tmp_path / "micronova.toml"
+    config.write_text(settings.replace(connection, f"sqlite:///{tmp_path}/compute.sqlite"))
+    where = ("--config", config, "--dir", tmp_path / "tool")
+    ok("db", "upgrade", *where)
+    file = tmp_path / "compute-9.toml"
+    printed = ok("host", "add", "compute-9", "--driver", "fake", "--settings", file, *where)
+    assert [line.split()[:3] for line in printed.splitlines()] == [
+        ["rabbitmqctl", "add_user", "compute-9"],
+        ["rabbitmqctl", "set_permissions", "-p"],
+    ]
+    host = load(file, environ={})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (host.default.host, host.compute.compute_driver) == ("compute-9", "fake")
+    broker = parse(host.default.transport_url)
+    assert f"add_user {broker.user} {broker.password}" in printed
+    assert host.ssl.ca_file == (broker.tls or {})["cafile"] == str(place / "etc" / "tls" / "ca.pem")
+    assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
 
 
 @contextlib.asynccontextmanager

@@ -60,18 +60,20 @@ def tls_context(ca_file: str) -> ssl.SSLContext | bool:
 
 
 def host_connector(url: str, service: str, ca_file: str = "") -> tuple[Any, str]:
-    """Return the connector with which a host reaches a URL of its order, and the URL to send.
+    """Return the connector with which a host reaches a URL of its order, and the URL to send; None: aiohttp's own.
 
     `service` is the URL of the image service. If `url` names a Unix socket, it must be that of `service`; else
     LookupError is raised.
     """
+    socket, address = split_unix_url(url)
+    if socket is None and not ca_file:
+        return None, address
+    if socket is not None and not url.startswith(f"{service}/"):
+        raise LookupError("this host does not know its image service")
     import aiohttp
 
-    socket, address = split_unix_url(url)
     if socket is None:
         return aiohttp.TCPConnector(ssl=tls_context(ca_file)), address
-    if not url.startswith(f"{service}/"):
-        raise LookupError("this host does not know its image service")
     return aiohttp.UnixConnector(socket), address
 
 

@@ -9,12 +9,17 @@ from pathlib import Path
 
 from micronova.objects.errors import MicronovaError
 
+PATIENCE = 300.0
+"""Seconds that a start or a command may take; machines may be busy."""
+
 
 class ServiceError(MicronovaError):
     """A service did not start, or a command of it failed; the message holds what it said."""
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+def wait_until(
+    ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = PATIENCE
+) -> None:
     """Poll until ready() holds; fail at once, with the end of the log, when the process dies first."""
     deadline = time.monotonic() + seconds
     while not ready():
@@ -45,23 +50,27 @@ def end(process: subprocess.Popen[bytes] | None, how: signal.Signals, seconds: f
 
 
 def run(*command: str, env: dict[str, str] | None = None, user: str | None = None) -> str:
-    """Run a command to its end and return what it printed."""
-    done = subprocess.run(
-        command,
-        env=env,
-        cwd="/",
-        user=user,
-        group=user,
-        extra_groups=None if user is None else [],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=60,
-        check=False,
-    )
+    """Run a command to its end and return what it printed. Errors do not show its arguments, which may be secret."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            cwd="/",
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ServiceError(f"{name} has not ended after {PATIENCE:.0f} s.") from None
     output = done.stdout.decode(errors="replace")
     if done.returncode:
-        raise ServiceError(f"{' '.join(command)}: exit {done.returncode}\n{output}")
+        raise ServiceError(f"{name}: exit {done.returncode}\n{output}")
     return output
 
 

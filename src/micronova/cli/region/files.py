@@ -114,7 +114,7 @@ def environment(plan: RegionPlan, process: str) -> dict[str, str]:
 
 def sql(secret: RegionSecrets) -> str:
     """Return the statements that make the role and the database."""
-    return f"""-- For an administrator of PostgreSQL: psql --set ON_ERROR_STOP=1 --file database.sql
+    return f"""-- For an administrator of PostgreSQL: psql --set ON_ERROR_STOP=1 --file postgresql.sql
 CREATE ROLE {USER} LOGIN PASSWORD '{secret.database}';
 CREATE DATABASE {USER} OWNER {USER} ENCODING 'UTF8' TEMPLATE template0;
 """

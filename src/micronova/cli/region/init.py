@@ -45,7 +45,7 @@ def init(directory: Path, config_directory: Path | None, hosts: tuple[str, ...],
     for process in plan.processes:
         lines = "".join(f"{name}={value}\n" for name, value in files.environment(plan, process).items())
         (plan.etc / f"{process}.env").write_text(lines)
-    (directory / "database.sql").write_text(files.sql(secret))
+    (directory / "postgresql.sql").write_text(files.sql(secret))
     (directory / "broker.sh").write_text(files.broker_commands(secret))
     (directory / "proxy.conf").write_text(files.proxy(plan))
     for unit in resources.files("micronova.cli.region").joinpath("systemd").iterdir():
@@ -86,7 +86,7 @@ def _say(plan: RegionPlan) -> None:
     click.echo(f"The region is in {plan.directory}. It has secrets: let nobody else read it.\n")
     for name, meaning in (
         ("etc/", f"settings of the control nodes, for {plan.config_directory}: what all processes share, and NAME.env"),
-        ("database.sql", "role and database, for an administrator of PostgreSQL"),
+        ("postgresql.sql", "role and database, for an administrator of PostgreSQL"),
         ("broker.sh", "the user of the control nodes, for an administrator of RabbitMQ"),
         ("systemd/", "units: micronova@NAME.service for each NAME.env, micronova-host.service for hosts"),
         ("state/identity/", "keys of tokens and the passwords of admin and demo, for /var/lib/micronova-identity"),

@@ -30,7 +30,7 @@ from micronova.cli.state import new_password
 from micronova.conf.settings import load
 from micronova.objects.errors import MicronovaError
 
-READY = 180.0  # seconds until a process, or all hosts, must be ready
+READY = 300.0  # seconds until a process, or all hosts, must be ready
 STOP = 60.0  # seconds after which a process that was told to stop is killed
 SERVICES = ("database", "broker")
 GROUPS = ("services", "control", "hosts")
@@ -118,7 +118,7 @@ class Trial:
         assert self.database.process is not None
         self._record("database", self.database.process)
         if new:
-            file = str(self._plan.directory / "database.sql")
+            file = str(self._plan.directory / "postgresql.sql")
             login = {**os.environ, **self.database_variables("postgres", password, "postgres")}
             run("psql", "-X", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", file, env=login)
             _write_private(password_file, password)
