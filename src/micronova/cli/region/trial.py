@@ -8,12 +8,13 @@ import contextlib
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -103,51 +104,59 @@ class Trial:
         return self._plan.hosts_directory / f"{name}.toml"
 
     def _start_database(self) -> None:
+        password_file = self._private / "database.password"
         if self.runs("database"):
             return
-        password_file = self._private / "database.password"
-        new = not password_file.exists()
-        if new:
-            self._private.mkdir(mode=0o711, exist_ok=True)
-            self._private.chmod(0o711)
-            tls = self._plan.etc / "tls"
-            pair = (tls / "certificate.pem", tls / "key.pem") if self._plan.tls else None
-            password = new_password()
-            self.database.create("postgres", password=password, tls=pair)
-        self.database.launch()
-        assert self.database.process is not None
-        self._record("database", self.database.process)
-        if new:
+        if password_file.exists():
+            with _stopped_on_error(self.database):
+                self.database.launch()
+                self._record("database", self.database.process)
+            return
+        self._private.mkdir(mode=0o711, exist_ok=True)
+        self._private.chmod(0o711)
+        shutil.rmtree(self.database.data, ignore_errors=True)  # an earlier start may have been stopped half-way
+        tls = self._plan.etc / "tls"
+        pair = (tls / "certificate.pem", tls / "key.pem") if self._plan.tls else None
+        password = new_password()
+        self.database.create("postgres", password=password, tls=pair)
+        with _stopped_on_error(self.database):
+            self.database.launch()
             file = str(self._plan.directory / "postgresql.sql")
             login = {**os.environ, **self.database_variables("postgres", password, "postgres")}
             run("psql", "-X", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", file, env=login)
             _write_private(password_file, password)
+            self._record("database", self.database.process)
 
     def _start_broker(self) -> None:
+        done = self._private / "broker.done"
         if self.runs("broker"):
             return
-        done = self._private / "broker.done"
         new = not done.exists()
         if new:
+            shutil.rmtree(self.broker.directory, ignore_errors=True)
             tls = self._plan.etc / "tls"
             files = (tls / "ca.pem", tls / "certificate.pem", tls / "key.pem") if self._plan.tls else None
             self.broker.create(files)
-            tools = self._plan.directory / "bin"
-            tools.mkdir(exist_ok=True)
-            variables = " ".join(
-                f"{name}={shlex.quote(value)}" for name, value in self.broker.environment().items() if name != "PATH"
-            )
-            command = shlex.join(self.broker.control_command())
-            (tools / "rabbitmqctl").write_text(f'#!/bin/sh\nexec env {variables} {command} "$@"\n')
-            (tools / "rabbitmqctl").chmod(0o700)
-        self.broker.launch()
-        assert self.broker.process is not None
-        self._record("broker", self.broker.process)
-        if self.broker.epmd is not None:
-            self._record("epmd", self.broker.epmd)
-        if new:
-            self._shell((self._plan.directory / "broker.sh").read_text())
-            done.touch()
+            self._write_broker_tool()
+        with _stopped_on_error(self.broker):
+            self.broker.launch()
+            if new:
+                self._shell((self._plan.directory / "broker.sh").read_text())
+                done.touch()
+            self._record("broker", self.broker.process)
+            if self.broker.epmd is not None:
+                self._record("epmd", self.broker.epmd)
+
+    def _write_broker_tool(self) -> None:
+        """Write a rabbitmqctl for this broker: Debian's asks the system's broker only."""
+        tools = self._plan.directory / "bin"
+        tools.mkdir(exist_ok=True)
+        variables = " ".join(
+            f"{name}={shlex.quote(value)}" for name, value in self.broker.environment().items() if name != "PATH"
+        )
+        command = shlex.join(self.broker.control_command())
+        (tools / "rabbitmqctl").write_text(f'#!/bin/sh\nexec env {variables} {command} "$@"\n')
+        (tools / "rabbitmqctl").chmod(0o700)
 
     def database_variables(self, user: str, password: str, database: str) -> dict[str, str]:
         """Return how PostgreSQL's own programs log in."""
@@ -287,9 +296,9 @@ class Trial:
         """Return whether a process runs that `up` has started."""
         return self._running(name) is not None
 
-    def _record(self, name: str, process: "subprocess.Popen[bytes]") -> None:
-        ticks = _ticks(process.pid)
-        if ticks is not None:
+    def _record(self, name: str, process: "subprocess.Popen[bytes] | None") -> None:
+        ticks = None if process is None else _ticks(process.pid)
+        if process is not None and ticks is not None:
             started = Started(process.pid, ticks)
             (self._records / f"{name}.json").write_bytes(msgspec.json.encode(started))
 
@@ -330,6 +339,16 @@ def down(directory: Path, names: tuple[str, ...]) -> None:
     trial = Trial(read_plan(directory))
     ran = trial.stop(trial.chosen(names))
     click.echo(f"stopped: {', '.join(ran)}" if ran else "Nothing ran.")
+
+
+@contextlib.contextmanager
+def _stopped_on_error(service: PrivatePostgres | PrivateRabbitMQ) -> Iterator[None]:
+    """Stop a service if what is done with it fails, so that the next `region up` begins anew."""
+    try:
+        yield
+    except BaseException:
+        service.stop()
+        raise
 
 
 def _share_settings(plan: RegionPlan) -> None:
