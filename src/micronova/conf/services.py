@@ -105,8 +105,8 @@ class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             description="URL of the service, for other services and hosts; empty: the embedded service in the same "
             "process, or without it the internal or public endpoint in the catalog. The catalog of an embedded "
-            "identity service has this URL. Set it if the catalog does not have the service, or has another address than this "
-            "process should use.",
+            "identity service has this URL. Set it if the catalog does not have the service, or has another address "
+            "than this process should use.",
             examples=["https://image.example:9292"],
         ),
     ] = ""
