@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from pamqp import commands
 
@@ -94,7 +95,7 @@ async def _rights(subject: Subject) -> list[Finding]:
         for queue in own:
             try:
                 channel = await connection.channel()
-                arguments = {"x-dead-letter-exchange": DEAD_EXCHANGE}
+                arguments: dict[str, Any] = {"x-dead-letter-exchange": DEAD_EXCHANGE}
                 await channel.request(
                     commands.Queue.Declare(queue=queue, exclusive=True, auto_delete=True, arguments=arguments)
                 )

@@ -4,7 +4,6 @@ import importlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -13,6 +12,7 @@ from micronova.cli.maintain import SCHEMAS
 from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.wiring import WITH_COMPUTE_DATABASE
 from micronova.db import schema
+from micronova.db.engine import Database
 from micronova.objects.errors import MicronovaError
 
 OLDEST_POSTGRESQL = 130_000
@@ -133,7 +133,7 @@ async def _server(subject: Subject) -> list[Finding]:
     return await database.read(_ask_server, subject.settings.database.pool_size * subject.settings.api.workers)
 
 
-async def _open(subject: Subject) -> Any:
+async def _open(subject: Subject) -> Database:
     name = "compute" if not subject.roles_are_named else next(
         (each for each in SCHEMAS if subject.among(WITH_COMPUTE_DATABASE if each == "compute" else (each,))), "compute"
     )  # fmt: skip

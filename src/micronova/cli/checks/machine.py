@@ -240,13 +240,14 @@ def _policy_files(subject: Subject) -> Iterator[Finding]:
     from micronova.policies.placement import RULES
 
     settings = subject.settings
-    for name, file, rules in (
-        ("api.policy_file", settings.api.policy_file, lambda: load_extensions().rules),
-        ("placement.policy_file", settings.placement.policy_file, lambda: RULES),
+    for name, file in (
+        ("api.policy_file", settings.api.policy_file),
+        ("placement.policy_file", settings.placement.policy_file),
     ):
         if file:
+            rules = load_extensions().rules if name == "api.policy_file" else RULES
             try:
-                Enforcer(rules(), Path(file))
+                Enforcer(rules, Path(file))
             except MicronovaError as error:
                 right = "names that `micronova policy check` lists, each with a check of oslo.policy"
                 yield Finding(name, error.message, right)
