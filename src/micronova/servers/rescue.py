@@ -5,6 +5,7 @@ import msgspec
 from micronova.db import instances, nodes
 from micronova.db.secrets import Secrets
 from micronova.objects import states
+from micronova.objects.block_device import root_volume
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.guest_properties import check_image_properties
@@ -103,9 +104,7 @@ class ServerRescue:
 
     async def _check_root(self, row: InstanceRow, image: ImageMeta, allows_volumes: bool) -> None:
         """Raise Invalid if the server boots from a volume and the image does not leave its disks in their places."""
-        devices = await self._database.read(instances.devices, [row["uuid"]])
-        roots = (device for device in devices.get(row["uuid"], ()) if device.boot_index == 0)
-        if not any(root.destination_type == "volume" for root in roots):
+        if root_volume(await self._database.read(instances.devices_of, row["uuid"])) is None:
             return
         if not allows_volumes or not all(name in image.properties for name in STABLE_PROPERTIES):
             raise Invalid(

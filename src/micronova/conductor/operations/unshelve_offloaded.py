@@ -20,7 +20,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import devices_of, work_order
+from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import NO_HOST, ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
@@ -135,7 +135,7 @@ class UnshelveOffloaded(SteppedKind):
             msgspec.structs.replace(device, source_type="image", image_id=image.id)
             if device.boot_index == 0
             else device
-            for device in devices_of(conn, row["uuid"])
+            for device in instances.devices_of(conn, row["uuid"])
         )
         return work_order(
             conn,

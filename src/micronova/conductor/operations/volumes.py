@@ -2,10 +2,9 @@
 
 The API has reserved the volume, or has told the volume service that it is being detached, with its user's token.
 Attaching: `new` (the volume is connected to the host) → `dispatched` (the host gives it to the guest). Detaching:
-`new` → `dispatched` (the host takes it from the guest). The transaction that ends either also records what the volume
-service
-has to be told (`settle_volumes.py`), and takes the device from the server if it has not got the volume, or has it no
-more.
+`new` → `dispatched` (the host takes it from the guest). The transaction that ends an operation also records what the
+volume service has to be told (`settle_volumes.py`), and takes the device from the server if the server does not have
+the volume.
 """
 
 import msgspec
@@ -111,22 +110,22 @@ class VolumeKind(HostKind):
 
     def _settle(self, conn: sa.Connection, operation: Operation, row: InstanceRow, *, failed: bool) -> tuple[str, ...]:
         payload = operation.payload_as(VolumePayload)
-        known = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+        known = instances.devices_of(conn, row["uuid"])
         device = next((each for each in known if each.uuid == payload.device_uuid), None)
-        told = self.settled(conn, operation, payload, device, failed=failed)
+        told = self.change_device(conn, payload, device, failed=failed)
         return record_settle(conn, operation, row, self._engine.now(), told)
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Change the device after success or a failure; return what the volume service has to be told."""
         return SettlePayload()
+
+
+def _taken_from_server(conn: sa.Connection, payload: VolumePayload, device: BlockDevice) -> SettlePayload:
+    """Remove the device of a volume from its server; return what gives the volume back."""
+    instances.remove_device(conn, device.uuid)
+    return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
 
 
 class AttachVolume(VolumeKind):
@@ -140,22 +139,15 @@ class AttachVolume(VolumeKind):
         payload = operation.payload_as(VolumePayload)
         await self.transitions.volumes.connect(operation, row, row["host"], only=payload.device_uuid, completes=False)
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Complete the attachment; after a failure take the device from the server."""
         if device is None or device.attachment_id is None:
             return SettlePayload()
         if not failed:
             return SettlePayload(complete=[device.attachment_id])
-        instances.remove_device(conn, device.uuid)
-        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+        return _taken_from_server(conn, payload, device)
 
 
 class DetachVolume(VolumeKind):
@@ -164,22 +156,15 @@ class DetachVolume(VolumeKind):
     name = "detach_volume"
     action_event = "compute_detach_volume"
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Take the device from the server, and give the volume back; after a failure the server keeps it."""
         if failed:
             return SettlePayload(keep=[payload.volume_id])
         if device is None:
             return SettlePayload()
-        instances.remove_device(conn, device.uuid)
-        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+        return _taken_from_server(conn, payload, device)
 
 
 class ExtendVolume(VolumeKind):
@@ -192,14 +177,8 @@ class ExtendVolume(VolumeKind):
         """Return the volume and its new size."""
         return {"volume_id": payload.volume_id, "size_gb": str(payload.size_gb)}
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Record the new size, which a guest that was not told sees when it is started the next time."""
         if device is not None and payload.size_gb:
