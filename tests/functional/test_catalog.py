@@ -96,8 +96,8 @@ async def _catalog(cloud: Process) -> dict[tuple[str, str], str]:
 
 async def test_the_catalog_names_services_of_other_processes(tmp_path: Path) -> None:
     """It follows the settings at every start."""
-    own = {"api": {"public_url": "https://id:5000"}}
-    sections: dict[str, dict[str, str]] = {
+    own: dict[str, Any] = {"api": {"public_url": "https://id:5000"}}
+    sections: dict[str, Any] = {
         "glance": {"endpoint_override": "http://image:9292/image"},
         "neutron": {"endpoint_override": "http://net:9696/network", "public_endpoint": "https://cloud/network"},
         "nova": {"endpoint_override": "http://api:8774/compute"},

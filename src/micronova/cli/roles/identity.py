@@ -2,6 +2,7 @@
 
 from micronova.cli.clients import ENDPOINTS
 from micronova.cli.wiring import AfterStart, Process, Role
+from micronova.conf.services import NovaSettings, OtherService, PlacementSettings
 from micronova.conf.settings import Settings
 from micronova.embedded.identity.endpoint_urls import PUBLIC_URL
 from micronova.embedded.identity.passwords import Passwords
@@ -40,7 +41,7 @@ async def make(process: Process) -> Role:
 
 def _elsewhere(settings: Settings) -> dict[tuple[str, str], str]:
     """Return the URLs of the services that the settings name, by the URL in the catalog and by interface."""
-    sections = {
+    sections: dict[str, NovaSettings | OtherService | PlacementSettings] = {
         "compute": settings.nova,
         "image": settings.glance,
         "network": settings.neutron,
@@ -48,7 +49,7 @@ def _elsewhere(settings: Settings) -> dict[tuple[str, str], str]:
         "block-storage": settings.cinder,
         "volumev3": settings.cinder,
     }
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for name, section in sections.items():
         own, version = PUBLIC_URL + ENDPOINTS[name], _VERSIONS.get(name, "")
         inner = _with_version(section.endpoint_override, version)
