@@ -165,6 +165,10 @@ soak: .venv services  ## 80 % of the peak load with a fault each minute: make so
 bench-fleet: .venv services  ## the cost of 10,000 hosts, 100,000 living and 1,000,000 deleted servers
 	$(BIN)/python -m tests.perf.fleet
 
+.PHONY: region-docs
+region-docs: .venv services  ## follow docs/region.md: every command of its blocks marked sh, on PostgreSQL and RabbitMQ with TLS
+	$(BIN)/python -m tests.region_docs
+
 .PHONY: dist
 dist:  ## build wheel and sdist into dist/, and start a cloud from the wheel in an empty environment
 	@PYTHON=$(PYTHON) scripts/build-dist

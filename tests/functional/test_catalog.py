@@ -77,3 +77,55 @@ async def _certificates_in_the_catalog(cloud: Process, elsewhere: Process, url: 
     await elsewhere.clients.catalog().refresh()
     assert await certificates.available()
     assert await certificates.get("c1", "alice") == b"certificate"
+
+
+async def _catalog(cloud: Process) -> dict[tuple[str, str], str]:
+    """Return the URLs of the catalog by type and interface, once as tokens have it and once as it is listed."""
+    admin = ServiceToken(
+        ASGITransport(cloud.apps["/identity"]), username="admin", password=cloud.keys.admin_password,
+        project_name="admin", now=cloud.clock.now,
+    )  # fmt: skip
+    client = ServiceClient(ASGITransport(cloud.apps["/identity"]), admin.get)
+    catalog = (await client.request("GET", "/v3/auth/catalog"))["catalog"]
+    shown = {(each["type"], one["interface"]): one["url"] for each in catalog for one in each["endpoints"]}
+    services = {each["id"]: each["type"] for each in (await client.request("GET", "/v3/services"))["services"]}
+    listed = (await client.request("GET", "/v3/endpoints"))["endpoints"]
+    assert {(services[one["service_id"]], one["interface"]): one["url"] for one in listed} == shown
+    return shown
+
+
+async def test_the_catalog_names_services_of_other_processes(tmp_path: Path) -> None:
+    """It follows the settings at every start."""
+    own: dict[str, Any] = {"api": {"public_url": "https://id:5000"}}
+    sections: dict[str, Any] = {
+        "glance": {"endpoint_override": "http://image:9292/image"},
+        "neutron": {"endpoint_override": "http://net:9696/network", "public_endpoint": "https://cloud/network"},
+        "nova": {"endpoint_override": "http://api:8774/compute"},
+        "cinder": {"endpoint_override": "http://volume:8776/volume/v3/"},
+        "placement": {"public_endpoint": "https://cloud/placement"},
+    }
+    cloud = Process(load(environ={}, **own, **sections), ["identity"], StateDirectory(tmp_path))
+    await cloud.start()
+    shown = await _catalog(cloud)
+    await cloud.stop()
+    assert {key: url for key, url in shown.items() if key[1] != "admin"} == {
+        ("identity", "public"): "https://id:5000/identity/v3",
+        ("identity", "internal"): "https://id:5000/identity/v3",
+        ("image", "public"): "http://image:9292/image",
+        ("image", "internal"): "http://image:9292/image",
+        ("network", "public"): "https://cloud/network",
+        ("network", "internal"): "http://net:9696/network",
+        ("compute", "public"): "http://api:8774/compute/v2.1",
+        ("compute", "internal"): "http://api:8774/compute/v2.1",
+        ("placement", "public"): "https://cloud/placement",
+        ("placement", "internal"): "https://id:5000/placement",
+        ("block-storage", "public"): "http://volume:8776/volume/v3",
+        ("block-storage", "internal"): "http://volume:8776/volume/v3",
+        ("volumev3", "public"): "http://volume:8776/volume/v3",
+        ("volumev3", "internal"): "http://volume:8776/volume/v3",
+    }
+    cloud = Process(load(environ={}, **own), ["identity"], StateDirectory(tmp_path))
+    await cloud.start()
+    shown = await _catalog(cloud)
+    await cloud.stop()
+    assert all(url.startswith("https://id:5000/") for url in shown.values())

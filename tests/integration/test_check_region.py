@@ -478,6 +478,9 @@ MISTAKES = {
         "api.tls_certificate", ("not for api.example", "subjectAltName"), _certificate(name="other.example")
     ),
     "a key of another certificate": Mistake("api.tls_key", ("does not fit",), _other_key),
+    "a file of authorities that is not there": Mistake(
+        "ssl.ca_file", ("cannot be read", "PEM"), _set("ssl", ca_file="/no.pem")
+    ),
     "a policy file that is not there": Mistake(
         "api.policy_file", ("Cannot read",), _set("api", policy_file="/no.yaml")
     ),

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from micronova.cli.private_services.process import end, wait_until
 from micronova.clients.identity.catalog import Catalog
 from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.http.auth import KeystoneTokens
@@ -23,7 +24,7 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized, Unavailable
 from tests.ec2 import version_2, version_4
 from tests.peers import peer
-from tests.services.process import end, free_port, wait_until
+from tests.services.process import free_port
 from tests.unit.embedded.identity.harness import cloud_at, sqlite_at
 
 # The first run installs Keystone, which takes about a minute.

@@ -6,8 +6,8 @@ import aio_pika
 import asyncpg
 import pytest
 
+from micronova.cli.private_services.process import accepts
 from tests.services.postgres import Postgres
-from tests.services.process import accepts
 from tests.services.rabbitmq import RabbitMQ
 
 

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import msgspec
 import yaml
 
+from micronova.cli.private_services.process import end, tail
 from tests.cluster import Cluster, toml
 from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError, Client, Endpoint
 from tests.perf.phases import Bench, Sizes, Target
 from tests.perf.processes import cpu_seconds
 from tests.services.postgres import Postgres
-from tests.services.process import end, free_port, tail
+from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
 
 HOSTS = 20
@@ -279,11 +280,11 @@ class Apart:
     def roots(self) -> Mapping[int, str]:
         """Return all processes, by role."""
         assert self.postgres.process is not None and self.rabbitmq.process is not None
-        assert self.rabbitmq._epmd is not None
+        assert self.rabbitmq.epmd is not None
         services = {
             self.postgres.process.pid: "postgres",
             self.rabbitmq.process.pid: "rabbitmq",
-            self.rabbitmq._epmd.pid: "rabbitmq",
+            self.rabbitmq.epmd.pid: "rabbitmq",
         }
         return {pid: name.rstrip("12") for pid, name in self.cluster.pids().items()} | services
 

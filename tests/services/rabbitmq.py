@@ -1,52 +1,25 @@
-"""A private RabbitMQ: own node name, port, directory, cookie and epmd; never the system's."""
+"""A private RabbitMQ that tests stop, crash and restart, with vhosts and users that they make."""
 
 import contextlib
-import os
-import secrets
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 from typing import Self
 
-from tests.services.process import ServiceError, accepts, end, free_port, run, signal_tree, wait_until
-
-HOST = "127.0.0.1"
-
-
-def programs() -> Path:
-    """Return where the server's own scripts are; Debian's wrappers in the PATH would change the user."""
-    found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin"))
-    if not found:
-        raise ServiceError("RabbitMQ is not installed: run scripts/ensure-packages")
-    return found[-1]
+from micronova.cli.private_services.process import ServiceError, end, run
+from micronova.cli.private_services.rabbitmq import HOST, PrivateRabbitMQ
+from tests.services.process import free_port, signal_tree
 
 
-class RabbitMQ:
+class RabbitMQ(PrivateRabbitMQ):
     """One broker: start() makes it, stop() or kill() end it, restart() brings it back with its data."""
-
-    def __init__(self, directory: Path, port: int, epmd_port: int, distribution_port: int) -> None:
-        self.directory = directory
-        self.port = port
-        self.node = f"mn{port}@localhost"
-        self.process: subprocess.Popen[bytes] | None = None
-        self._epmd_port = epmd_port
-        self._distribution_port = distribution_port
-        self._epmd: subprocess.Popen[bytes] | None = None
-        self._bin = programs()
 
     @classmethod
     def start(cls, directory: Path | str) -> Self:
         """Make a new broker under the directory, with the user guest and the vhost /."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        broker = cls(directory, free_port(), free_port(), free_port())
-        cookie = directory / ".erlang.cookie"
-        cookie.write_text(secrets.token_hex(16))
-        cookie.chmod(0o400)
-        (directory / "enabled_plugins").write_text("[].")
-        (directory / "rabbitmq.config").write_text(_settings(broker.port))
-        (directory / "ports").write_text(f"{broker.port} {broker._epmd_port} {broker._distribution_port}")
+        broker = cls(Path(directory), free_port(), free_port(), free_port())
+        broker.create()
+        (broker.directory / "ports").write_text(f"{broker.port} {broker._epmd_port} {broker._distribution_port}")
         broker.restart()
         return broker
 
@@ -78,15 +51,14 @@ class RabbitMQ:
 
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl (about a second) against this node and return its output."""
-        rabbitmqctl = str(self._bin / "rabbitmqctl")
-        return run(rabbitmqctl, "--quiet", "--node", self.node, *arguments, env=self._environment())
+        return run(*self.control_command(), *arguments, env=self.environment())
 
     def eval(self, code: str) -> str:
         """Evaluate Erlang in the broker; fail unless the result is a plain success."""
         done = subprocess.run(
             ["erl_call", "-r", "-address", f"{HOST}:{self._distribution_port}", "-e"],
             input=f"{code}\n".encode(),
-            env=self._environment(),
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=30,
@@ -101,17 +73,11 @@ class RabbitMQ:
         """Start the process again, after stop() or kill() or over a running one, on the same ports and data."""
         self._end(signal.SIGTERM)
         try:
-            self._launch()
+            self.launch()
         except BaseException:
             self.kill()
             self.stop()
             raise
-
-    def stop(self) -> None:
-        """Stop in order, and with it the epmd."""
-        self._end(signal.SIGTERM)
-        end(self._epmd, signal.SIGTERM)
-        self._epmd = None
 
     def kill(self) -> None:
         """Crash: SIGKILL, nothing is flushed but the names of the quorum queues.
@@ -132,33 +98,6 @@ class RabbitMQ:
         """Let it go on after `pause`."""
         signal_tree(self.process, signal.SIGCONT)
 
-    def _launch(self) -> None:
-        log = self.directory / "log"
-        environment = self._environment()
-        with log.open("ab") as out:
-            if self._epmd is None:
-                # The broker would start a daemon of its own that outlives it; a child of ours ends with us.
-                self._epmd = subprocess.Popen(
-                    [shutil.which("epmd") or "epmd", "-port", str(self._epmd_port), "-address", HOST],
-                    env=environment,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
-                wait_until(lambda: accepts(self._epmd_port), self._epmd, log)
-            self.process = subprocess.Popen(
-                [str(self._bin / "rabbitmq-server")],
-                env=environment,
-                cwd=self.directory,  # where Erlang would drop a crash dump
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        wait_until(lambda: accepts(self.port), self.process, log)
-
     def _end(self, how: signal.Signals) -> None:
         end(self.process, how)
         self.process = None
@@ -168,45 +107,3 @@ class RabbitMQ:
             f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"{vhost}">>, '
             '<<".*">>, <<".*">>, <<".*">>, <<"tests">>).'
         )
-
-    def _environment(self) -> dict[str, str]:
-        directory = str(self.directory)
-        return {
-            "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            "HOME": directory,  # the Erlang cookie
-            "LANG": "C.UTF-8",
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": HOST,
-            "RABBITMQ_NODENAME": self.node,
-            "RABBITMQ_NODE_IP_ADDRESS": HOST,
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(self._distribution_port),
-            "RABBITMQ_CONF_ENV_FILE": f"{directory}/none",
-            "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq.config",
-            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{directory}/none",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/enabled_plugins",
-            "RABBITMQ_MNESIA_BASE": f"{directory}/mnesia",
-            "RABBITMQ_LOG_BASE": f"{directory}/logs",
-            "RABBITMQ_LOGS": "-",
-            "RABBITMQ_PID_FILE": f"{directory}/pid",
-            # One scheduler is plenty here; and nothing of the node is reachable but on loopback.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                "+S 1:1 +SDcpu 1:1 +SDio 2 +A 4 -kernel inet_dist_use_interface {127,0,0,1}"
-            ),
-            # This pair makes the script become the Erlang machine, so that our child's pid is the broker's.
-            "RABBITMQ_ALLOW_INPUT": "1",
-            "RABBITMQ_SERVER_START_ARGS": "-noinput +B i",
-        }
-
-
-def _settings(port: int) -> str:
-    # Erlang terms, not the newer key = value form: translating that costs the start half a second more.
-    return f"""[
-  {{rabbit, [
-    {{tcp_listeners, [{{"{HOST}", {port}}}]}},
-    {{vm_memory_high_watermark, {{absolute, "1GB"}}}},
-    {{disk_free_limit, "50MB"}},
-    {{log, [{{console, [{{enabled, true}}, {{level, warning}}]}}, {{file, [{{file, false}}]}}]}}
-  ]}}
-].
-"""

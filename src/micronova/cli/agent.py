@@ -117,6 +117,7 @@ def agent_settings(settings: Settings, sockets: Path) -> Settings:
         libvirt=settings.libvirt,
         pci=PCISettings(device_spec=settings.pci.device_spec),
         devices=settings.devices,
+        ssl=settings.ssl,
         telemetry=settings.telemetry,
         upgrade_levels=settings.upgrade_levels,
     )

@@ -3,6 +3,7 @@
 import functools
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from micronova.clients.volume.client import VERSION as VOLUME_VERSION
 from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
-from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport, raise_for
+from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport, raise_for, tls_context
 from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.http.image_downloads import ImageDownloads
 from micronova.http.image_uploads import ImageUploads
@@ -73,6 +74,16 @@ class Clients:
     @property
     def _noauth(self) -> bool:
         return self._process.settings.api.auth_strategy == "noauth2"
+
+    @property
+    def _authorities(self) -> str:
+        """The PEM file of the authorities that verify other services; raise SettingsError if it cannot be used."""
+        file = self._process.settings.ssl.ca_file
+        try:
+            tls_context(file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"ssl.ca_file ({file}) is no PEM file with certificates: {error}.") from None
+        return file
 
     async def start(self) -> None:
         """Fetch the catalog if it is needed, and start to follow the tokens that other processes revoke."""
@@ -178,7 +189,7 @@ class Clients:
         process = self._process
         service = process.settings.glance.endpoint_override
         if not self._is_embedded("image"):
-            return ImageUploads(service)
+            return ImageUploads(service, ca_file=self._authorities)
         application = MountedApp(process, "/image")
         return ImageUploads(service, here=lambda: f"{process.url}/image", application=application)
 
@@ -187,7 +198,7 @@ class Clients:
         process = self._process
         service = process.settings.glance.endpoint_override
         if not self._is_embedded("image"):
-            return ImageDownloads(service)
+            return ImageDownloads(service, ca_file=self._authorities)
         application = MountedApp(process, "/image")
         return ImageDownloads(service, here=lambda: f"{process.url}/image", application=application)
 
@@ -340,7 +351,7 @@ class Clients:
             return ServiceClient(self._transport(name, override), _noauth_token, prefix=prefix)
         token = self.token()
         if self._in_catalog(name, override):
-            transport: Transport = CatalogTransport(self.catalog(), service_type or name)
+            transport: Transport = CatalogTransport(self.catalog(), service_type or name, self._authorities)
             self._transports.append(transport)
         else:
             transport = self._transport(name, override)
@@ -350,7 +361,7 @@ class Clients:
         if url:
             base = url.rstrip("/")
             base = base.removesuffix({"identity": "/v3", "compute": "/v2.1", "volume": "/v3"}.get(name, ""))
-            made: Transport = HTTPTransport(base)
+            made: Transport = HTTPTransport(base, ca_file=self._authorities)
             self._transports.append(made)
             return made
         if not self._is_embedded(name):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
@@ -54,6 +55,11 @@ async def open_and_ask(url: str, schema: str | None, pool_size: int) -> Database
     except BaseException as error:
         if database is not None:
             await database.close()
+        if (certificate := _wrong_certificate(error)) is not None:
+            raise SettingsError(
+                f"{cannot}: its certificate is not valid ({certificate.verify_message}). sslrootcert in "
+                "database.connection names the authority that has signed it."
+            ) from None
         if isinstance(error, TimeoutError):
             raise Unavailable(f"{cannot}: it does not answer within {OPEN_SECONDS:g} s.") from None
         if isinstance(error, Unavailable) and not isinstance(error, DatabaseRefused):
@@ -72,6 +78,13 @@ async def start_bus(bus: Bus) -> None:
     except MicronovaError as error:
         kind = Unavailable if isinstance(error, Unavailable) and not isinstance(error, BusRefused) else SettingsError
         raise kind(f"{error.message[:1].upper()}{error.message[1:]}.") from None
+
+
+def _wrong_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the error of a certificate that is the cause of an error."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__
+    return error
 
 
 def _ping(conn: Any) -> None:

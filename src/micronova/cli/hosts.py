@@ -1,10 +1,11 @@
 """`micronova host`: the compute hosts of a cloud."""
 
 import ipaddress
+import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +39,20 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
 
     with_database(directory, config, work)
+
+
+def hosts_up(directory: Path | None, config: Path | None) -> set[str]:
+    """Return the names of the hosts that are up."""
+    import time
+
+    from micronova.db import services
+
+    async def work(database: Database, settings: Settings) -> set[str]:
+        now, down = micros(time.time()), settings.default.service_down_time
+        rows = await database.read(services.list_, binary=COMPUTE)
+        return {row.host for row in rows if services.is_up(row, now, down)}
+
+    return with_database(directory, config, work)
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
@@ -83,16 +98,29 @@ async def _switch(database: Database, process: "Process", name: str, values: "Se
         click.echo(f"{name} gets new servers again.")
 
 
-def add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
-    """Register a host; print the commands that make its broker user, and the settings of its agent."""
+def check_host_name(name: str) -> None:
+    """Raise an error unless a host may have this name."""
+    if not _NAME.fullmatch(name):
+        raise MicronovaError(f"{name[:64]!r} is no name for a host: use letters, digits, dots, dashes and underscores.")
+
+
+def add(
+    name: str,
+    console_address: str,
+    directory: Path | None,
+    config: Path | None,
+    *,
+    settings_file: Path | None = None,
+    driver: str = "libvirt",
+) -> None:
+    """Register a host; print the commands that make its broker user, and print or write the settings of its agent."""
     import time
 
     from micronova.db import services
     from micronova.rpc.amqp.permissions import for_host
     from micronova.rpc.amqp.url import parse
 
-    if not _NAME.fullmatch(name):
-        raise MicronovaError(f"{name[:64]!r} is no name for a host: use letters, digits, dots, dashes and underscores.")
+    check_host_name(name)
     if console_address:
         _check_console_address(console_address)
 
@@ -106,25 +134,61 @@ def add(name: str, console_address: str, directory: Path | None, config: Path | 
         await database.write(services.register_host_user, name, micros(time.time()), console_address)
         return settings
 
-    settings: Settings = with_database(directory, config, work)
-    broker = parse(settings.default.transport_url)
-    password = new_password()
-    allowed = for_host(name, name)
-    click.echo("# On the broker:")
-    click.echo(f"rabbitmqctl add_user {name} {password}")
-    patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
-    click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
-    users = ", ".join(f'"{user}"' for user in settings.default.control_users or (broker.user,))
-    click.echo(f"\n# On {name}, the settings of `micronova run compute network-agent --config FILE`.")
-    click.echo("# The password in transport_url is the only secret of the host: let only its owner read FILE.")
-    click.echo(f'[default]\nhost = "{name}"\ntransport_url = "{broker.for_user(f"{name}:{password}")}"')
-    click.echo(f"control_users = [{users}]")
-    click.echo('\n[compute]\ncompute_driver = "libvirt"')
+    # It is opened first: a process of root's becomes the owner of DIR, who may not be able to.
+    file = None if settings_file is None else _private_file(settings_file)
+    try:
+        settings: Settings = with_database(directory, config, work)
+        broker = parse(settings.default.transport_url)
+        password = new_password()
+        allowed = for_host(name, name)
+        if file is None:
+            click.echo("# On the broker:")
+        click.echo(f"rabbitmqctl add_user {name} {password}")
+        patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
+        click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
+        text = _host_settings(name, broker.for_user(f"{name}:{password}"), console_address, driver, settings)
+        if file is None:
+            click.echo(f"\n{text}", nl=False)
+        else:
+            file.write(text)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _private_file(path: Path) -> IO[str]:
+    """Make a new file that only its owner can read; raise an error if there is one."""
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    except FileExistsError:
+        raise MicronovaError(f"{path} exists: name another file, or remove it first.") from None
+
+
+def _host_settings(name: str, transport_url: str, console_address: str, driver: str, settings: Settings) -> str:
+    """Return the settings file of a host."""
+    from micronova.rpc.amqp.url import parse
+
+    users = settings.default.control_users or (parse(settings.default.transport_url).user,)
+    quoted = ", ".join(f'"{user}"' for user in users)
+    lines = [
+        f"# On {name}, the settings of `micronova run compute network-agent --config FILE`.",
+        "# The password in transport_url is the only secret of the host: let only its owner read FILE.",
+        "[default]",
+        f'host = "{name}"',
+        f'transport_url = "{transport_url}"',
+        f"control_users = [{quoted}]",
+        "",
+        "[compute]",
+        f'compute_driver = "{driver}"',
+    ]
     if console_address:
-        click.echo(f'\n[console]\nrelay_listen = "{console_address}"')
-    click.echo("\n# For network-agent. Where a real Neutron has its own agents, run compute alone.\n[neutron]")
+        lines += ["", "[console]", f'relay_listen = "{console_address}"']
+    lines += ["", "# For network-agent. Where a real Neutron has its own agents, run compute alone.", "[neutron]"]
     for option, path, role in (("endpoint_override", "/network", "network"), ("metadata_url", "/metadata", "metadata")):
-        click.echo(_address(option, getattr(settings.neutron, option), settings.api.public_url, path, role))
+        lines.append(_address(option, getattr(settings.neutron, option), settings.api.public_url, path, role))
+    if settings.ssl.ca_file:
+        lines += ["", "# A copy of the file of the control nodes.", "[ssl]", f'ca_file = "{settings.ssl.ca_file}"']
+    return "\n".join(lines) + "\n"
 
 
 def _check_console_address(address: str) -> None:

@@ -88,6 +88,8 @@ async def _serve(
     if not await start_unless_stopped(process.start(sock), stopped):
         return
     metrics = await _metrics(settings, process, worker.number)
+    if "identity" in process.embedded and worker.number == 0:
+        _write_clouds(settings, process, place)
     settle_memory()
     log.info("%s: ready", ", ".join(roles))
     if worker.ready_fd is not None:
@@ -101,6 +103,17 @@ async def _serve(
         if metrics is not None:
             await metrics.stop()
         await process.stop()
+
+
+def _write_clouds(settings: Settings, process: "Process", place: StateDirectory) -> None:
+    """Write clouds.yaml for the users that the identity service has made at its first start, and say where it is."""
+    authority = Path(settings.ssl.ca_file) if settings.ssl.ca_file else None
+    clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, authority=authority)
+    log.info(
+        "%s has the URL and the first passwords of admin and demo, which are also in %s",
+        clouds,
+        place.path / "keys.json",
+    )
 
 
 async def _metrics(settings: Settings, process: "Process", worker: int) -> "HTTPServer | None":

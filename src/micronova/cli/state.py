@@ -182,14 +182,18 @@ class StateDirectory:
             os.close(directory)
         return file
 
-    def write_clouds(self, url: str, keys: Keys, region: str, guests: str = "real") -> Path:
+    def write_clouds(
+        self, url: str, keys: Keys, region: str, guests: str = "real", *, authority: Path | None = None
+    ) -> Path:
         """Write clouds.yaml: `micronova` is the admin, `micronova-demo` a plain member.
+
+        `authority` is the certificate by which clients verify those of the services; else they use the system's.
 
         `guests` is what guests are (real, simulated, or without a network), for `micronova ssh`, which may read nothing
         else in DIR.
         """
         text = (
-            "# Written by `micronova up`. export OS_CLIENT_CONFIG_FILE=THIS_FILE OS_CLOUD=micronova-demo\n"
+            "# Written by Micronova. export OS_CLIENT_CONFIG_FILE=THIS_FILE OS_CLOUD=micronova-demo\n"
             f"micronova:\n  guests: {guests}\nclouds:\n"
         )
         for cloud, user, project, password in (
@@ -201,6 +205,8 @@ class StateDirectory:
                 f"      auth_url: {url}/identity/v3\n      username: {user}\n      password: {password}\n"
                 f"      project_name: {project}\n      user_domain_name: Default\n      project_domain_name: Default\n"
             )
+            if authority is not None:
+                text += f"    cacert: {authority}\n"
         return self.write("clouds.yaml", text.encode())
 
     def database_url(self, name: str) -> str:

@@ -18,7 +18,8 @@ MEMBER = "micronova-demo"
 class UserSession:
     """Logs in with the password of clouds.yaml when it is entered, and has the rights of that user, no others."""
 
-    def __init__(self, auth: dict[str, str], region: str | None = None) -> None:
+    def __init__(self, auth: dict[str, str], region: str | None = None, ca_file: str = "") -> None:
+        self._ca_file = ca_file
         self._auth = auth
         self.auth_url = _base(auth["auth_url"])
         self._region = region
@@ -36,7 +37,7 @@ class UserSession:
                 "scope": {"project": project},
             }
         }
-        transport = self._transports["identity"] = HTTPTransport(self.auth_url)
+        transport = self._transports["identity"] = HTTPTransport(self.auth_url, ca_file=self._ca_file)
         headers = {"content-type": "application/json", "accept": "application/json"}
         answer = await transport.request("POST", "/v3/auth/tokens", headers, msgspec.json.encode(body))
         if answer.status == 401:
@@ -65,7 +66,7 @@ class UserSession:
         if service not in self._transports:
             for endpoint in (end for entry in self._catalog if entry["type"] == service for end in entry["endpoints"]):
                 if endpoint["interface"] == "public" and self._region in (None, endpoint["region_id"]):
-                    self._transports[service] = HTTPTransport(endpoint["url"], timeout=600.0)
+                    self._transports[service] = HTTPTransport(endpoint["url"], timeout=600.0, ca_file=self._ca_file)
                     break
             else:
                 raise MicronovaError(f"The catalog has no public endpoint of type {service}.")
@@ -111,7 +112,7 @@ def open_session(file: Path, name: str) -> UserSession:
     missing = {"auth_url", "username", "password", "project_name"} - set(auth)
     if missing:
         raise MicronovaError(f"The cloud {name} in {file} has no {min(missing)}: this command logs in by password.")
-    return UserSession(auth, clouds[name].get("region_name"))
+    return UserSession(auth, clouds[name].get("region_name"), clouds[name].get("cacert") or "")
 
 
 def _base(auth_url: str) -> str:

@@ -86,18 +86,31 @@ class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = ""
 
 
+PublicEndpoint = Annotated[
+    str,
+    Meta(
+        description="URL of the service for clients, in the catalog of an embedded identity service. Set it if clients "
+        "reach the service by another URL than other services do, such as by a proxy. Empty: endpoint_override, or "
+        "without it the URL of the identity service.",
+        examples=["https://cloud.example/image"],
+    ),
+]
+
+
 class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An OpenStack service besides compute."""
 
     endpoint_override: Annotated[
         str,
         Meta(
-            description="URL of the service; empty: the embedded service in the same process, or without it the "
-            "internal or public endpoint in the catalog. Set it if the catalog does not have the "
-            "service, or has another address than this process should use.",
+            description="URL of the service, for other services and hosts; empty: the embedded service in the same "
+            "process, or without it the internal or public endpoint in the catalog. The catalog of an embedded "
+            "identity service has this URL. Set it if the catalog does not have the service, or has another address "
+            "than this process should use.",
             examples=["https://image.example:9292"],
         ),
     ] = ""
+    public_endpoint: PublicEndpoint = ""
 
 
 class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -318,6 +331,16 @@ class VolumeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class PlacementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The Placement API, which the api role serves."""
 
+    endpoint_override: Annotated[
+        str,
+        Meta(
+            description="URL of the Placement API, for the catalog of an embedded identity service; empty: the URL of "
+            "the identity service. Set it if the role api is another process.",
+            examples=["http://api.example:8774/placement"],
+        ),
+    ] = ""
+    public_endpoint: PublicEndpoint = ""
+
     policy_file: Annotated[
         str | None,
         Meta(
@@ -357,7 +380,23 @@ class NovaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             description="URL of the compute API to which the embedded network service sends events of ports; "
             "empty: the API in the same process, or without it the internal or public endpoint in the "
-            "catalog. Set it if the network service and the API are separate processes.",
+            "catalog. The catalog of an embedded identity service has this URL. Set it if the network service and the "
+            "API are separate processes.",
             examples=["http://api.example:8774/compute/v2.1"],
+        ),
+    ] = ""
+    public_endpoint: PublicEndpoint = ""
+
+
+class SSLSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Certificates of the services that this process calls."""
+
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="PEM file of the authorities that verify the certificates of other OpenStack services; empty: "
+            "the authorities of the system. Set it if a private authority has signed these certificates, such as that "
+            "of `micronova region init --tls`. The URLs of the broker and of PostgreSQL name such a file themselves.",
+            examples=["/etc/micronova/tls/ca.pem"],
         ),
     ] = ""

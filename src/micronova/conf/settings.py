@@ -50,6 +50,7 @@ from micronova.conf.services import (
     NeutronSettings,
     NovaSettings,
     PlacementSettings,
+    SSLSettings,
     VolumeSettings,
 )
 from micronova.objects.errors import MicronovaError
@@ -101,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nova: NovaSettings = NovaSettings()
     placement: PlacementSettings = PlacementSettings()
     volume: VolumeSettings = VolumeSettings()
+    ssl: SSLSettings = SSLSettings()
     compute: ComputeSettings = ComputeSettings()
     fake: FakeSettings = FakeSettings()
     libvirt: LibvirtSectionSettings = LibvirtSectionSettings()

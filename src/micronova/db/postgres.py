@@ -9,6 +9,7 @@ trip: the message that says BEGIN also puts it into `application_name`, a parame
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -43,6 +44,8 @@ _END = sa.text(
 
 
 _REFUSED = ("28", "3D000")  # a wrong user or password, no such database
+_TLS_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+_TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _UNFIT = ("25006", "55000")  # read-only, or not ready: the server is a standby now, and another one may be writable
 
 
@@ -64,6 +67,31 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         return name.partition("micronova ")[2]
 
 
+def _tls(url: URL) -> tuple[URL, dict[str, Any]]:
+    """Take libpq's options of TLS (sslmode, sslrootcert, sslcert, sslkey) from a URL; return asyncpg's for them."""
+    named = {option: str(url.query[option]) for option in _TLS_OPTIONS if option in url.query}
+    if not named:
+        return url, {}
+    rest = url.difference_update_query(named)
+    mode = named.get("sslmode", "verify-full" if "sslrootcert" in named else "prefer")
+    if mode not in _TLS_MODES:
+        raise ValueError(f"sslmode is one of {', '.join(_TLS_MODES)}, not {mode}")
+    if mode in ("disable", "allow", "prefer"):
+        return rest, {"ssl": mode}
+    verifies = mode.startswith("verify") or "sslrootcert" in named
+    try:
+        context = ssl.create_default_context(cafile=named.get("sslrootcert"))
+        if "sslcert" in named:
+            context.load_cert_chain(named["sslcert"], named.get("sslkey"))
+    except OSError as error:  # also errors of TLS
+        files = ", ".join(file for option, file in named.items() if option != "sslmode")
+        raise ValueError(f"a file that it names cannot be used ({files}): {error}") from None
+    context.check_hostname = mode == "verify-full"
+    if not verifies:
+        context.verify_mode = ssl.CERT_NONE
+    return rest, {"ssl": context}
+
+
 class PostgresDatabase(Database):
     """A pool of connections; transactions that fail for a moment's reason are run again."""
 
@@ -71,7 +99,8 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         super().__init__()
-        options: dict[str, Any] = {"timeout": 10, "command_timeout": STATEMENT, "connection_class": _Connection}
+        url, tls = _tls(url)
+        options: dict[str, Any] = {**tls, "timeout": 10, "command_timeout": STATEMENT, "connection_class": _Connection}
         options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),

@@ -6,6 +6,7 @@ one, and every use of an embedded service shows that it is compatible.
 
 import asyncio
 import json
+import ssl
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -53,19 +54,26 @@ def split_unix_url(url: str) -> tuple[str | None, str]:
     return urllib.parse.unquote(quoted), f"http://localhost{slash}{rest}"
 
 
-def host_connector(url: str, service: str) -> tuple[Any, str]:
+def tls_context(ca_file: str) -> ssl.SSLContext | bool:
+    """Return how aiohttp verifies certificates: by the authorities in a file, or by the system's."""
+    return ssl.create_default_context(cafile=ca_file) if ca_file else True
+
+
+def host_connector(url: str, service: str, ca_file: str = "") -> tuple[Any, str]:
     """Return the connector with which a host reaches a URL of its order, and the URL to send; None: aiohttp's own.
 
     `service` is the URL of the image service. If `url` names a Unix socket, it must be that of `service`; else
     LookupError is raised.
     """
     socket, address = split_unix_url(url)
-    if socket is None:
+    if socket is None and not ca_file:
         return None, address
-    if not url.startswith(f"{service}/"):
+    if socket is not None and not url.startswith(f"{service}/"):
         raise LookupError("this host does not know its image service")
     import aiohttp
 
+    if socket is None:
+        return aiohttp.TCPConnector(ssl=tls_context(ca_file)), address
     return aiohttp.UnixConnector(socket), address
 
 
@@ -162,8 +170,16 @@ class HTTPTransport:
     """aiohttp with kept-alive connections; imported when it is first needed."""
 
     def __init__(
-        self, base: str, *, timeout: float = 60.0, connections: int = 50, max_answer: int = MAX_ANSWER
+        self,
+        base: str,
+        *,
+        timeout: float = 60.0,
+        connections: int = 50,
+        max_answer: int = MAX_ANSWER,
+        ca_file: str = "",
     ) -> None:
+        """`ca_file` is a PEM file of the authorities that verify the service's certificate; empty: the system's."""
+        self._ca_file = ca_file
         self._name = base.rstrip("/")
         self._socket, self._base = split_unix_url(self._name)
         self._timeout = timeout
@@ -181,7 +197,7 @@ class HTTPTransport:
                 self._session = aiohttp.ClientSession(
                     connector=aiohttp.UnixConnector(self._socket, limit=limit)
                     if self._socket
-                    else aiohttp.TCPConnector(limit=limit),
+                    else aiohttp.TCPConnector(limit=limit, ssl=tls_context(self._ca_file)),
                     timeout=aiohttp.ClientTimeout(total=self._timeout),
                 )
             return self._session
@@ -203,6 +219,11 @@ class HTTPTransport:
                         raise Unavailable(f"{self._name} sent more than {limit} in answer to one request.")
                     parts.append(part)
                 return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise Unavailable(
+                f"The certificate of {self._name} is not valid: {error.certificate_error}. If a private authority has "
+                "signed it, name that in ssl.ca_file."
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
             raise Unavailable(f"{self._name} does not answer: {reason or type(error).__name__}.") from error

@@ -15,15 +15,15 @@ class TicketRefused(BuildFailed):
     """The image service does not accept the ticket, e.g. because it has expired. Another ticket may work."""
 
 
-async def stream(url: str, service: str = "") -> AsyncIterator[bytes]:
-    """Yield the content at a URL in chunks. `service` is the URL of the image service: see `host_connector`.
+async def stream(url: str, service: str = "", ca_file: str = "") -> AsyncIterator[bytes]:
+    """Yield the content at a URL in chunks. `service` and `ca_file`: see `host_connector`.
 
     Raise Unavailable if the image service does not answer, or says that it cannot at the moment.
     """
     import aiohttp
 
     try:
-        connector, address = host_connector(url, service)
+        connector, address = host_connector(url, service, ca_file)
     except LookupError as error:
         raise BuildFailed(f"The image cannot be fetched: {error}.") from None
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=READ_TIMEOUT)
@@ -42,9 +42,15 @@ class ImageDownloads:
     """Fetches images: over HTTP, or from the service of this process."""
 
     def __init__(
-        self, service: str = "", *, here: Callable[[], str] | None = None, application: ASGIApp | None = None
+        self,
+        service: str = "",
+        *,
+        here: Callable[[], str] | None = None,
+        application: ASGIApp | None = None,
+        ca_file: str = "",
     ) -> None:
         """The arguments are those of `ImageUploads`."""
+        self._ca_file = ca_file
         self._service = service
         self._here = here
         self._transport = None if application is None else ASGITransport(application)
@@ -52,7 +58,7 @@ class ImageDownloads:
     async def stream(self, url: str) -> AsyncIterator[bytes]:
         """Yield the content at a URL in chunks, as the function `stream` does."""
         if self._here is None or self._transport is None or not url.startswith(f"{self._here()}/"):
-            async for chunk in stream(url, self._service):
+            async for chunk in stream(url, self._service, self._ca_file):
                 yield chunk
             return
         path, begin = url.removeprefix(self._here()), 0

@@ -19,13 +19,19 @@ class ImageUploads:
     """Sends images to the image service: over HTTP, or to the service of this process."""
 
     def __init__(
-        self, service: str = "", *, here: Callable[[], str] | None = None, application: ASGIApp | None = None
+        self,
+        service: str = "",
+        *,
+        here: Callable[[], str] | None = None,
+        application: ASGIApp | None = None,
+        ca_file: str = "",
     ) -> None:
-        """`service` is the URL of the image service: see `host_connector`.
+        """`service` is the URL of the image service, `ca_file` has its authorities: see `host_connector`.
 
         `here` returns the URL of the service of this process, if there is one, and `application` is that service.
         """
         self._service = service
+        self._ca_file = ca_file
         self._here = here
         self._transport = None if application is None else ASGITransport(application)
 
@@ -57,7 +63,7 @@ class ImageUploads:
         import aiohttp
 
         try:
-            connector, address = host_connector(url, self._service)
+            connector, address = host_connector(url, self._service, self._ca_file)
         except LookupError as error:
             raise OperationFailed(f"The image cannot be uploaded: {error}.") from None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE)

@@ -38,6 +38,7 @@ class DriverSetup:
     mdev_types: tuple[str, ...] = ()  # types of mediated devices that guests may have…
     mdev_sections: Mapping[str, Any] = field(default_factory=dict)  # …and what the settings say of each
     image_service: str = ""  # URL that the driver may fetch images from by a Unix socket
+    image_ca_file: str = ""  # PEM file of the authorities that verify the image service; empty: the system's
     volume_access: Path | None = None  # socket of the exporter, which lets guests of this host use volumes
     images: ImageDownloads = field(default_factory=ImageDownloads)  # for simulated hosts: also without a network
     vendor_data: VendorDataSource = field(default_factory=lambda: VendorDataSource(static={}))  # for config drives

@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from micronova.cli.private_services.process import ServiceError
 from tests.nova_schemas.__main__ import NOVA, nova_environment
 from tests.perf.scheduler import fleet, rows
 from tests.services.postgres import Postgres
-from tests.services.process import ServiceError
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 GOALS = {"plain": 1.0, "rich": 1.0, "all": 3.0}  # milliseconds at GOAL_HOSTS

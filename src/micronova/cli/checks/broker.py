@@ -103,11 +103,7 @@ async def _rights(subject: Subject) -> list[Finding]:
             except ChannelClosed as error:
                 refused[_without_token(str(error), token)] = error.code
         try:
-            channel = await connection.channel()
-            await channel.confirm()
-            confirmation = channel.publish("", PROBE_KEY, b"")
-            assert confirmation is not None
-            await asyncio.wait([confirmation], timeout=PROBE_SECONDS)
+            confirmation = await _publish(connection)
             if confirmation.done():
                 confirmation.result()
         except ChannelClosed as error:
@@ -115,6 +111,16 @@ async def _rights(subject: Subject) -> list[Finding]:
         except Refused:
             pass  # that of room says more
     return [Finding(SETTING, text, right) for text in refused]
+
+
+async def _publish(connection: Connection) -> asyncio.Future[None]:
+    """Publish a message to nobody, and wait for a moment; return the broker's confirmation, which may not be there."""
+    channel = await connection.channel()
+    await channel.confirm()
+    confirmation = channel.publish("", PROBE_KEY, b"")
+    assert confirmation is not None
+    await asyncio.wait([confirmation], timeout=PROBE_SECONDS)
+    return confirmation
 
 
 def _without_token(text: str, token: str) -> str:
@@ -125,11 +131,7 @@ async def _room(subject: Subject) -> list[Finding]:
     """Publish a message to nobody: the broker tells only publishers that it takes no messages."""
     async with _connected(_url(subject)) as connection:
         try:
-            channel = await connection.channel()
-            await channel.confirm()
-            confirmation = channel.publish("", PROBE_KEY, b"")
-            assert confirmation is not None
-            await asyncio.wait([confirmation], timeout=PROBE_SECONDS)
+            confirmation = await _publish(connection)
         except ChannelClosed:
             raise NotAsked("the user may not publish, as said above") from None
         if connection.blocked_since is not None:

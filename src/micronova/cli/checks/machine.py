@@ -171,6 +171,17 @@ def _certificates(subject: Subject) -> Iterator[Finding]:
         yield Finding("api.tls_key", f"it does not fit to api.tls_certificate ({said})", right)
 
 
+def _authorities(subject: Subject) -> Iterator[Finding]:
+    """Look at the file with the authorities of other services."""
+    file = subject.settings.ssl.ca_file
+    if not file:
+        return
+    if (problem := _unreadable(file)) is not None:
+        yield Finding("ssl.ca_file", problem, "a PEM file of authorities that this user can read")
+        return
+    yield from certificate(file, "ssl.ca_file")
+
+
 def _unreadable(file: str) -> str | None:
     try:
         Path(file).read_bytes()
@@ -275,6 +286,7 @@ CHECKS = (
     Check("clock of this machine", ROLES, plain(_local_clock)),
     Check("listen addresses", ROLES, plain(_addresses), "api.listen"),
     Check("certificates", HTTP_ROLES, plain(_certificates), "api.tls_certificate"),
+    Check("authorities", ROLES, plain(_authorities), "ssl.ca_file"),
     Check("policy files", ("api",), plain(_policy_files), "api.policy_file"),
     Check("API extensions", ("api",), _extensions, "api.required_extensions"),
     Check("pages of consoles", ("console",), plain(_console_pages), "console.novnc_path"),

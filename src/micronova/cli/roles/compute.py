@@ -36,6 +36,7 @@ async def make(process: Process) -> Role:
             mdev_sections=msgspec.to_builtins(devices.mdev),
             vendor_data=vendor_data_source(process.settings.api),
             image_service=process.settings.glance.endpoint_override,
+            image_ca_file=process.settings.ssl.ca_file,
             volume_access=process.volume_access,
             images=process.clients.image_downloads(),
         ),

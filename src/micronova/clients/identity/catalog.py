@@ -93,7 +93,8 @@ class Catalog(Follower):
 class CatalogTransport:
     """Sends requests to a service at the URL that the catalog has for it."""
 
-    def __init__(self, catalog: Catalog, service_type: str) -> None:
+    def __init__(self, catalog: Catalog, service_type: str, ca_file: str = "") -> None:
+        self._ca_file = ca_file
         self._catalog = catalog
         self._service_type = service_type
         self._transports: dict[str, HTTPTransport] = {}  # by URL: requests to an earlier one may be under way
@@ -103,7 +104,7 @@ class CatalogTransport:
         base = await self._catalog.endpoint(self._service_type)
         transport = self._transports.get(base)
         if transport is None:
-            transport = self._transports[base] = HTTPTransport(base)
+            transport = self._transports[base] = HTTPTransport(base, ca_file=self._ca_file)
         return await transport.request(method, url, headers, body)
 
     async def close(self) -> None:

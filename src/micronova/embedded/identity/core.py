@@ -1,6 +1,6 @@
 """What all parts of the identity service share: its database, clock, keys and the set of revocations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -60,6 +60,7 @@ class Core:
     revocations: Revocations
     blobs: BlobBox
     token_lifetime: float
+    elsewhere: Mapping[tuple[str, str], str]  # of OwnURLs
 
     def now(self) -> int:
         """Return the time in microseconds."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from micronova.objects.errors import Invalid
 
@@ -12,6 +13,22 @@ PATTERN = r"\A([$%]\(public_url\)s|[a-zA-Z0-9+.-]+:)\S*\Z"  # what a URL looks l
 
 _PLACEHOLDER = re.compile(rf"[$%]\(({'|'.join(PLACEHOLDERS)})\)s")
 _UNFILLED = re.compile(r"[$%]\([^)]*\)?s?")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnURLs:
+    """Where the services of this cloud are.
+
+    `elsewhere` has the URLs of services in other processes, by the URL that the catalog has for them and by interface:
+    the settings say where they are, and may say something else after each start.
+    """
+
+    public_url: str  # scheme, host and port of this process as the client sees them
+    elsewhere: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def fill(self, url: str, interface: str, values: Mapping[str, str]) -> str:
+        """Return the URL of an endpoint with what its placeholders stand for; `values` has others than public_url."""
+        return fill(self.elsewhere.get((url, interface), url), {"public_url": self.public_url, **values})
 
 
 def check(url: str) -> str:

@@ -63,6 +63,7 @@ class IdentityService:
         region: str = "RegionOne",
         mount: str = "/identity",
         public_url: str | None = None,
+        elsewhere: Mapping[tuple[str, str], str] | None = None,
         policy_file: Path | None = None,
         observer: Observer | None = None,
         db_schema: str | None = None,
@@ -74,6 +75,7 @@ class IdentityService:
     ) -> None:
         """Wire the service and load the keys that sign tokens; start nothing.
 
+        `elsewhere` says where services in other processes are: see OwnURLs.
         `secret_key` encrypts the secrets that users keep in credentials.
         `token_keys` is called again every KEYS_POLL seconds: it returns the keys with the times from which they sign.
         `revocation_poll` is the number of seconds between reads of the revocations that other processes on the same
@@ -106,6 +108,7 @@ class IdentityService:
             revocations=self.revocations,
             blobs=BlobBox(secret_key),
             token_lifetime=token_lifetime,
+            elsewhere=elsewhere or {},
         )
         self.service = Service(
             "identity",

@@ -18,6 +18,7 @@ from micronova.embedded.identity.authentication import (
     refused,
 )
 from micronova.embedded.identity.core import Core
+from micronova.embedded.identity.endpoint_urls import OwnURLs
 from micronova.embedded.identity.store import (
     access_rules,
     application_credentials,
@@ -277,7 +278,7 @@ def is_scoped(claims: Claims) -> bool:
     return claims.system or claims.project_id is not None or claims.domain_id is not None
 
 
-def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) -> dict[str, Any]:
+def body(claims: Claims, details: Details, with_catalog: bool, urls: OwnURLs) -> dict[str, Any]:
     """Return the `token` object that describes a token."""
 
     def domain(domain_id: str | None) -> dict[str, str | None]:
@@ -309,7 +310,7 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
     if is_scoped(claims):
         token["roles"] = [{"id": role_id, "name": name} for role_id, name in claims.roles]
         if with_catalog:
-            token["catalog"] = catalog_view.for_token(details.catalog, public_url, claims)
+            token["catalog"] = catalog_view.for_token(details.catalog, urls, claims)
     if claims.trust_id is not None:
         user_id, other_party_id = claims.user_id, claims.trust_user_id
         trustor, trustee = (user_id, other_party_id) if claims.impersonation else (other_party_id, user_id)

@@ -65,6 +65,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         clock=setup.clock,
         vendor_data=setup.vendor_data,
         image_service=setup.image_service,
+        image_ca_file=setup.image_ca_file,
         device_specs=parse_device_specs(setup.device_spec),
         mdev_types=parse_mdev_types(setup.mdev_types, setup.mdev_sections),
         volume_access=setup.volume_access,

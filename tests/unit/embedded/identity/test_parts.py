@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 from micronova.embedded.identity import catalog_view
+from micronova.embedded.identity.endpoint_urls import OwnURLs
 from micronova.embedded.identity.lockout import Lockout
 from micronova.embedded.identity.passwords import Passwords
 from micronova.embedded.identity.store.kinds import EndpointRow, ServiceRow
@@ -150,10 +151,10 @@ def test_catalog_urls_have_the_public_url_of_the_request() -> None:
         "id": "e", "service_id": "s", "interface": "public", "region_id": "R",
         "url": "$(public_url)s/compute/%(tenant_id)s", "enabled": True, "extra": {}, "created_at": 0,
     }  # fmt: skip
-    [shown] = catalog_view.for_token([(service, [endpoint])], "https://here:1", claims(project_id="p"))
+    [shown] = catalog_view.for_token([(service, [endpoint])], OwnURLs("https://here:1"), claims(project_id="p"))
     assert shown["endpoints"][0]["url"] == "https://here:1/compute/p"
     assert shown["name"] == ""
-    [unscoped] = catalog_view.for_token([(service, [endpoint])], "https://here:1", claims(system=True))
+    [unscoped] = catalog_view.for_token([(service, [endpoint])], OwnURLs("https://here:1"), claims(system=True))
     assert unscoped["endpoints"] == [], "a URL that needs a project is not shown without one"
 
 

@@ -8,7 +8,7 @@ from micronova.embedded.identity.api.common import (
     V3,
     checked_route,
     collection,
-    public_url,
+    own_urls,
     route,
     self_link,
     token_headers,
@@ -52,7 +52,7 @@ class AuthAPI:
         issued_at = self._core.timestamps.next()
         authenticated = await authenticate(self._core, auth.identity, request.context.remote_address)
         token, claims, details = await tokens.issue(self._core, authenticated, auth.scope, with_catalog, issued_at)
-        return token_response(request, token, claims, details, with_catalog)
+        return token_response(self._core, request, token, claims, details, with_catalog)
 
     def _authorized_subject(self, request: Request) -> tuple[str, Claims]:
         token = request.header("x-subject-token")
@@ -78,7 +78,7 @@ class AuthAPI:
         token, claims = self._enforceable_subject(request)
         with_catalog = not flag(request.raw_query, "nocatalog")
         details = await self._core.database.read(tokens.read_details, claims, with_catalog)
-        return token_response(request, token, claims, details, with_catalog)
+        return token_response(self._core, request, token, claims, details, with_catalog)
 
     async def check(self, request: Request) -> Response:
         """Answer 200 if a token is valid, 404 if not."""
@@ -101,7 +101,7 @@ class AuthAPI:
                 "A token without a scope has no catalog: ask for one with a project, a domain or the system."
             )
         details = await self._core.database.read(tokens.read_details, claims, True)
-        shown = catalog_view.for_token(details.catalog, public_url(request), claims)
+        shown = catalog_view.for_token(details.catalog, own_urls(self._core, request), claims)
         return {"catalog": shown, "links": {"self": self_link(request)}}
 
     async def projects(self, request: Request) -> dict[str, Any]:

@@ -165,23 +165,27 @@ class EndpointsAPI:
         if interface not in INTERFACES:
             raise Invalid(f"Invalid input for query parameter interface: it is one of {', '.join(INTERFACES)}.")
         listed = await self._core.database.read(catalog.list_endpoints, request.raw_query, page(request))
-        return collection(request, "endpoints", [views.endpoint(request, row) for row in listed.rows], listed)
+        return collection(
+            request, "endpoints", [views.endpoint(self._core, request, row) for row in listed.rows], listed
+        )
 
     async def show(self, request: Request, endpoint_id: str) -> dict[str, Any]:
         """Show an endpoint."""
-        return {"endpoint": views.endpoint(request, await self._core.database.read(ENDPOINTS.get, endpoint_id))}
+        return {
+            "endpoint": views.endpoint(self._core, request, await self._core.database.read(ENDPOINTS.get, endpoint_id))
+        }
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create an endpoint."""
         wanted, extra = attributes.read(request.body.endpoint, EndpointAttributes, "endpoint")
         row = await self._core.write(catalog.create_endpoint, self._core.new_id(), wanted, extra, self._core.now())
-        return {"endpoint": views.endpoint(request, row)}
+        return {"endpoint": views.endpoint(self._core, request, row)}
 
     async def update(self, request: Request, endpoint_id: str) -> dict[str, Any]:
         """Change an endpoint."""
         wanted, extra = attributes.changes(request.body.endpoint, EndpointChanges, "endpoint")
         row = await self._core.write(catalog.change_endpoint, endpoint_id, wanted, extra, self._core.now())
-        return {"endpoint": views.endpoint(request, row)}
+        return {"endpoint": views.endpoint(self._core, request, row)}
 
     async def delete(self, request: Request, endpoint_id: str) -> None:
         """Delete an endpoint."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from micronova.embedded.common.query import last
 from micronova.embedded.identity import tokens
+from micronova.embedded.identity.core import Core
+from micronova.embedded.identity.endpoint_urls import OwnURLs
 from micronova.embedded.identity.store.rows import QUERY, Listed, Page
 from micronova.http.paging import next_link
 from micronova.http.request import Request, Response
@@ -54,10 +56,10 @@ def collection(request: Request, name: str, items: Sequence[Any], listed: Listed
 
 
 def token_response(
-    request: Request, token: str, claims: Claims, details: tokens.Details, with_catalog: bool
+    core: Core, request: Request, token: str, claims: Claims, details: tokens.Details, with_catalog: bool
 ) -> Response:
     """Return the response that describes a token."""
-    body = tokens.body(claims, details, with_catalog, public_url(request))
+    body = tokens.body(claims, details, with_catalog, own_urls(core, request))
     return Response(body={"token": body}, headers=token_headers(token))
 
 
@@ -66,9 +68,9 @@ def token_headers(token: str) -> dict[str, str]:
     return {"x-subject-token": token, "vary": "X-Auth-Token"}
 
 
-def public_url(request: Request) -> str:
-    """Return scheme, host and port of this cloud as the client sees them."""
-    return request.base_url.removesuffix(request.service.mount)
+def own_urls(core: Core, request: Request) -> OwnURLs:
+    """Return where the services of this cloud are, as the client sees this one."""
+    return OwnURLs(request.base_url.removesuffix(request.service.mount), core.elsewhere)
 
 
 def default_domain(request: Request) -> str:

@@ -66,4 +66,4 @@ class EC2TokensAPI:
             raise refused()
         scope = Scope(project=ProjectRef(id=row["project_id"]))
         token, claims, details = await tokens.issue(core, Authenticated(user, (EC2_METHOD,)), scope, True, issued_at)
-        return token_response(request, token, claims, details, with_catalog=True)
+        return token_response(self._core, request, token, claims, details, with_catalog=True)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from micronova.embedded.identity import endpoint_urls
-from micronova.embedded.identity.api.common import link, public_url
+from micronova.embedded.identity.api.common import link, own_urls
+from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store.access_rules import described
 from micronova.embedded.identity.store.kinds import (
     AccessRuleRow,
@@ -166,7 +166,7 @@ def service(request: Request, row: ServiceRow) -> dict[str, Any]:
     return view | {name: row[name] for name in ("name", "description") if row[name] is not None}
 
 
-def endpoint(request: Request, row: EndpointRow) -> dict[str, Any]:
+def endpoint(core: Core, request: Request, row: EndpointRow) -> dict[str, Any]:
     """Return an endpoint."""
     return {
         **row["extra"],
@@ -175,7 +175,7 @@ def endpoint(request: Request, row: EndpointRow) -> dict[str, Any]:
         "region_id": row["region_id"],
         "region": row["region_id"],
         "interface": row["interface"],
-        "url": endpoint_urls.fill(row["url"], {"public_url": public_url(request)}),
+        "url": own_urls(core, request).fill(row["url"], row["interface"], {}),
         "enabled": row["enabled"],
         "links": {"self": link(request, "endpoints", row["id"])},
     }

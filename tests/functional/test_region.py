@@ -1,0 +1,203 @@
+"""`micronova region init`: the files that it writes are those of a region that can work."""
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy.engine import make_url
+
+from micronova.cli.state import StateDirectory
+from micronova.cli.wiring import Process
+from micronova.conf.settings import Settings, SettingsError, load
+from micronova.http.client import HTTPTransport
+from micronova.objects.errors import Unavailable
+from micronova.rpc.amqp.url import parse
+from tests.command import ok, refused
+from tests.region_docs import PAGE, commands
+
+
+def init(directory: Path, *options: str) -> Path:
+    place = directory / "region"
+    ok("region", "init", "--dir", place, *options)
+    return place
+
+
+def processes(place: Path) -> dict[str, Settings]:
+    """Return the settings of each process, as its unit starts it."""
+    found = {}
+    for file in (place / "etc").glob("*.env"):
+        own = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        assert own.pop("ROLES").split()
+        found[file.stem] = load(place / "etc" / "micronova.toml", environ=own)
+    return found
+
+
+def test_every_process_has_a_name_and_a_port_of_its_own(tmp_path: Path) -> None:
+    place = init(tmp_path, "--conductors", "3", "--schedulers", "2", "--address", "control.example")
+    found = processes(place)
+    assert {name for name in found if name.startswith(("conductor", "scheduler"))} == {
+        "conductor-1", "conductor-2", "conductor-3", "scheduler-1", "scheduler-2",
+    }  # fmt: skip
+    assert len({settings.default.host for settings in found.values()}) == len(found)
+    serving = [settings for name, settings in found.items() if "-" not in name]
+    assert len({settings.api.port for settings in serving}) == len(serving) == 7
+    assert len({settings.default.secret_key for settings in found.values()}) == 1
+    for name, settings in found.items():
+        if name in ("identity", "api", "image", "network", "volume"):
+            assert settings.api.public_url == f"http://control.example:{settings.api.port}"
+    one = found["api"]
+    assert one.glance.endpoint_override == f"http://control.example:{found['image'].api.port}/image"
+    assert one.nova.endpoint_override == f"http://control.example:{one.api.port}/compute/v2.1"
+
+
+def test_the_secrets_agree_and_nobody_else_reads_them(tmp_path: Path) -> None:
+    place = init(tmp_path)
+    settings = load(place / "etc" / "micronova.toml", environ={})
+    url, broker = make_url(settings.database.connection), parse(settings.default.transport_url)
+    assert f"CREATE ROLE {url.username} LOGIN PASSWORD '{url.password}';" in (place / "postgresql.sql").read_text()
+    assert f"rabbitmqctl add_user {broker.user} {broker.password}" in (place / "broker.sh").read_text()
+    assert settings.default.control_users == (broker.user,)
+    keys = StateDirectory(place / "state" / "identity").keys()
+    clouds = yaml.safe_load((place / "clouds.yaml").read_text())["clouds"]
+    assert clouds["micronova"]["auth"]["password"] == keys.admin_password
+    assert clouds["micronova"]["auth"]["auth_url"] == settings.identity.auth_url
+    open_to_others = [file for file in place.rglob("*") if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077]
+    assert not open_to_others
+
+
+def test_a_proxy_in_front(tmp_path: Path) -> None:
+    place = init(tmp_path, "--public-url", "https://cloud.example", "--broker", "a,b:5000", "--database", "[::1]:1")
+    found = processes(place)
+    assert {each.api.public_url for name, each in found.items() if "-" not in name} == {"https://cloud.example"}
+    assert found["identity"].neutron.public_endpoint == "https://cloud.example/network"
+    assert found["identity"].neutron.endpoint_override == "http://127.0.0.1:9696/network"
+    assert parse(found["api"].default.transport_url).hosts == (("a", 5672), ("b", 5000))
+    assert make_url(found["api"].database.connection).host == "::1"
+    proxy = (place / "proxy.conf").read_text()
+    assert "location /compute { proxy_pass http://127.0.0.1:8774; }" in proxy
+    assert "server_name cloud.example;" in proxy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "a b"], "is no name for a host"),
+        (["--host", "x", "--host", "x"], "the same name"),
+        (["--host", "api"], "name of a process"),
+        (["--address", "a/b"], "is no address"),
+        (["--broker", "a,;"], "is no HOST or HOST:PORT"),
+        (["--public-url", "cloud.example"], "is no scheme://HOST"),
+    ],
+)
+def test_what_init_refuses(tmp_path: Path, options: list[str], message: str) -> None:
+    assert message in refused("region", "init", "--dir", tmp_path / "region", *options)
+    assert not (tmp_path / "region").exists()
+
+
+def test_init_overwrites_nothing_and_up_wants_a_trial(tmp_path: Path) -> None:
+    place = init(tmp_path)
+    assert "is not empty" in refused("region", "init", "--dir", place)
+    assert "not for a trial" in refused("region", "up", "--dir", place)
+    assert "There is no region in" in refused("region", "down", "--dir", tmp_path)
+
+
+def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls")
+    settings = (place / "etc" / "micronova.toml").read_text()
+    connection = load(place / "etc" / "micronova.toml", environ={}).database.connection
+    config = tmp_path / "micronova.toml"
+    config.write_text(settings.replace(connection, f"sqlite:///{tmp_path}/compute.sqlite"))
+    where = ("--config", config, "--dir", tmp_path / "tool")
+    ok("db", "upgrade", *where)
+    file = tmp_path / "compute-9.toml"
+    printed = ok("host", "add", "compute-9", "--driver", "fake", "--settings", file, *where)
+    assert [line.split()[:3] for line in printed.splitlines()] == [
+        ["rabbitmqctl", "add_user", "compute-9"],
+        ["rabbitmqctl", "set_permissions", "-p"],
+    ]
+    host = load(file, environ={})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (host.default.host, host.compute.compute_driver) == ("compute-9", "fake")
+    broker = parse(host.default.transport_url)
+    assert f"add_user {broker.user} {broker.password}" in printed
+    assert host.ssl.ca_file == (broker.tls or {})["cafile"] == str(place / "etc" / "tls" / "ca.pem")
+    assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, **sections: Any) -> AsyncIterator[str]:
+    """An identity service that listens with the certificate of a new region; its base URL."""
+    tls = tmp_path / "region" / "etc" / "tls"
+    api = {"tls_certificate": str(tls / "certificate.pem"), "tls_key": str(tls / "key.pem")}
+    process = Process(load(environ={}, api=api, **sections), ["identity"], StateDirectory(tmp_path / "identity"))
+    from micronova.http.sockets import listen
+
+    sock = listen("127.0.0.1", 0)
+    await process.start(sock)
+    try:
+        yield f"https://127.0.0.1:{sock.getsockname()[1]}/identity"
+    finally:
+        await process.stop()
+
+
+async def test_a_private_authority_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+    place = await asyncio.to_thread(init, tmp_path, "--tls")
+    authority = str(place / "etc" / "tls" / "ca.pem")
+    async with serving(tmp_path) as url:
+        trusting, other = HTTPTransport(url, ca_file=authority), HTTPTransport(url)
+        try:
+            assert (await trusting.request("GET", "/", {}, None)).status == 300
+            with pytest.raises(Unavailable, match=r"certificate of https://.* is not valid: .*ssl\.ca_file"):
+                await other.request("GET", "/", {}, None)
+        finally:
+            await trusting.close()
+            await other.close()
+        # A process with these settings asks it with the service user's token.
+        keys = StateDirectory(tmp_path / "identity").keys()
+        identity = {"auth_url": f"{url}/v3", "password": keys.service_password}
+        settings = load(environ={}, identity=identity, ssl={"ca_file": authority})
+        caller = Process(settings, [], StateDirectory(tmp_path / "caller"))
+        try:
+            assert await caller.clients.token().get()
+        finally:
+            await caller.stop()
+
+
+def test_an_authority_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    for file in ("ca.pem", "missing.pem"):
+        settings = load(environ={}, identity={"auth_url": "https://x/v3"}, ssl={"ca_file": str(tmp_path / file)})
+        with pytest.raises(SettingsError, match=r"ssl\.ca_file .* is no PEM file"):
+            Process(settings, [], StateDirectory(tmp_path)).clients.token()
+
+
+def test_the_certificate_is_for_all_parts_and_signed_by_the_authority(tmp_path: Path) -> None:
+    place = init(
+        tmp_path, "--tls", "--address", "192.0.2.1", "--database", "db.example", "--broker", "a.example,b.example"
+    )
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate((place / "etc" / "tls" / "certificate.pem").read_bytes())
+    authority = x509.load_pem_x509_certificate((place / "etc" / "tls" / "ca.pem").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"db.example", "a.example", "b.example"} < set(names.get_values_for_type(x509.DNSName))
+    assert "192.0.2.1" in map(str, names.get_values_for_type(x509.IPAddress))
+    settings = load(place / "etc" / "micronova.toml", environ={})
+    assert parse(settings.default.transport_url).ssl_context() is not None
+    assert "sslmode=verify-full" in settings.database.connection
+    assert not (place / "etc" / "tls" / "ca.key").exists()
+
+
+def test_the_page_can_be_followed() -> None:
+    """`make region-docs` runs these commands; here they are only found."""
+    found = commands(PAGE.read_text())
+    assert found[0].startswith("micronova region init ")
+    assert found[-1].startswith("micronova region down ")
+    for part in ("host add", "host remove", "pg_dump", "pg_restore", "server create", "audit"):
+        assert any(part in command for command in found), part
