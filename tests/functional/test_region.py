@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from micronova.objects.errors import Unavailable
 from micronova.rpc.amqp.url import parse
 from tests.command import ok, refused
 from tests.region_docs import PAGE, commands
+from tests.services.process import free_port
 
 
 def init(directory: Path, *options: str) -> Path:
@@ -127,6 +131,28 @@ def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
     assert f"add_user {broker.user} {broker.password}" in printed
     assert host.ssl.ca_file == (broker.tls or {})["cafile"] == str(place / "etc" / "tls" / "ca.pem")
     assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
+
+
+def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
+    """A role that makes the first users also writes how to log in as them."""
+    place, port = tmp_path / "identity", free_port()
+    command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--dir", str(place)]
+    environment = {**os.environ, "MICRONOVA__API__PORT": str(port)}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    said = []
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            said.append(line)
+            if "identity: ready" in line:
+                break
+    finally:
+        child.terminate()
+        child.communicate(timeout=60)
+    assert any(f"{place}/clouds.yaml has the URL" in line and f"{place}/keys.json" in line for line in said), said
+    cloud = yaml.safe_load((place / "clouds.yaml").read_text())["clouds"]["micronova"]
+    assert cloud["auth"]["auth_url"] == f"http://127.0.0.1:{port}/identity/v3"
+    assert cloud["auth"]["password"] == StateDirectory(place).keys().admin_password
 
 
 @contextlib.asynccontextmanager
