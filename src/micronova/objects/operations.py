@@ -31,6 +31,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "detach_interface": 1,
     "create_image": 1,
     "create_backup": 1,
+    "create_volume_image": 1,
     "resize": 1,
     "migrate": 1,
     "confirm_resize": 1,
@@ -59,6 +60,7 @@ INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
     "change_password": "changePassword",
     "create_image": "createImage",
     "create_backup": "createBackup",
+    "create_volume_image": "createImage",
     "confirm_resize": "confirmResize",
     "revert_resize": "revertResize",
     "live_migrate": "live-migration",
@@ -69,7 +71,7 @@ INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
 
 Messages to users have them, too, unless `states.Action.label` says otherwise."""
 
-IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
+IMAGE_KINDS: Final = ("create_image", "create_backup", "create_volume_image", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
 UNDO_MOVE: Final = "undo_move"
@@ -275,6 +277,7 @@ class ImagePayload(Payload, kw_only=True):
     excess: list[str] = []  # of a backup: older ones to delete when it is complete
     kept: bool = True  # False: the image itself is one of those
     error: str = ""  # why the image is being deleted
+    volumes: list[str] = []  # of which snapshots are made for the image
 
 
 class ChosenPayload(RequestedPayload, kw_only=True):

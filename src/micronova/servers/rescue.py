@@ -14,6 +14,7 @@ from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_devices import NEW_FORM
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -118,7 +119,7 @@ def check_rescue_image(image: ImageMeta, flavor: FlavorData) -> None:
     """Raise Invalid if a server with this flavor cannot be rescued with an image."""
     refused = f"Requested rescue image '{image.id}' is not supported: "
     properties = image.properties
-    if properties.get("block_device_mapping") not in (None, "", "[]") or properties.get("bdm_v2"):
+    if image.block_device_mapping or properties.get(NEW_FORM):
         raise Invalid(f"{refused}it is a snapshot of volumes.")
     if image.status != "active":
         raise Invalid(f"{refused}it is {image.status}, not active.")

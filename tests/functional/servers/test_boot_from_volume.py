@@ -52,7 +52,8 @@ async def test_a_volume_is_made_of_an_image(cloud: Cloud, user: Caller, volumes:
     await user.wait_for(server, "VERIFY_RESIZE")
     await user.act(server, "confirmResize", None, 204)
     await user.wait_for(server, "ACTIVE")
-    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"createImage": {"name": "i"}})
+    backup = {"createBackup": {"name": "b", "backup_type": "daily", "rotation": 1}}
+    assert "volume-backed" in await user.refused(400, "POST", f"/servers/{server}/action", backup)
     assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
     assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"shelve": None})
     await cloud.assert_clean()
