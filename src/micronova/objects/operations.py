@@ -39,10 +39,10 @@ VERSIONS: Final[Mapping[str, int]] = {
     "bind_ports": 1,
     "evacuate": 2,
     "live_migrate": 1,
-    "shelve": 1,
+    "shelve": 2,
     "shelve_offload": 1,
     "unshelve": 1,
-    "unshelve_offloaded": 1,
+    "unshelve_offloaded": 2,
     "discard_image": 1,
     "undo_move": 1,
     "attach_volume": 1,
@@ -278,6 +278,7 @@ class ImagePayload(Payload, kw_only=True):
     kept: bool = True  # False: the image itself is one of those
     error: str = ""  # why the image is being deleted
     volumes: list[str] = []  # of which snapshots are made for the image
+    without_image: bool = False  # of a shelve: the root disk is a volume, of which no image is made
 
 
 class ChosenPayload(RequestedPayload, kw_only=True):
@@ -343,7 +344,7 @@ class EvacuatePayload(MigrationPayload, kw_only=True):
 class UnshelvePayload(ChosenPayload, kw_only=True):
     """The payload of the unshelving of a server that has no host."""
 
-    image: ImageMeta | None = None  # the image of its disk, as the first attempt has found it
+    image: ImageMeta | None = None  # the image of its disk, if it is local, as the first attempt has found it
     image_gone: bool = False  # there is no such image: no host was looked for
     wait_for_plugs: list[str] = []
 

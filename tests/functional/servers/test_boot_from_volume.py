@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
-from tests.functional.servers.embedded_services import image
+from tests.functional.servers.embedded_services import image, ok
 from tests.functional.servers.test_volumes import Volumes
 
 CLOUD = CloudOptions(roles=("volume", "image"))
@@ -55,7 +55,6 @@ async def test_a_volume_is_made_of_an_image(cloud: Cloud, user: Caller, volumes:
     backup = {"createBackup": {"name": "b", "backup_type": "daily", "rotation": 1}}
     assert "volume-backed" in await user.refused(400, "POST", f"/servers/{server}/action", backup)
     assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
-    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"shelve": None})
     await cloud.assert_clean()
     await user.delete(f"/servers/{server}")
     await user.gone(server)
@@ -114,3 +113,75 @@ async def test_sizes_that_are_refused(user: Caller, size: int, text: str) -> Non
     body = user.body(imageRef=None, block_device_mapping_v2=[device(source, volume_size=size)])
     answer = await user.request("POST", "/servers", body)
     assert answer.status == 400, answer.body
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED"])
+async def test_shelve_and_unshelve(cloud: Cloud, user: Caller, volumes: Volumes, state: str) -> None:
+    """A server that boots from a volume leaves its host at once, and no image is made; its volumes wait for it."""
+    source, data = await image(user), await volumes.create()
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    path = f"/servers/{server}/os-volume_attachments"
+    await user.post(path, {"volumeAttachment": {"volumeId": data}}, 200)
+    held = [each["volumeId"] for each in (await user.get(path))["volumeAttachments"]]
+    for action in {"SHUTOFF": ["os-stop"], "PAUSED": ["pause"], "SUSPENDED": ["suspend"]}.get(state, []):
+        await user.act(server, action)
+        await user.wait_for(server, state)
+    before = await _image_ids(user)
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    assert await _image_ids(user) == before
+    for each in held:
+        await volumes.until(each, "reserved")
+    assert (await user.admin.show(server))["OS-EXT-SRV-ATTR:host"] is None
+    assert await _events(user, server, "shelve") == {"compute_shelve_offload_instance": "Success"}
+    await cloud.assert_clean()
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    for each in held:
+        await volumes.until(each, "in-use")
+    assert await _events(user, server, "unshelve") == {
+        "schedule_instances": "Success", "compute_unshelve_instance": "Success"
+    }  # fmt: skip
+    assert [each["volumeId"] for each in (await user.get(path))["volumeAttachments"]] == held
+    await cloud.assert_clean()
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await volumes.until(data, "available")
+    await cloud.assert_clean()
+
+
+async def test_a_shelve_that_fails(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """A guest that its host cannot switch off goes on; a server that no host can take stays offloaded."""
+    source = await image(user)
+    server = (await user.boot(name="fails", imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    async with cloud.faults({"operation": "power_off", "kind": "fail", "name": "fails"}):
+        await user.act(server, "shelve")
+        shown = await user.wait_for(server, "ACTIVE")
+    assert shown["OS-EXT-STS:task_state"] is None
+    assert await _events(user, server, "shelve") == {"compute_shelve_offload_instance": "Error"}
+    await cloud.assert_clean()
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    [held] = (await user.get(f"/servers/{server}/os-volume_attachments"))["volumeAttachments"]
+    async with cloud.faults({"operation": "spawn", "kind": "abort", "name": "fails"}):
+        await user.act(server, "unshelve")
+        await cloud.settled()
+        await user.wait_for(server, "SHELVED_OFFLOADED")
+    await volumes.until(held["volumeId"], "reserved")
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    await cloud.assert_clean()
+
+
+async def _image_ids(user: Caller) -> set[str]:
+    return {each["id"] for each in (await ok(user, "GET", "/image/v2/images"))["images"]}
+
+
+async def _events(user: Caller, server: str, name: str) -> dict[str, str]:
+    """Return the results of the events of the newest action of a server with this name."""
+    listed = (await user.admin.get(f"/servers/{server}/os-instance-actions"))["instanceActions"]
+    newest = next(each for each in listed if each["action"] == name)
+    shown = await user.admin.get(f"/servers/{server}/os-instance-actions/{newest['request_id']}")
+    return {each["event"]: each["result"] for each in shown["instanceAction"]["events"]}

@@ -14,9 +14,7 @@ from tests.functional.servers.embedded_services import call, image, ok
 from tests.functional.servers.test_boot_from_volume import device
 from tests.functional.servers.test_volumes import Volumes
 
-CLOUD = CloudOptions(
-    roles=("volume", "image"), settings={"conductor": {"lease": 1.0, "sweep_interval": 0.1}}, hosts=2
-)
+CLOUD = CloudOptions(roles=("volume", "image"), settings={"conductor": {"lease": 1.0, "sweep_interval": 0.1}}, hosts=2)
 pytestmark = only_in_one_process("the cluster of the tests has no volume service")
 
 
