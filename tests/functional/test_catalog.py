@@ -27,7 +27,7 @@ async def test_services_in_another_process(tmp_path: Path) -> None:
     images, networks, compute = (
         elsewhere.clients.image_client(),
         elsewhere.clients.network_client(),
-        elsewhere.clients.compute(),
+        elsewhere.clients.compute("ports", "builds wait for them"),
     )
     assert images is not None and networks is not None
     try:

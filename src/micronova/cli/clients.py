@@ -261,11 +261,14 @@ class Clients:
         assert process.bus is not None
         return HeldKeys(process.host, HostKeysAPI(process.bus, process.host).fetch, process.clock.now)
 
-    def compute(self) -> ServiceClient | None:
-        """Return the client with which the network service sends events to compute; the API may start after it."""
+    def compute(self, of: str, without: str) -> ServiceClient | None:
+        """Return the client with which a service sends events to compute; the API may start after it.
+
+        `of` says what the events are about, and `without` what follows if there is no compute.
+        """
         url = self._process.settings.nova.endpoint_override
         if not self._has("compute", url):
-            log.warning("compute gets no events of ports, and builds wait for them: set nova.endpoint_override")
+            log.warning("compute gets no events of %s, and %s: set nova.endpoint_override", of, without)
             return None
         return self._client("compute", url)
 

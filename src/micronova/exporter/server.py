@@ -240,10 +240,15 @@ class Exporter:
 
     async def _resize(self, request: m.Resize) -> None:
         volume = self._volumes.get(request.volume_id)
-        if volume is None or volume.daemon is None:
+        if volume is None:
             return
-        async with volume.lock:
-            if volume.daemon is not None:
+        async with volume.lock:  # a daemon that is being started may have seen the old size
+            if volume.daemon is None:
+                return
+            if volume.readonly and volume.file >= 0:  # QEMU resizes no node that it may not write
+                await self._stop_daemon(volume)
+                await self._start_daemon(volume)
+            else:
                 await volume.daemon.resize(volume.id, request.size, readonly=volume.readonly)
 
     async def _copy(self, connection: socket.socket, request: m.Copy, descriptors: list[int]) -> None:

@@ -48,6 +48,7 @@ RULES = (
     Rule("volume:update_volume_metadata", MEMBER, "Change the metadata of a volume."),
     Rule("volume:delete_volume_metadata", MEMBER, "Remove metadata of a volume."),
     Rule("volume:extend", MEMBER, "Make a volume larger."),
+    Rule("volume:extend_attached_volume", MEMBER, "Make a volume larger that is attached (since 3.42)."),
     Rule("volume:retype", MEMBER, "Change the type of a volume."),
     Rule("volume:revert_to_snapshot", MEMBER, "Revert a volume to its newest snapshot."),
     Rule("volume:update_readonly_flag", MEMBER, "Say whether a volume is read-only."),

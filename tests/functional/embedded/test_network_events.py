@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from micronova.embedded.network import notifier
+from micronova.embedded.common import compute_events as notifier
+from micronova.embedded.network.port_events import OUTBOX
 from micronova.objects.clock import SystemClock
 from tests.clocks import ManualClock
 from tests.lock_recorder import LockRecorder
@@ -349,10 +350,10 @@ async def test_results_are_recorded_in_the_order_of_all_rows(tmp_path: Path) -> 
         ]
         await cloud.database.write(cloud.role.notifier.put, new)
         try:
-            await cloud.database.write(notifier.record_results, ["3"], [new[2], new[1], new[0]], 0)
+            await cloud.database.write(OUTBOX.record_results, ["3"], [new[2], new[1], new[0]], 0)
         finally:
             recorder.close()
-        [recorded] = [each for each in recorder.transactions if each.name == "record_results"]
+        [recorded] = [each for each in recorder.transactions if each.name == "Outbox.record_results"]
         assert [lock.key for lock in recorded.locked] == [("0",), ("1",), ("2",), ("3",)]
 
 
@@ -368,17 +369,17 @@ async def test_a_process_that_reaches_compute_again_takes_no_events_of_another(s
         ]
         await write(cloud.role.notifier.put, new)
         now += 2 * hold  # the process that put them has ended
-        _, claimed = await write(notifier.claim_due, now, hold)
+        _, claimed = await write(OUTBOX.claim_due, now, hold)
         held, waits = sorted(claimed, key=lambda event: event.id)
         later = notifier.Event(**{**msgspec.structs.asdict(waits), "attempts": 10})
-        await write(notifier.record_results, [], [later], now)  # compute did not take it: half a minute is to pass
+        await write(OUTBOX.record_results, [], [later], now)  # compute did not take it: half a minute is to pass
         for seconds in (1, 8):  # in between, the process that sends the other one holds it for longer
-            assert await write(notifier.claim_due, now + seconds * second, hold) == (0, [])
-            await write(notifier.retry_all, now + seconds * second)
-            _, taken = await write(notifier.claim_due, now + seconds * second, hold)
+            assert await write(OUTBOX.claim_due, now + seconds * second, hold) == (0, [])
+            await write(OUTBOX.retry_all, now + seconds * second)
+            _, taken = await write(OUTBOX.claim_due, now + seconds * second, hold)
             assert [event.id for event in taken] == ([waits.id] if seconds == 1 else [])
-            await write(notifier.renew, [held.id, waits.id], now + seconds * second, hold)
-        await write(notifier.record_results, [event.id for event in new], [], now)
+            await write(OUTBOX.renew, [held.id, waits.id], now + seconds * second, hold)
+        await write(OUTBOX.record_results, [event.id for event in new], [], now)
 
 
 async def test_events_that_are_not_true_any_more_make_no_pause(start: Start) -> None:

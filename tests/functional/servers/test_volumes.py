@@ -304,7 +304,10 @@ async def test_a_volume_that_grows(cloud: Cloud, user: Caller, volumes: Volumes)
     path = f"/servers/{server}/os-volume_attachments"
     await user.post(path, attachment(volume), 200)
     await volumes.until(volume, "in-use")
+    await volumes.request("POST", f"/volumes/{volume}/action", {"os-extend": {"new_size": 2}})
+    assert (await volumes.until(volume, "in-use"))["size"] == 2
     event = {"name": "volume-extended", "server_uuid": server, "tag": volume}
+    await cloud.until(lambda: extended(user, server), "the guest to see the new size")
     answer = await user.admin.post("/os-server-external-events", {"events": [event]}, 200)
     assert answer["events"][0]["code"] == 200
     await user.wait_for(server, "ACTIVE")
@@ -312,7 +315,45 @@ async def test_a_volume_that_grows(cloud: Cloud, user: Caller, volumes: Volumes)
     answer = await user.admin.post("/os-server-external-events", {"events": [wrong]}, 207)
     assert answer["events"][0]["code"] == 422
     actions = (await user.get(f"/servers/{server}/os-instance-actions"))["instanceActions"]
-    assert [each["action"] for each in actions[:2]] == ["extend_volume", "attach_volume"]
+    assert [each["action"] for each in actions[:3]] == ["extend_volume", "extend_volume", "attach_volume"]
+    await cloud.assert_clean()
+
+
+async def extended(user: Caller, server: str) -> Any:
+    """Return the event of the newest instance action, if that is an extend that is done."""
+    actions = f"/servers/{server}/os-instance-actions"
+    newest = (await user.get(actions))["instanceActions"][0]
+    if newest["action"] != "extend_volume":
+        return None
+    events = (await user.get(f"{actions}/{newest['request_id']}"))["instanceAction"]["events"]
+    return events[0] if events and events[0]["finish_time"] else None
+
+
+async def test_a_guest_that_cannot_see_that_its_volume_has_grown(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    name = f"vm-{uuid.uuid4().hex[:8]}"
+    server, volume = (await user.boot(name=name))["id"], await volumes.create()
+    await user.post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    async with cloud.faults({"operation": "extend_volume", "name": name, "kind": "fail"}):
+        await volumes.request("POST", f"/volumes/{volume}/action", {"os-extend": {"new_size": 2}})
+        event = await cloud.until(lambda: extended(user, server), "the end of the attempt")
+    assert event["result"] == "Error"
+    assert (await volumes.until(volume, "in-use"))["size"] == 2
+    await user.wait_for(server, "ACTIVE")
+    await cloud.assert_clean()
+
+
+async def test_a_suspended_guest_is_told_when_it_is_resumed(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    server, volume = (await user.boot())["id"], await volumes.create()
+    await user.post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    await user.act(server, "suspend")
+    await user.wait_for(server, "SUSPENDED")
+    await volumes.request("POST", f"/volumes/{volume}/action", {"os-extend": {"new_size": 2}})
+    assert (await volumes.until(volume, "in-use"))["size"] == 2
+    await user.act(server, "resume")
+    assert (await cloud.until(lambda: extended(user, server), "the guest to be told"))["result"] == "Success"
+    await cloud.assert_clean()
 
 
 @pytest.mark.parametrize(

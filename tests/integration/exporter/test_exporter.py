@@ -167,6 +167,16 @@ async def test_a_guest_sees_a_larger_volume_when_it_connects_again(tmp_path: Pat
         await cloud.io(volume_id, "write -P 6 127M 1M", "read -P 5 59M 1M")
 
 
+async def test_a_readonly_volume_grows(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id, readonly=True)
+        os.truncate(file, 128 * MIB)
+        await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        await cloud.io(volume_id, "read 127M 1M", readonly=True)
+        assert "Permission denied" in await cloud.io(volume_id, "write -P 7 0 4k", check=False)
+
+
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a b", "-x", ""])
 async def test_names_that_are_no_copies_are_refused(tmp_path: Path, volume_id: str, name: str) -> None:
     async with world(tmp_path) as cloud:

@@ -111,11 +111,11 @@ class World:
             "reconnect-delay=60"
         )
 
-    async def io(self, volume_id: str, *commands: str, check: bool = True) -> str:
+    async def io(self, volume_id: str, *commands: str, check: bool = True, readonly: bool = False) -> str:
         """Run commands of qemu-io on a volume, as a guest would read and write."""
         wanted = [part for command in commands for part in ("-c", command)]
         ran = await asyncio.create_subprocess_exec(
-            "qemu-io", *wanted, "--image-opts", self.url(volume_id), stdout=-1, stderr=-2
+            "qemu-io", *(["-r"] if readonly else []), *wanted, "--image-opts", self.url(volume_id), stdout=-1, stderr=-2
         )
         said = (await ran.communicate())[0].decode()
         assert not check or ("failed" not in said and ran.returncode == 0), said

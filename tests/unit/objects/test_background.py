@@ -91,7 +91,7 @@ ENDS_WITH_ITS_WORK = {
     "embedded/image/data.py": 1,  # the end of an upload, which is awaited
     "embedded/network/agent/metadata.py": 1,  # a connection
     "embedded/network/agent_heartbeats.py": 1,  # the next heartbeat starts it again
-    "embedded/network/notifier.py": 3,  # a request and waits, which are awaited
+    "embedded/common/compute_events.py": 3,  # a request and waits, which are awaited
     "embedded/network/state_watch.py": 1,  # a read, which its requests await
     "embedded/volume/connecting.py": 1,  # a wait, which is awaited
     "embedded/volume/operations.py": 1,  # an operation: the sweep takes it up again

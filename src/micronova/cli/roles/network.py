@@ -16,7 +16,7 @@ async def make(process: Process) -> Role:
         Enforcer(RULES),
         HostTickets(clients.keyring(), clients.authenticator(), process.clock.now),
         process.clock,
-        clients.compute(),
+        clients.compute("ports", "builds wait for them"),
         schema=process.schema_of("network"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,

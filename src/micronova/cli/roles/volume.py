@@ -38,6 +38,7 @@ async def make(process: Process) -> Role:
         process.clock,
         volume_images(process),
         _exports(process),
+        process.clients.compute("volumes", "guests do not see that their volumes have grown"),
         host=process.host,
         schema=process.schema_of("volume"),
         observer=process.telemetry.requests,

@@ -19,6 +19,8 @@ VERSION: Final = "3.44"
 """The microversion of requests: attachments with `os-complete`."""
 CREATING: Final = frozenset({"creating", "downloading"})
 """The statuses of a volume that is being made."""
+WORKING: Final = CREATING | {"extending", "uploading", "backing-up"}
+"""The statuses of a volume that the volume service works on: they end without a request."""
 
 _FOR_IMAGE: Final = "image_id"  # in the metadata of snapshots
 

@@ -8,7 +8,7 @@ nothing is forgotten. Attachments are deleted before the volumes that go with th
 import logging
 from collections.abc import Awaitable
 
-from micronova.clients.volume.client import CREATING, VolumeClient
+from micronova.clients.volume.client import WORKING, VolumeClient
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
 from micronova.conductor.operations.volume_records import NAME
@@ -51,12 +51,12 @@ class SettleVolumes(FollowUpKind):
 
 
 async def _delete(client: VolumeClient, volume_id: str) -> None:
-    """Delete a volume; raise Unavailable while it is being made, because it can be deleted later."""
+    """Delete a volume; raise Unavailable while the service works on it, because it can be deleted later."""
     try:
         await client.delete(volume_id)
     except (Invalid, Conflict):
-        if (await client.volume(volume_id)).status in CREATING:
-            raise Unavailable(f"Volume {volume_id} is still being made.") from None
+        if (await client.volume(volume_id)).status in WORKING:
+            raise Unavailable(f"The volume service still works on volume {volume_id}.") from None
         raise
 
 

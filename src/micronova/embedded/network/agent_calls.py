@@ -14,13 +14,13 @@ import sqlalchemy as sa
 from msgspec import Meta
 
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.network import dhcp_ports
 from micronova.embedded.network.agent.desired_state import state_of_parts
 from micronova.embedded.network.agent_heartbeats import AgentHeartbeat, AgentHeartbeats, record_heartbeats
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import note
-from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import ports

@@ -5,8 +5,9 @@ name the bridge as Neutron does. On a host with a network agent, silent or not, 
 wired it. On a host that never had one, such as a simulated host, the port becomes ACTIVE when it is bound.
 """
 
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.notifier import CHANGED, DELETED, PLUGGED, UNPLUGGED, Event
+from micronova.embedded.network.port_events import CHANGED, DELETED, PLUGGED, UNPLUGGED
 from micronova.embedded.network.row_types import PortChanges, PortRow
 from micronova.privileged.names import bridge_name
 

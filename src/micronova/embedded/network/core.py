@@ -8,10 +8,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.embedded.common.compute_events import Event, Notifier
 from micronova.embedded.network.agent.dhcp import DNS_DOMAIN
 from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.heartbeat_interval import AGENT_DOWN_AFTER, down_time, interval_for
-from micronova.embedded.network.notifier import Event, Notifier
 from micronova.objects.clock import Clock, micros
 from micronova.objects.ids import new_uuid
 

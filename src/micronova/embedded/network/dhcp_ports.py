@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import (
@@ -20,7 +21,6 @@ from micronova.embedded.network.addresses import (
 )
 from micronova.embedded.network.binding import binding_columns
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_changes import create_ports, delete_port, update_port
 from micronova.embedded.network.port_rows import (
     CreatedPort,

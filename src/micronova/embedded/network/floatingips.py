@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import address_requests, addresses_of
 from micronova.embedded.network.binding import belongs_to_server, event
@@ -25,7 +26,7 @@ from micronova.embedded.network.errors import conflict, invalid, not_found
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes
 from micronova.embedded.network.network_targets import visible_network
-from micronova.embedded.network.notifier import CHANGED, Event
+from micronova.embedded.network.port_events import CHANGED
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,

@@ -6,6 +6,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest
@@ -13,7 +14,6 @@ from micronova.embedded.network.binding import binding_columns, events_of, statu
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note, topics_of_ports
-from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_input import check_port_security, requested_columns
 from micronova.embedded.network.port_rows import (
     CreatedPort,

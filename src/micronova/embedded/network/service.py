@@ -7,6 +7,7 @@ import falcon.asgi
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
+from micronova.embedded.common.compute_events import Notifier
 from micronova.embedded.network.address_scopes import AddressScopes
 from micronova.embedded.network.agent_calls import AgentCallHandlers
 from micronova.embedded.network.agents import Agents
@@ -21,7 +22,7 @@ from micronova.embedded.network.errors import fault_body
 from micronova.embedded.network.floatingips import FloatingIPs
 from micronova.embedded.network.ip_availability import IPAvailability
 from micronova.embedded.network.networks import Networks
-from micronova.embedded.network.notifier import Notifier
+from micronova.embedded.network.port_events import LOST, OUTBOX
 from micronova.embedded.network.ports import Ports
 from micronova.embedded.network.qos_policies import QosPolicies
 from micronova.embedded.network.qos_rules import QOS_RULE_TYPES, QosRules, QosRuleTypes
@@ -86,7 +87,7 @@ class NetworkService:
         """`compute` receives events of ports; `schema` is for PostgreSQL."""
         self.database = database
         self._schema = schema
-        self.notifier = Notifier(database, clock, compute)
+        self.notifier = Notifier(database, clock, compute, OUTBOX, name="network", lost=LOST)
         settings = settings or NetworkServiceSettings()
         self.core = Core(
             database,

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AllocationSubnet, allocate_derived, allocation_subnet, serves
 from micronova.embedded.network.binding import belongs_to_server, event
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
-from micronova.embedded.network.notifier import CHANGED, Event
+from micronova.embedded.network.port_events import CHANGED
 from micronova.embedded.network.tables import addresses, ports, subnets
 
 

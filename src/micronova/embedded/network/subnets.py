@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
+from micronova.embedded.common.compute_events import Event
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.address_scopes import check_subnet
 from micronova.embedded.network.addresses import allocation_subnet
@@ -41,7 +42,6 @@ from micronova.embedded.network.network_targets import (
     visible_network,
 )
 from micronova.embedded.network.networks import AUTOMATIC_OWNERS
-from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
     Body,

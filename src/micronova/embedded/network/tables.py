@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from micronova.embedded.common.compute_events import event_columns
+
 metadata = sa.MetaData()
 
 
@@ -400,12 +402,7 @@ events = sa.Table(
     "events",
     metadata,
     _id(),
-    sa.Column("name", sa.String(64), nullable=False),
-    sa.Column("server_id", sa.String(255), nullable=False),
-    sa.Column("tag", sa.String(255), nullable=False),
-    sa.Column("created_at", sa.BigInteger, nullable=False),
-    sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then a process is sending it
-    sa.Column("attempts", sa.Integer, nullable=False),
+    *event_columns(),
     sa.Index("events_by_port", "tag", "server_id"),
 )
 

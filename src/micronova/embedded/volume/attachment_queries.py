@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.embedded.volume import volume_queries
+from micronova.embedded.volume import states, volume_queries
 from micronova.embedded.volume.listing import Page, fetch
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.tables import attachments, volumes
@@ -50,14 +50,14 @@ def add(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -
     if len(volume.attachments) >= MOST:
         raise TooLarge(f"Volume {volume.id} has {MOST} attachments, which is the most that a volume may have.")
     following = [*volume.attachments, attachment]
-    volume_queries.update(conn, volume, {"status": status_with(following)}, now)
+    volume_queries.update(conn, volume, {"status": _status_of(volume, following)}, now)
     conn.execute(attachments.insert(), msgspec.structs.asdict(attachment))
 
 
 def change(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -> None:
     """Write an attachment back; raise Changed if another request has changed the volume meanwhile."""
     following = [attachment if each.id == attachment.id else each for each in volume.attachments]
-    volume_queries.update(conn, volume, {"status": status_with(following)}, now)
+    volume_queries.update(conn, volume, {"status": _status_of(volume, following)}, now)
     values = {**msgspec.structs.asdict(attachment), "updated_at": now}
     conn.execute(attachments.update().where(attachments.c.id == attachment.id).values(values))
 
@@ -65,8 +65,19 @@ def change(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int
 def remove(conn: sa.Connection, volume: Volume, ids: Sequence[str], now: int, status: str | None = None) -> None:
     """Remove attachments of a volume, which gets the status that follows from the others unless one is given."""
     others = [each for each in volume.attachments if each.id not in ids]
-    volume_queries.update(conn, volume, {"status": status or status_with(others)}, now)
+    volume_queries.update(conn, volume, {"status": status or _status_of(volume, others)}, now)
     conn.execute(attachments.delete().where(attachments.c.id.in_(ids)))
+
+
+def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Any) -> None:
+    """Record the end of work on a volume; it has the status that follows from its attachments, which may be others."""
+    volume = volume_queries.get(conn, volume_id)
+    if volume is not None:
+        volume_queries.record(conn, volume_id, {"status": status_with(volume.attachments), **values}, now)
+
+
+def _status_of(volume: Volume, following: Sequence[Attachment]) -> str:
+    return volume.status if volume.status in states.WORKING else status_with(following)
 
 
 def status_with(found: Sequence[Attachment]) -> str:

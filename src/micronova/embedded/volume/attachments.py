@@ -247,7 +247,7 @@ def _follows_server(volume: Volume, instance_uuid: str | None) -> bool:
     return (
         instance_uuid is not None
         and bool(volume.attachments)
-        and volume.status in states.ATTACHABLE
+        and volume.status in (*states.ATTACHABLE, *states.WORKING)
         and all(each.instance_uuid == uuid(instance_uuid) for each in volume.attachments)
     )
 

@@ -2,8 +2,15 @@
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import backup_queries, messages, quotas, snapshot_queries, volume_queries
-from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES
+from micronova.embedded.volume import (
+    attachment_queries,
+    backup_queries,
+    messages,
+    quotas,
+    snapshot_queries,
+    volume_queries,
+)
+from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.messages import Action
 from micronova.embedded.volume.model import (
     AVAILABLE,
@@ -45,8 +52,11 @@ class CreateBackup(BackupKind):
 
     def cancelled(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Give the source the status that it had before."""
-        queries = {VOLUMES: volume_queries, SNAPSHOTS: snapshot_queries}[operation.payload["copy"]]
-        queries.record(conn, operation.source_id or "", {"status": operation.payload["status"]}, now)
+        source_id = operation.source_id or ""
+        if operation.payload["copy"] == VOLUMES:
+            attachment_queries.end_work(conn, source_id, now)
+        else:
+            snapshot_queries.record(conn, source_id, {"status": operation.payload["status"]}, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show the backup as failed; it counts until it is deleted."""

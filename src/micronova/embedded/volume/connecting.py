@@ -60,6 +60,11 @@ class Connector:
         if self._exports is not None:
             await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
+    async def resize(self, volume_id: str, size: int) -> None:
+        """Show those who use a volume that its file has this many bytes now."""
+        if self._exports is not None:
+            await self._exports.resize(volume_id, size)
+
     async def disconnect(self, volume: Volume) -> None:
         """Stop to serve a volume unless an attachment has a connection to it, after that was recorded."""
         if self._exports is None or volume.id in await self._connected():

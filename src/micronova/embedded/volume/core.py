@@ -9,6 +9,7 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.embedded.common.compute_events import Notifier
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.volume import volume_queries
 from micronova.embedded.volume.model import Volume
@@ -49,14 +50,21 @@ class Core:
     """The shared objects of all handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, random_source: random.Random, settings: VolumeServiceSettings, host: str
+        self,
+        database: Database,
+        clock: Clock,
+        random_source: random.Random,
+        settings: VolumeServiceSettings,
+        host: str,
+        notifier: Notifier,
     ) -> None:
-        """`host` is the machine whose files this process works on."""
+        """`host` is the machine whose files this process works on; `notifier` tells compute of changes."""
         self.database = database
         self.clock = clock
         self.random_source = random_source
         self.settings = settings
         self.host = f"{host}@{BACKEND}"
+        self.notifier = notifier
         self.on_operation: Callable[[], None] = lambda: None  # called after an operation was begun
 
     def now(self) -> int:

@@ -9,7 +9,7 @@ from micronova.embedded.volume import operations, quotas, snapshot_queries, stat
 from micronova.embedded.volume.action_routes import action_route
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.images import Images, properties_of
-from micronova.embedded.volume.model import AVAILABLE, Volume
+from micronova.embedded.volume.model import AVAILABLE, IN_USE, Volume
 from micronova.embedded.volume.operations import OperationKind
 from micronova.embedded.volume.request_bodies import Body, Flag, Size, Text, gibibytes, truth
 from micronova.embedded.volume.volume_work import ExtendVolume, RevertVolume, UploadVolume
@@ -68,7 +68,9 @@ class FileActions:
 
         async def attempt() -> None:
             volume = await self._core.load_volume(request, volume_id, request.route.policy or "")
-            states.check_volume(volume, "extend")
+            if request.minor >= 42 and volume.status == IN_USE:
+                request.authorize(volume.target, "volume:extend_attached_volume")
+            states.check_volume(volume, "extend" if request.minor < 42 else "extend, attached or not")
             if size <= volume.size:
                 raise Invalid(
                     f"New size for extend must be greater than current size: {size} is not above {volume.size}."

@@ -20,8 +20,10 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.compute_events import Event, Notifier
 from micronova.embedded.volume import messages, service_rows
 from micronova.embedded.volume.backend.files import Files, Interrupted
+from micronova.embedded.volume.connecting import Connector
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.images import Images
 from micronova.embedded.volume.model import Operation
@@ -39,8 +41,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacke
 
 IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
 
-Apply = Callable[[sa.Connection, int], None]
-"""Records the result of an operation, in the transaction that removes its row; the number is the time."""
+Apply = Callable[[sa.Connection, int], Sequence[Event] | None]
+"""Records the result of an operation, in the transaction that removes its row; the number is the time.
+
+It returns the events that compute has to be told."""
 
 
 class Failed(Exception):
@@ -78,10 +82,11 @@ class OperationKind(ABC):
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
 
-    def __init__(self, core: Core, files: Files, images: Images | None) -> None:
+    def __init__(self, core: Core, files: Files, images: Images | None, connector: Connector) -> None:
         self.core = core
         self.files = files
         self.images = images
+        self.connector = connector
 
     @abstractmethod
     async def run(self, work: Work) -> Apply:
@@ -212,14 +217,20 @@ def _get(conn: sa.Connection, id: str) -> Operation | None:
     return None if row is None else Operation(**row._mapping)
 
 
-def _end(conn: sa.Connection, id: str, apply: Apply, give_back: Apply, now: int) -> bool:
-    """Remove the row and record the result, or give back if the operation was cancelled; return whether it was not."""
+def _end(
+    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, notifier: Notifier, now: int
+) -> tuple[bool, Sequence[Event]]:
+    """Remove the row and record the result, or give back if the operation was cancelled.
+
+    Return whether it was not cancelled, and the events for compute, which are in the outbox.
+    """
     found = conn.execute(sa.select(operations.c.cancelled).where(operations.c.id == id).with_for_update()).one_or_none()
     if found is None:
-        return True  # the answer to the first commit was lost
+        return True, ()  # the answer to the first commit was lost
     conn.execute(operations.delete().where(operations.c.id == id))
-    (give_back if found.cancelled else apply)(conn, now)
-    return not found.cancelled
+    events = (give_back if found.cancelled else apply)(conn, now) or ()
+    notifier.put(conn, events)
+    return not found.cancelled, events
 
 
 def _postpone(conn: sa.Connection, operation: Operation, until: int) -> None:
@@ -336,7 +347,10 @@ class Engine:
         def give_back(conn: sa.Connection, now: int) -> None:
             kind.cancelled(conn, operation, now)
 
-        return await self._core.database.write(_end, operation.id, apply, give_back, self._core.now())
+        core = self._core
+        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.notifier, core.now())
+        core.notifier.hand_over(events)
+        return wanted
 
     async def _repeat_later(self, operation: Operation, error: Unavailable) -> None:
         pause = min(FIRST_PAUSE * 2 ** min(operation.attempts, 16), LONGEST_PAUSE)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
+from micronova.embedded.common.compute_events import Notifier
 from micronova.embedded.volume import service_rows, type_queries, versions
 from micronova.embedded.volume.attach_actions import AttachActions
 from micronova.embedded.volume.attachments import AttachmentHandlers
@@ -35,9 +36,11 @@ from micronova.embedded.volume.transfers import TransferHandlers
 from micronova.embedded.volume.type_encryption import TypeEncryptionHandlers
 from micronova.embedded.volume.types import TypeHandlers
 from micronova.embedded.volume.versions import VERSIONS, dispatch, root_routes
+from micronova.embedded.volume.volume_events import LOST, OUTBOX
 from micronova.embedded.volume.volume_sources import Sources
 from micronova.embedded.volume.volume_work import CreateVolume, DeleteVolume, ExtendVolume, RevertVolume, UploadVolume
 from micronova.embedded.volume.volumes import VolumeHandlers
+from micronova.http.client import ServiceClient
 from micronova.http.faults import compute_fault
 from micronova.http.service import Authenticator, Observer, Policy, Route, Service
 from micronova.objects.clock import Clock
@@ -64,6 +67,7 @@ class VolumeService:
         clock: Clock,
         images: Images | None = None,
         exports: Callable[[Files], Exports] | None = None,
+        compute: ServiceClient | None = None,
         *,
         host: str,
         schema: str | None = None,  # of PostgreSQL
@@ -74,7 +78,7 @@ class VolumeService:
         observer: Observer | None = None,
     ) -> None:
         """`images` is the image service, if there is one; `exports` makes what serves volumes to hosts, without it
-        none can be connected; `host` is the machine that has the directory.
+        none can be connected; `compute` receives events of volumes; `host` is the machine that has the directory.
         """
         self._database = database
         self._schema = schema
@@ -84,12 +88,15 @@ class VolumeService:
             random_source or random.Random(),  # ids need not be secret
             settings or VolumeServiceSettings(),
             host,
+            Notifier(database, clock, compute, OUTBOX, name="volume", lost=LOST),
         )
         self.files = Files(directory)
         serving = None if exports is None else exports(self.files)
         self.files.live_copies = None if serving is None else serving.live_copies
         self.connector = Connector(self.core, serving)
-        self.engine = Engine(self.core, self.files, [kind(self.core, self.files, images) for kind in KINDS])
+        self.engine = Engine(
+            self.core, self.files, [kind(self.core, self.files, images, self.connector) for kind in KINDS]
+        )
         found = routes(self.core, self.files, images, self.connector)
         self.service = Service(
             "volume",
@@ -125,11 +132,13 @@ class VolumeService:
         await sweep(self.core, self.files)
         await self.engine.start()
         await self.connector.start()
+        await self.core.notifier.start()
 
     async def stop(self) -> None:
         """Interrupt the operations that run; the next start goes on with them."""
         await self.connector.stop()
         await self.engine.stop()
+        await self.core.notifier.stop()
         await self.files.stop()
 
     def _first_type(self) -> VolumeType:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from micronova.embedded.volume.model import (
     ATTACHING,
     AVAILABLE,
+    BACKING_UP,
     DETACHING,
     ERROR,
     ERROR_DELETING,
@@ -30,16 +31,19 @@ class Action(NamedTuple):
 
 
 ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
+WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP)
+"""The statuses of work on a volume that may be attached: they stay while attachments change."""
 
 # What fails leaves the volume in ERROR, a failed delete in ERROR_DELETING and a failed extend in ERROR_EXTENDING.
 VOLUME_ACTIONS: Final = {
     "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), "deleting"),
     "extend": Action((AVAILABLE,), EXTENDING),
+    "extend, attached or not": Action((AVAILABLE, IN_USE), EXTENDING),
     "revert": Action((AVAILABLE,), REVERTING),
     "upload": Action((AVAILABLE,), UPLOADING),
     "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
-    "back up": Action((AVAILABLE,), "backing-up"),
-    "back up by force": Action((AVAILABLE, IN_USE), "backing-up"),
+    "back up": Action((AVAILABLE,), BACKING_UP),
+    "back up by force": Action((AVAILABLE, IN_USE), BACKING_UP),
     "restore a backup": Action((AVAILABLE,), "restoring-backup"),
     "retype": Action((AVAILABLE,)),
     "set readonly": Action((AVAILABLE,)),

@@ -7,6 +7,8 @@ without a row is left over from an interrupted operation. Rows of deleted resour
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, String, Text
 
+from micronova.embedded.common.compute_events import event_columns
+
 metadata = sa.MetaData()
 
 
@@ -207,6 +209,15 @@ operations = sa.Table(
     Index("operations_by_host", "host", "created_at", "id"),
     Index("operations_by_resource", "resource_id"),
     Index("operations_by_source", "source_id"),
+)
+
+# The outbox of events for compute: written with the change, deleted when compute has answered.
+events = sa.Table(
+    "events",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    *event_columns(),
+    Index("events_by_volume", "tag", "server_id"),
 )
 
 # What a project uses, changed in the transaction of each change.

@@ -4,7 +4,16 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume import messages, quotas, service_rows, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.common.compute_events import Event
+from micronova.embedded.volume import (
+    attachment_queries,
+    messages,
+    quotas,
+    service_rows,
+    snapshot_queries,
+    type_queries,
+    volume_queries,
+)
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES, TooMuchData
 from micronova.embedded.volume.messages import Action, Detail
@@ -20,6 +29,7 @@ from micronova.embedded.volume.model import (
     Volume,
 )
 from micronova.embedded.volume.operations import IMAGE, Apply, Failed, OperationKind, Work
+from micronova.embedded.volume.volume_events import EXTENDED
 from micronova.imageformat.inspector import inspect, refuse
 from micronova.objects.errors import Invalid, Unavailable
 
@@ -123,25 +133,31 @@ class DeleteVolume(VolumeKind):
 
 
 class ExtendVolume(VolumeKind):
-    """Makes the file of a volume larger."""
+    """Makes the file of a volume larger, and tells those who use it."""
 
     name = "extend_volume"
     action = Action.EXTEND_VOLUME
 
     async def run(self, work: Work) -> Apply:
-        """Make the file larger."""
+        """Make the file larger, then serve it with its new size; compute is told last, for guests that have it."""
         operation = work.operation
         volume_id, size = operation.resource_id, int(operation.payload["size"])
         await self.files.grow(VOLUMES, volume_id, size * GIB)
+        await self.connector.resize(volume_id, size * GIB)
 
-        def done(conn: sa.Connection, now: int) -> None:
+        def done(conn: sa.Connection, now: int) -> list[Event]:
             volume = volume_queries.get(conn, volume_id)
             if volume is None:
-                return
-            volume_queries.record(conn, volume_id, {"status": AVAILABLE, "size": max(size, volume.size)}, now)
+                return []
+            attachment_queries.end_work(conn, volume_id, now, size=max(size, volume.size))
             # An administrator may have set the status, so that two extends were begun at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, int(operation.payload["charged"]) - grown)
+            servers = sorted({each.instance_uuid for each in volume.attachments if each.instance_uuid})
+            return [
+                Event(id=self.core.new_id(), name=EXTENDED, server_id=server, tag=volume_id, created_at=now)
+                for server in servers
+            ]
 
         return done
 
@@ -210,8 +226,7 @@ class UploadVolume(VolumeKind):
         return self._back(operation)
 
     def _back(self, operation: Operation) -> Apply:
-        values = {"status": operation.payload["status"]}
-        return lambda conn, now: volume_queries.record(conn, operation.resource_id, values, now)
+        return lambda conn, now: attachment_queries.end_work(conn, operation.resource_id, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""

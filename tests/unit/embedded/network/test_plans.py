@@ -8,11 +8,12 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network import notifier, router_placement
+from micronova.embedded.network import router_placement
 from micronova.embedded.network.agent_heartbeats import AgentHeartbeat, record_heartbeats
 from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.change_feed import Question, read_changes, recent_changes
 from micronova.embedded.network.core import Core, NetworkServiceSettings
+from micronova.embedded.network.port_events import OUTBOX
 from micronova.embedded.network.port_rows import read_port_facts, remove_port
 from micronova.embedded.network.sharing import (
     ALL,
@@ -97,7 +98,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         .order_by(subnets.c.created_at)
     ).all(),
     "deleting a port": lambda conn: remove_port(conn, id_of("port", PORTS - 7), NOW),
-    "events that are due": lambda conn: notifier.claim_due(conn, NOW, 1_000_000),
+    "events that are due": lambda conn: OUTBOX.claim_due(conn, NOW, 1_000_000),
 }
 
 

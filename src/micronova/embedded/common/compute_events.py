@@ -1,4 +1,4 @@
-"""Events for compute: an outbox in the database, sent in batches as `os-server-external-events`.
+"""Events for compute: an outbox in a service's database, sent in batches as `os-server-external-events`.
 
 A change and its events are one transaction. The process that wrote the events sends them within milliseconds, many in
 one request, and then deletes the rows. If compute did not answer, or the process died, the next sweep of any process
@@ -6,16 +6,16 @@ takes the rows: a row belongs to the process that moved its `not_before` into th
 compute moves it again and again, for the events that it sends and for those that it has queued. It queues `MOST_QUEUED`
 at most; further ones wait in the outbox.
 
-Events are kept until compute has taken them. Before an event is sent again, it is compared with its port, and left out
-if it is not true any more; of equal events about a port the newest is kept. So the outbox has a few rows per port,
-however long compute is away. It has `MOST` rows at most.
+Events are kept until compute has taken them. Before an event is sent again, it is compared with what it is about, and
+left out if it is not true any more; of equal events about a resource the newest is kept. So the outbox has a few rows
+per port or volume, however long compute is away. It has `MOST` rows at most.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
@@ -23,19 +23,12 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.db.locking import in_order
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.network.tables import events, ports
 from micronova.http.client import ServiceClient
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 
 log = logging.getLogger(__name__)
-
-# The names of events.
-PLUGGED = "network-vif-plugged"
-UNPLUGGED = "network-vif-unplugged"
-DELETED = "network-vif-deleted"
-CHANGED = "network-changed"
 
 BATCH = 200  # events in one request
 WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
@@ -49,10 +42,11 @@ TRIM = 60.0  # seconds between checks of that limit
 STOP_TIMEOUT = 5.0  # seconds that a stop waits for a request under way
 MAX_RETRY_DELAY = 30.0  # seconds between two attempts to send a new event
 MAX_OLD_RETRY_DELAY = 300.0  # seconds between two attempts to send an old one; they are a tenth of its age apart
+VERSION: Final = {"openstack-api-version": "compute 2.51"}  # the first with volume-extended
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event about a server's port."""
+    """An event about something that a server uses: a port, a volume. The tag is its id."""
 
     id: str
     name: str
@@ -62,15 +56,138 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
 
 
+def event_columns() -> tuple[sa.Column[Any], ...]:
+    """Return the columns of an outbox besides its key `id`; another index must begin with `tag` and `server_id`."""
+    return (
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("server_id", sa.String(255), nullable=False),
+        sa.Column("tag", sa.String(255), nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then a process is sending it
+        sa.Column("attempts", sa.Integer, nullable=False),
+    )
+
+
+class Outbox:
+    """The table of events of a service."""
+
+    def __init__(self, events: sa.Table, still_true: Callable[[sa.Connection, Sequence[Event]], set[str]]) -> None:
+        """`still_true` returns the ids of those events that still describe what they are about."""
+        self._events = events
+        self._still_true = still_true
+
+    def put(self, conn: sa.Connection, new: Sequence[Event]) -> None:
+        """Write events, in the transaction of the change."""
+        conn.execute(
+            self._events.insert(),
+            [{**msgspec.structs.asdict(event), "not_before": event.created_at + micros(HOLD)} for event in new],
+        )
+
+    def any_due(self, conn: sa.Connection, now: int) -> bool:
+        """Return whether there are events that no process is sending."""
+        events = self._events
+        return conn.execute(sa.select(events.c.id).where(events.c.not_before <= now).limit(1)).first() is not None
+
+    def claim_due(self, conn: sa.Connection, now: int, hold: int) -> tuple[int, list[Event]]:
+        """Take events that no process is sending, and delete those that are not true any more.
+
+        Return how many were taken, and those of them that are still true.
+        """
+        events = self._events
+        due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
+        if conn.dialect.name == "postgresql":
+            due = due.with_for_update(skip_locked=True)
+        rows = conn.execute(
+            events.update()
+            .where(events.c.id.in_(due.scalar_subquery()), events.c.not_before <= now)
+            .values(not_before=now + hold, attempts=events.c.attempts + 1)
+            .returning(
+                events.c.id, events.c.name, events.c.server_id, events.c.tag, events.c.created_at, events.c.attempts
+            )
+        ).all()
+        found = [Event(**row._mapping) for row in rows]
+        still_true = self._still_true(conn, found)
+        obsolete = [event.id for event in found if event.id not in still_true]
+        if obsolete:
+            conn.execute(events.delete().where(events.c.id.in_(obsolete)))
+        return len(rows), [event for event in found if event.id in still_true]
+
+    def record_results(self, conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
+        """Delete events that compute has accepted, and schedule the next attempt for the newest of equal others."""
+        events = self._events
+        ids = [*done, *(event.id for event in again)]
+        conn.execute(sa.select(events.c.id).where(events.c.id.in_(ids)).order_by(events.c.id).with_for_update())
+        if done:
+            conn.execute(events.delete().where(events.c.id.in_(done)))
+        if not again:
+            return
+        newer = events.alias()
+        superseded = sa.exists().where(
+            newer.c.server_id == events.c.server_id,
+            newer.c.tag == events.c.tag,
+            newer.c.name == events.c.name,
+            sa.tuple_(newer.c.created_at, newer.c.id) > sa.tuple_(events.c.created_at, events.c.id),
+        )
+        repeated = sa.and_(events.c.id.in_([event.id for event in again]), superseded)
+        conn.execute(events.delete().where(repeated))
+        waits: dict[float, list[str]] = {}
+        for event in again:
+            wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(event.attempts, 10))
+            age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
+            waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
+        for wait, ids in sorted(waits.items()):
+            conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))
+
+    def renew(self, conn: sa.Connection, ids: Sequence[str], now: int, hold: int) -> None:
+        """Hold events that are being sent, or wait for it, for longer."""
+        events = self._events
+        for part in chunks(ids):
+            conn.execute(
+                events.update().where(in_order(events.c.id, events.c.id.in_(part))).values(not_before=now + hold)
+            )
+
+    def retry_all(self, conn: sa.Connection, now: int) -> None:
+        """Let all events that compute did not take be sent again now.
+
+        Those that are due within the time of a hold are left alone, because another process may be sending them.
+        """
+        events = self._events
+        waiting = sa.and_(events.c.attempts > 0, events.c.not_before > now + micros(HOLD + CLOCKS))
+        conn.execute(events.update().where(in_order(events.c.id, waiting)).values(not_before=now))
+
+    def count(self, conn: sa.Connection) -> int:
+        """Return the number of events in the outbox."""
+        events = self._events
+        return int(conn.execute(sa.select(sa.func.count()).select_from(events)).scalar_one())
+
+    def delete_oldest(self, conn: sa.Connection, excess: int) -> None:
+        """Delete so many of the oldest events."""
+        events = self._events
+        oldest = sa.select(events.c.id).order_by(events.c.created_at, events.c.id).limit(excess)
+        conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(oldest.scalar_subquery()))))
+
+
 class Notifier:
     """Sends the events of the outbox; without a client of compute it writes and sends nothing."""
 
     def __init__(
-        self, database: Database, clock: Clock, compute: ServiceClient | None, *, window: float = WINDOW
+        self,
+        database: Database,
+        clock: Clock,
+        compute: ServiceClient | None,
+        outbox: Outbox,
+        *,
+        name: str,
+        lost: str,
+        window: float = WINDOW,
     ) -> None:
+        """`name` is that of the service, `lost` says what follows if events are deleted before compute has them."""
         self._database = database
         self._clock = clock
         self._compute = compute
+        self._outbox = outbox
+        self._name = name
+        self._lost = lost
         self._window = window
         self._queue: list[Event] = []
         self._wake = asyncio.Event()
@@ -86,23 +203,8 @@ class Notifier:
 
     def put(self, conn: sa.Connection, new: Sequence[Event]) -> None:
         """Write events into the outbox, in the transaction of the change."""
-        if self._compute is None:
-            return
-        conn.execute(
-            events.insert(),
-            [
-                {
-                    "id": event.id,
-                    "name": event.name,
-                    "server_id": event.server_id,
-                    "tag": event.tag,
-                    "created_at": event.created_at,
-                    "not_before": event.created_at + micros(HOLD),
-                    "attempts": 0,
-                }
-                for event in new
-            ],
-        )
+        if self._compute is not None and new:
+            self._outbox.put(conn, new)
 
     def hand_over(self, committed: Sequence[Event]) -> None:
         """Queue events of the outbox for sending; a sweep takes those for which there is no room."""
@@ -117,8 +219,8 @@ class Notifier:
         """Start to send, and to sweep what earlier processes left."""
         if self._compute is not None:
             self._tasks = [
-                keep_running(self._send_forever, name="network-events", clock=self._clock),
-                keep_running(self._sweep_forever, name="network-events-sweep", clock=self._clock),
+                keep_running(self._send_forever, name=f"{self._name}-events", clock=self._clock),
+                keep_running(self._sweep_forever, name=f"{self._name}-events-sweep", clock=self._clock),
             ]
 
     async def stop(self) -> None:
@@ -163,20 +265,20 @@ class Notifier:
         self._more = False
         if self._queue:
             return  # other processes may have room
-        if await self._database.read(any_due, micros(now)):  # without a write if there are none
-            claimed, found = await self._database.write(claim_due, micros(now), micros(HOLD))
+        if await self._database.read(self._outbox.any_due, micros(now)):  # without a write if there are none
+            claimed, found = await self._database.write(self._outbox.claim_due, micros(now), micros(HOLD))
             self._more = claimed == BATCH
             self.hand_over(found)
 
     async def _trim(self) -> None:
         """Delete the oldest events if there are too many."""
-        excess = await self._database.read(count) - MOST
+        excess = await self._database.read(self._outbox.count) - MOST
         if excess > 0:
-            await self._database.write(delete_oldest, excess)
+            await self._database.write(self._outbox.delete_oldest, excess)
             log.error(
-                "deleted the %d oldest events for compute, because compute takes none: servers may show old interfaces "
-                "until their ports change; find out why it refuses or does not answer",
-                excess,
+                "deleted the %d oldest events for compute, because compute takes none: %s; find out why it refuses or "
+                "does not answer",
+                *(excess, self._lost),
             )
 
     async def _deliver(self, batch: list[Event]) -> None:
@@ -184,7 +286,7 @@ class Notifier:
         body = {
             "events": [
                 {"name": event.name, "server_uuid": event.server_id, "status": "completed", "tag": event.tag}
-                if event.name in _WITH_STATUS
+                if event.name not in _WITHOUT_STATUS
                 else {"name": event.name, "server_uuid": event.server_id, "tag": event.tag}
                 for event in batch
             ]
@@ -193,7 +295,8 @@ class Notifier:
         back = False
         try:
             answer = await self._renewing(
-                batch, self._compute.request("POST", "/os-server-external-events", body, ok=(404,))
+                batch,
+                self._compute.request("POST", "/os-server-external-events", body, headers=VERSION, ok=(404,)),
             )
         except MicronovaError as error:
             log.warning("cannot send %d events to compute, they are sent again: %s", len(batch), error)
@@ -206,9 +309,9 @@ class Notifier:
             back, self._answers = not self._answers, True
         self.sent += len(done)
         now = micros(self._clock.now())
-        await self._database.write(record_results, [event.id for event in done], retry, now)
+        await self._database.write(self._outbox.record_results, [event.id for event in done], retry, now)
         if back:
-            await self._database.write(retry_all, now)
+            await self._database.write(self._outbox.retry_all, now)
 
     async def _renewing(self, batch: list[Event], sending: Coroutine[Any, Any, Any]) -> Any:
         """Return the answer to a request; until it comes, let no sweep take the events of this process."""
@@ -222,7 +325,7 @@ class Notifier:
                     return request.result()
                 ids = [event.id for event in (*batch, *self._queue)]
                 with contextlib.suppress(MicronovaError):  # the answer matters more
-                    await self._database.write(renew, ids, micros(self._clock.now()), micros(HOLD))
+                    await self._database.write(self._outbox.renew, ids, micros(self._clock.now()), micros(HOLD))
                 self._renew_at = self._clock.monotonic() + RENEW
         finally:
             request.cancel()
@@ -239,8 +342,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-# Neutron sends network-changed without a status.
-_WITH_STATUS = frozenset({PLUGGED, UNPLUGGED, DELETED})
+_WITHOUT_STATUS = frozenset({"network-changed"})  # as Neutron sends it
 
 
 def _too_early(answer: object) -> set[tuple[str, str, str]]:
@@ -251,97 +353,3 @@ def _too_early(answer: object) -> set[tuple[str, str, str]]:
         for each in listed
         if isinstance(each, dict) and each.get("code") == 422
     }
-
-
-def any_due(conn: sa.Connection, now: int) -> bool:
-    """Return whether there are events that no process is sending."""
-    return conn.execute(sa.select(events.c.id).where(events.c.not_before <= now).limit(1)).first() is not None
-
-
-def claim_due(conn: sa.Connection, now: int, hold: int) -> tuple[int, list[Event]]:
-    """Take events that no process is sending, and delete those that are not true any more.
-
-    Return how many were taken, and those of them that are still true.
-    """
-    due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
-    if conn.dialect.name == "postgresql":
-        due = due.with_for_update(skip_locked=True)
-    rows = conn.execute(
-        events.update()
-        .where(events.c.id.in_(due.scalar_subquery()), events.c.not_before <= now)
-        .values(not_before=now + hold, attempts=events.c.attempts + 1)
-        .returning(events.c.id, events.c.name, events.c.server_id, events.c.tag, events.c.created_at, events.c.attempts)
-    ).all()
-    p = ports.c
-    chosen = sa.select(p.id, p.status, p.device_id).where(p.id.in_([row.tag for row in rows]))
-    known = {row.id: row for row in conn.execute(chosen)}
-    obsolete = [row.id for row in rows if not _is_true(row, known.get(row.tag))]
-    if obsolete:
-        conn.execute(events.delete().where(events.c.id.in_(obsolete)))
-    return len(rows), [
-        Event(id=r.id, name=r.name, server_id=r.server_id, tag=r.tag, created_at=r.created_at, attempts=r.attempts)
-        for r in rows
-        if r.id not in obsolete
-    ]
-
-
-def _is_true(event: Any, port: Any) -> bool:
-    """Return whether an event still describes its port; if not, a later event about the port does."""
-    plugged = port is not None and port.device_id == event.server_id and port.status == "ACTIVE"
-    if event.name == PLUGGED:
-        return plugged
-    if event.name == UNPLUGGED:
-        return port is not None and not plugged
-    return event.name == DELETED or port is not None
-
-
-def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
-    """Delete events that compute has accepted, and schedule the next attempt for the newest of equal others."""
-    ids = [*done, *(event.id for event in again)]
-    conn.execute(sa.select(events.c.id).where(events.c.id.in_(ids)).order_by(events.c.id).with_for_update())
-    if done:
-        conn.execute(events.delete().where(events.c.id.in_(done)))
-    if not again:
-        return
-    newer = events.alias()
-    superseded = sa.exists().where(
-        newer.c.server_id == events.c.server_id,
-        newer.c.tag == events.c.tag,
-        newer.c.name == events.c.name,
-        sa.tuple_(newer.c.created_at, newer.c.id) > sa.tuple_(events.c.created_at, events.c.id),
-    )
-    repeated = sa.and_(events.c.id.in_([event.id for event in again]), superseded)
-    conn.execute(events.delete().where(repeated))
-    waits: dict[float, list[str]] = {}
-    for event in again:
-        wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(event.attempts, 10))
-        age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
-        waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
-    for wait, ids in sorted(waits.items()):
-        conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))
-
-
-def renew(conn: sa.Connection, ids: Sequence[str], now: int, hold: int) -> None:
-    """Hold events that are being sent, or wait for it, for longer."""
-    for part in chunks(ids):
-        conn.execute(events.update().where(in_order(events.c.id, events.c.id.in_(part))).values(not_before=now + hold))
-
-
-def retry_all(conn: sa.Connection, now: int) -> None:
-    """Let all events that compute did not take be sent again now.
-
-    Those that are due within the time of a hold are left alone, because another process may be sending them.
-    """
-    waiting = sa.and_(events.c.attempts > 0, events.c.not_before > now + micros(HOLD + CLOCKS))
-    conn.execute(events.update().where(in_order(events.c.id, waiting)).values(not_before=now))
-
-
-def count(conn: sa.Connection) -> int:
-    """Return the number of events in the outbox."""
-    return int(conn.execute(sa.select(sa.func.count()).select_from(events)).scalar_one())
-
-
-def delete_oldest(conn: sa.Connection, excess: int) -> None:
-    """Delete so many of the oldest events."""
-    oldest = sa.select(events.c.id).order_by(events.c.created_at, events.c.id).limit(excess)
-    conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(oldest.scalar_subquery()))))
