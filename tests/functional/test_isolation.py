@@ -824,6 +824,7 @@ BY_NATURE = {
             "os-detach",
             "os-retype",
             "revert",
+            "os-reimage",
             "os-volume_upload_image",
             "os-force_delete",
         )

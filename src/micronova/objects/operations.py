@@ -24,7 +24,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "unrescue": 1,
     "change_password": 1,
     "trigger_crash_dump": 1,
-    "rebuild": 1,
+    "rebuild": 2,
     "soft_delete": 1,
     "restore": 1,
     "attach_interface": 1,
@@ -94,7 +94,7 @@ def instance_action(kind: str) -> str:
 
 Step = Literal[
     "new", "schedule", "dispatched", "rotate", "cleanup", "done",
-    "prep", "migrate", "bind", "finish", "unbind", "undo", "offload",
+    "prep", "migrate", "bind", "finish", "unbind", "undo", "offload", "reimage",
 ]  # fmt: skip
 """Where the work on an operation continues; each kind says in its module what its steps do."""
 
@@ -231,6 +231,8 @@ class RebuildPayload(Payload, kw_only=True):
     begun: bool = False  # the host may have begun to replace the guest
     unchanged: bool = False  # the host has said so, and has not got the order again since
     stopped: bool  # the server was stopped: its new guest is not started
+    reimage: bool = False  # the root disk is a volume, which gets the image
+    asked: bool = False  # the volume service is writing the image, or has done it
 
 
 class InterfacePayload(Payload, kw_only=True):

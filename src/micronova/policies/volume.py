@@ -49,6 +49,8 @@ RULES = (
     Rule("volume:delete_volume_metadata", MEMBER, "Remove metadata of a volume."),
     Rule("volume:extend", MEMBER, "Make a volume larger."),
     Rule("volume:extend_attached_volume", MEMBER, "Make a volume larger that is attached (since 3.42)."),
+    Rule("volume:reimage", MEMBER_OR_SERVICE, "Replace the content of a volume by an image."),
+    Rule("volume:reimage_reserved", MEMBER_OR_SERVICE, "The same of a volume that is reserved for a server."),
     Rule("volume:retype", MEMBER, "Change the type of a volume."),
     Rule("volume:revert_to_snapshot", MEMBER, "Revert a volume to its newest snapshot."),
     Rule("volume:update_readonly_flag", MEMBER, "Say whether a volume is read-only."),

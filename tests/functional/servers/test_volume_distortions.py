@@ -83,7 +83,7 @@ async def _story(cloud: Cloud) -> None:
 
 
 async def _story_of_roots(cloud: Cloud) -> None:
-    """Boot from a volume, make an image of it, shelve, unshelve, and boot from the image."""
+    """Boot from a volume, make an image of it, shelve, unshelve, boot from the image, and rebuild."""
     user = cloud.caller()
     volumes = Volumes(user)
     source = await image(user)
@@ -101,6 +101,16 @@ async def _story_of_roots(cloud: Cloud) -> None:
     await user.wait_for(server, "ACTIVE")
     await volumes.until(held["volumeId"], "in-use")
     other = (await user.boot(imageRef=made))["id"]
+    await user.post(f"/servers/{server}/action", {"rebuild": {"imageRef": await image(user)}})
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(held["volumeId"], "in-use")
+    for each in (await volumes.request("GET", "/snapshots"))["snapshots"]:  # volumes with snapshots are not deleted
+        await volumes.request("DELETE", f"/snapshots/{each['id']}")
+
+    async def no_snapshots() -> bool | None:
+        return (await volumes.request("GET", "/snapshots"))["snapshots"] == [] or None
+
+    await cloud.until(no_snapshots, "the snapshots to be deleted")
     for each in (server, other):
         await user.delete(f"/servers/{each}")
         await user.gone(each)
@@ -144,6 +154,10 @@ async def test_operations_end_when_the_conductor_crashes_after_a_step(
         ("shelve", "offload"),
         ("unshelve_offloaded", "connected"),
         ("unshelve_offloaded", "dispatched"),
+        ("rebuild", "prep"),
+        ("rebuild", "connected"),
+        ("rebuild", "asked"),
+        ("rebuild", "dispatched"),
     }
 
     def crash(kind: str, step: str) -> None:

@@ -141,6 +141,10 @@ class ImageClient:
         """Return an image that was made of a server; raise NotFound if there is none."""
         return from_wire(await self._manage("GET", image_id))
 
+    async def document_of_made(self, image_id: str) -> dict[str, Any]:
+        """Return the document of an image that its user has been found to see; raise NotFound if there is none."""
+        return dict(await self._manage("GET", image_id))
+
     async def delete_made(self, image_id: str) -> None:
         """Delete an image that was made of a server; raise NotFound if there is none."""
         await self._manage("DELETE", image_id)

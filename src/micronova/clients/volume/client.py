@@ -17,11 +17,14 @@ from micronova.objects.volume import Connection, connection_of
 
 VERSION: Final = "3.44"
 """The microversion of requests: attachments with `os-complete`."""
+REIMAGE_VERSION: Final = "3.68"
+"""The first microversion with `os-reimage`."""
 CREATING: Final = frozenset({"creating", "downloading"})
 """The statuses of a volume that is being made."""
 WORKING: Final = CREATING | {"extending", "uploading", "backing-up"}
 """The statuses of a volume that the volume service works on: they end without a request."""
-
+IN_USE: Final = "in-use"
+"""The status of a volume that a server has."""
 _FOR_IMAGE: Final = "image_id"  # in the metadata of snapshots
 
 
@@ -76,6 +79,15 @@ class VolumeClient:
     async def roll_detaching(self, volume_id: str) -> None:
         """Say that a server keeps a volume after all."""
         await self._act(volume_id, "os-roll_detaching")
+
+    async def reimage(self, volume_id: str, image_id: str) -> None:
+        """Begin to replace the content of a volume, which is reserved and not connected, by an image.
+
+        Raise Invalid if its status does not allow it.
+        """
+        body = {"os-reimage": {"image_id": image_id, "reimage_reserved": True}}
+        path = f"/volumes/{_quoted(volume_id)}/action"
+        await self._send("POST", path, body, version=REIMAGE_VERSION)
 
     async def _act(self, volume_id: str, action: str, token: str | None = None) -> None:
         await self._send("POST", f"/volumes/{_quoted(volume_id)}/action", {action: {}}, token=token)
@@ -173,8 +185,10 @@ class VolumeClient:
             path = None if following is None else f"/attachments?{urllib.parse.urlsplit(following).query}"
         return found
 
-    async def _send(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
-        headers = {"openstack-api-version": f"volume {VERSION}"}
+    async def _send(
+        self, method: str, path: str, body: Any = None, *, token: str | None = None, version: str = VERSION
+    ) -> Any:
+        headers = {"openstack-api-version": f"volume {version}"}
         return await self._service.request(
             method, f"/v3{path}", body, token=token, headers=headers, proves_service=token is None
         )

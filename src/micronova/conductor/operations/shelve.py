@@ -29,7 +29,7 @@ from micronova.conductor.operations.discard_image import discard_operation_ids, 
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.orders import switch_off_order
 from micronova.conductor.operations.shelve_offload import Offloading
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
@@ -89,9 +89,7 @@ class Shelve(CreateImage):
         if operation.step in _OFFLOAD_STEPS:
             return self._offloading.order(operation, row)
         if _without_image(operation):
-            # A guest that does not run cannot shut itself down: it is switched off as that of a soft delete.
-            kind = "stop" if row["vm_state"] == states.ACTIVE else "soft_delete"
-            return work_order(conn, operation, row, now=self._engine.now(), kind=kind)
+            return switch_off_order(conn, operation, row, now=self._engine.now())
         return super().order(conn, operation, row)
 
     def notification_details(self, operation: Operation) -> dict[str, str]:

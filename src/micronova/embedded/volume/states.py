@@ -7,6 +7,7 @@ from micronova.embedded.volume.model import (
     AVAILABLE,
     BACKING_UP,
     DETACHING,
+    DOWNLOADING,
     ERROR,
     ERROR_DELETING,
     ERROR_EXTENDING,
@@ -31,7 +32,7 @@ class Action(NamedTuple):
 
 
 ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
-WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP)
+WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP, DOWNLOADING)
 """The statuses of work on a volume that may be attached: they stay while attachments change."""
 
 # What fails leaves the volume in ERROR, a failed delete in ERROR_DELETING and a failed extend in ERROR_EXTENDING.
@@ -44,6 +45,8 @@ VOLUME_ACTIONS: Final = {
     "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
     "back up": Action((AVAILABLE,), BACKING_UP),
     "back up by force": Action((AVAILABLE, IN_USE), BACKING_UP),
+    "reimage": Action((AVAILABLE, ERROR), DOWNLOADING),
+    "reimage, reserved or not": Action((AVAILABLE, ERROR, RESERVED), DOWNLOADING),
     "restore a backup": Action((AVAILABLE,), "restoring-backup"),
     "retype": Action((AVAILABLE,)),
     "set readonly": Action((AVAILABLE,)),
