@@ -128,6 +128,10 @@ class ServerRebuilder:
         # One that an earlier rebuild has left without an image can get one.
         if volume.status != IN_USE and root.connected_host is not None:
             raise Invalid(f"Invalid volume: volume '{volume.id}' status must be '{IN_USE}'. Currently {volume.status}.")
+        if len(volume.attached_to) > 1:
+            raise Invalid(
+                f"Invalid volume: volume '{volume.id}' is attached to other servers, too: it keeps its image."
+            )
         if image.min_disk > volume.size or image.size > volume.size << 30:
             raise Invalid(
                 f"Image {image.id} is unacceptable: it does not fit into volume {volume.id} of {volume.size} GB."

@@ -288,3 +288,25 @@ async def test_rescue(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     await user.wait_for(server, "ACTIVE")
     assert await _root(user, server) == root
     await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("what", ["shelve", "rebuild"])
+async def test_a_delete_while_the_guest_is_switched_off(
+    cloud: Cloud, user: Caller, volumes: Volumes, what: str
+) -> None:
+    """A server that is deleted meanwhile gives its volumes back, and nothing goes on."""
+    source, data = await image(user), await volumes.create()
+    server = (await user.boot(name="goes", imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    await user.post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
+    async with cloud.faults({"operation": "power_off", "kind": "hang", "name": "goes", "count": 1}):
+        await user.act(server, what, {"imageRef": source} if what == "rebuild" else None)
+        await cloud.fault_struck()
+        await user.delete(f"/servers/{server}")
+        await user.gone(server)
+
+    async def only_data() -> bool | None:
+        return await volumes.ids() == {data} or None
+
+    await cloud.until(only_data, "the root volume to be deleted")
+    await volumes.until(data, "available")
+    await cloud.assert_clean()

@@ -257,7 +257,13 @@ class UnshelveOffloaded(SteppedKind):
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
     """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made of."""
     made_of = ImageMeta(id="") if row["image"] is None else msgspec.convert(row["image"], ImageMeta)
-    return msgspec.structs.replace(image, properties=made_of.properties, kernel=made_of.kernel, ramdisk=made_of.ramdisk)
+    return msgspec.structs.replace(
+        image,
+        properties=made_of.properties,
+        kernel=made_of.kernel,
+        ramdisk=made_of.ramdisk,
+        block_device_mapping="",
+    )
 
 
 def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec, bool] | None:
