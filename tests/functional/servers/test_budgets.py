@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from micronova.rpc.bus import Bus
+from micronova.rpc.envelope import CALL, REPLY
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 
 pytestmark = only_in_one_process("counts the transactions and messages of the cloud's process")
@@ -32,18 +34,32 @@ class Cost:
 
 @contextlib.asynccontextmanager
 async def counted(cloud: Cloud) -> AsyncIterator[Cost]:
-    """Count what the cloud does meanwhile."""
+    """Count what the cloud does meanwhile, once nothing is left to do of what was before."""
     database, bus = cloud.process.database, cloud.process.bus
     assert database is not None and bus is not None
+    await cloud.settled()
+    await _answered(cloud, bus)
     before = (database.statistics.writes, database.statistics.reads, Counter(database.statistics.by_function))
     sent = Counter(bus.stats().sent)
     cost = Cost()
     yield cost
+    await _answered(cloud, bus)
     cost.writes = database.statistics.writes - before[0]
     cost.transactions = Counter(database.statistics.by_function) - before[2]
     looked = cost.transactions.pop("Cloud.read.<locals>.<lambda>", 0)  # of this test, which waits for the end
     cost.reads = database.statistics.reads - before[1] - looked
     cost.messages = Counter(bus.stats().sent) - sent
+
+
+async def _answered(cloud: Cloud, bus: Bus) -> None:
+    """Wait until each call has its reply: a report ends its operation before it is answered."""
+
+    async def probe() -> bool | None:
+        sent = bus.stats().sent
+        calls = [method for kind, method in sent if kind == CALL]
+        return all(sent[CALL, method] == sent.get((REPLY, method)) for method in calls) or None
+
+    await cloud.until(probe, "an answer to each call")
 
 
 async def test_a_boot(cloud: Cloud, user: Caller) -> None:
