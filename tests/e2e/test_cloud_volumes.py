@@ -1,5 +1,8 @@
 """Volumes of servers in a whole cloud: attached by the API, seen inside the guest, and given back."""
 
+import asyncio
+import hashlib
+
 import pytest
 
 from tests.e2e.cloud import RealCloud, real_cloud
@@ -19,7 +22,7 @@ async def status_is(person: Person, volume_id: str, wanted: str) -> None:
     await until(reached, f"the volume to be {wanted}")
 
 
-async def test_a_volume_is_attached_extended_and_detached(can_run_guests: None) -> None:
+async def test_a_volume_is_attached_extended_swapped_and_detached(can_run_guests: None) -> None:
     async with real_cloud(RealCloud()) as cloud:
         tenant = await cloud.tenant("10.86.0.0/24")
         person = tenant.person
@@ -39,14 +42,36 @@ async def test_a_volume_is_attached_extended_and_detached(can_run_guests: None) 
         await guest.ssh("while [ $(cat /sys/block/vdb/size) != 4194304 ]; do sleep 0.2; done")
         await guest.ssh("echo late | dd of=/dev/vdb bs=512 seek=4194303 conv=sync; sync")
         await status_is(person, volume_id, "in-use")
-        await person.do("DELETE", f"{attachments}/{volume_id}")
+        # Another volume takes its place while the guest writes.
+        other = (await person.do("POST", VOLUMES, {"volume": {"size": 2}}))["volume"]["id"]
+        await status_is(person, other, "available")
+        digest = await guest.ssh("head -c 4194304 /dev/urandom >/tmp/data; md5sum /tmp/data | cut -c 1-32")
+        await guest.ssh("dd if=/tmp/data of=/dev/vdb bs=65536 seek=16 conv=notrunc; sync")
+        writing = asyncio.ensure_future(
+            guest.ssh(
+                "i=0; while [ $i -lt 40 ]; do echo mark-$i | dd of=/dev/vdb bs=4096 seek=$((20000+i)) "
+                "conv=notrunc,sync oflag=direct 2>/dev/null; i=$((i+1)); done; sync"
+            )
+        )
+        await cloud.admin.do("PUT", f"{attachments}/{volume_id}", {"volumeAttachment": {"volumeId": other}})
         await status_is(person, volume_id, "available")
-        with (cloud.directory / "volumes" / "volumes" / volume_id).open("rb") as stream:
+        await status_is(person, other, "in-use")
+        await writing
+        assert await guest.ssh("dd if=/dev/vdb bs=65536 skip=16 count=64 | md5sum | cut -c 1-32") == digest
+        await person.do("DELETE", f"{attachments}/{other}")
+        await status_is(person, other, "available")
+        with (cloud.directory / "volumes" / "volumes" / other).open("rb") as stream:
             assert stream.read(4) == b"kept"
+            for number in range(40):
+                stream.seek((20000 + number) * 4096)
+                assert stream.read(8).startswith(f"mark-{number}\n".encode())
+            stream.seek(16 * 65536)
+            assert hashlib.md5(stream.read(4194304)).hexdigest() == digest.strip()
             stream.seek(-512, 2)
             assert stream.read(4) == b"late"
         await guest.delete()
-        await person.do("DELETE", f"{VOLUMES}/{volume_id}")
+        for each in (volume_id, other):
+            await person.do("DELETE", f"{VOLUMES}/{each}")
         await tenant.clear()
 
 

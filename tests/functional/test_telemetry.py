@@ -189,7 +189,7 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
     try:
         user = cloud.caller()
         net = await network(user)
-        volume = await Volumes(user).create()
+        volume, other_volume = await Volumes(user).create(), await Volumes(user).create()
         base = await image(user)
         metrics = cloud.process.telemetry.metrics
 
@@ -251,6 +251,10 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         volumes, event = f"/servers/{id}/os-volume_attachments", {"name": "volume-extended", "server_uuid": id}
         await user.post(volumes, attachment(volume), 200)
         await user.admin.post("/os-server-external-events", {"events": [{**event, "tag": volume}]}, 200)
+        await cloud.settled()
+        await user.admin.put(f"{volumes}/{volume}", attachment(other_volume), 202)
+        await cloud.settled()
+        await user.admin.put(f"{volumes}/{other_volume}", attachment(volume), 202)
         await cloud.settled()
         await user.delete(f"{volumes}/{volume}", 202)
         await cloud.settled()

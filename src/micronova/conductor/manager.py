@@ -39,7 +39,7 @@ from micronova.conductor.operations.soft_delete import Restore, SoftDelete
 from micronova.conductor.operations.undo_move import UndoMove
 from micronova.conductor.operations.unshelve import Unshelve
 from micronova.conductor.operations.unshelve_offloaded import UnshelveOffloaded
-from micronova.conductor.operations.volumes import AttachVolume, DetachVolume, ExtendVolume
+from micronova.conductor.operations.volumes import AttachVolume, DetachVolume, ExtendVolume, SwapVolume
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
@@ -145,6 +145,7 @@ class ConductorManager:
             AttachVolume(dependencies),
             DetachVolume(dependencies),
             ExtendVolume(dependencies),
+            SwapVolume(dependencies),
             SettleVolumes(dependencies),
         )
         self._kinds = {kind.name: kind for kind in kinds}

@@ -417,6 +417,12 @@ def remove_device(conn: sa.Connection, uuid: str) -> None:
     conn.execute(_DELETE_DEVICE, {"b_uuid": uuid})
 
 
+def count_with_volume(conn: sa.Connection, volume_id: str) -> int:
+    """Return how many instances have a volume, or are about to."""
+    found = sa.select(sa.func.count()).select_from(block_devices).where(block_devices.c.volume_id == volume_id)
+    return int(conn.execute(found).scalar_one())
+
+
 def change_device(conn: sa.Connection, device: BlockDevice) -> None:
     """Replace a block device of an instance, whose row is locked."""
     values = {"b_uuid": device.uuid, "b_device": msgspec.to_builtins(device), "b_volume": device.volume_id}

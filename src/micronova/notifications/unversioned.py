@@ -23,7 +23,7 @@ _NAMES = {
     "live_migration_force_complete": "live.migration.force.complete",
 }
 """Actions whose names differ from those of versioned notifications."""
-_ONLY_VERSIONED = frozenset({"lock", "unlock", "interface_attach", "interface_detach"})
+_ONLY_VERSIONED = frozenset({"lock", "unlock", "interface_attach", "interface_detach", "volume_swap"})
 
 
 def event_name(event: str) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, Self, TypedDict
 
 import msgspec
 
+from micronova.objects.block_device import BlockDevice
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import ImageData
 from micronova.objects.network import PlannedPort
@@ -48,6 +49,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "attach_volume": 1,
     "detach_volume": 1,
     "extend_volume": 1,
+    "swap_volume": 1,
     "settle_volumes": 1,
 }
 """The version of each kind: new operations have it, and conductors lease operations up to it. It is raised when the
@@ -246,11 +248,12 @@ class InterfacePayload(Payload, kw_only=True):
 
 
 class VolumePayload(Payload, kw_only=True):
-    """The volume to attach, to detach or that was extended, and the result."""
+    """The volume to attach, to detach, to replace or that was extended, and the result."""
 
     device_uuid: str  # of the BlockDevice
     volume_id: str
     size_gb: int | None = None  # of a volume that was extended
+    replacement: BlockDevice | None = None  # the device with the volume that takes the place of this one
     error_code: str | None = None
     error: str = ""
 

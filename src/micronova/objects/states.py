@@ -59,6 +59,7 @@ DETACHING_INTERFACE = "detaching_interface"
 ATTACHING_VOLUME = "attaching_volume"
 DETACHING_VOLUME = "detaching_volume"
 EXTENDING_VOLUME = "extending_volume"
+SWAPPING_VOLUME = "swapping_volume"
 IMAGE_SNAPSHOT_PENDING = "image_snapshot_pending"
 IMAGE_SNAPSHOT = "image_snapshot"
 IMAGE_BACKUP = "image_backup"
@@ -86,7 +87,7 @@ DELETING = "deleting"
 CHANGES_INTERFACES = frozenset({ATTACHING_INTERFACE, DETACHING_INTERFACE})
 """Task states of operations on the interfaces of a server."""
 
-CHANGES_VOLUMES = frozenset({ATTACHING_VOLUME, DETACHING_VOLUME, EXTENDING_VOLUME})
+CHANGES_VOLUMES = frozenset({ATTACHING_VOLUME, DETACHING_VOLUME, EXTENDING_VOLUME, SWAPPING_VOLUME})
 """Task states of operations on the volumes of a server."""
 
 _MAKES_IMAGE = (IMAGE_SNAPSHOT_PENDING, IMAGE_SNAPSHOT, IMAGE_BACKUP, IMAGE_PENDING_UPLOAD, IMAGE_UPLOADING)
@@ -194,6 +195,7 @@ ACTIONS = {
         Action("detach_interface", _PLUGGABLE, DETACHING_INTERFACE, None, None, capability="hot_plug"),
         Action("attach_volume", _ATTACHABLE, ATTACHING_VOLUME, None, None, capability="volumes"),
         Action("detach_volume", _ATTACHABLE, DETACHING_VOLUME, None, None, capability="volumes"),
+        Action("swap_volume", frozenset({ACTIVE, PAUSED, RESIZED}), SWAPPING_VOLUME, None, None, capability="volumes"),
         Action(
             "extend_volume", frozenset({ACTIVE, PAUSED, STOPPED}), EXTENDING_VOLUME, None, None, capability="volumes"
         ),

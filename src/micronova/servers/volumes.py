@@ -1,4 +1,4 @@
-"""The volumes of servers: attach, detach, and the event that one has grown.
+"""The volumes of servers: attach, detach, swap, and the event that one has grown.
 
 A volume is checked and reserved with the token of the request, before anything is recorded; if the request is refused
 after that, the reservation is given back. Attaching is an operation like all others, but its caller waits for the end.
@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.clients.volume.client import Volume, VolumeClient
@@ -176,6 +177,86 @@ class ServerVolumes:
                 await client.roll_detaching(volume_id)
             raise
         await self._conductor.run_operations(context.for_bus(), operations)
+
+    async def swap(self, context: RequestContext, row: InstanceRow, volume_id: str, new_id: str) -> None:
+        """Accept a request to copy a volume to another one, which takes its place."""
+        action = states.ACTIONS["swap_volume"]
+        device = next((each for each in await self._volumes(row) if each.volume_id == volume_id), None)
+        if device is None:
+            raise NotFound(f"Volume {volume_id[:64]} could not be found.")
+        check_lock(context, row)
+        row = await self._free(row, WAIT)
+        check_state(action, row)
+        client = volume_client_of(self._dependencies)
+        new = await self._checked_for_swap(context, client, volume_id, new_id)
+        await self._check_host(row)
+        begun = await self._begin_detaching(context, client, volume_id)
+        attachment: str | None = None
+        try:
+            attachment = await client.reserve(new.id, row["uuid"], context.token)
+            operations = await self._begin(
+                row, WAIT, lambda conn: self._record_swap(conn, context, row["uuid"], volume_id, new, attachment)
+            )
+        except BaseException:
+            if attachment is not None:
+                await client.release(attachment)
+            if begun:
+                await client.roll_detaching(volume_id)
+            raise
+        await self._conductor.run_operations(context.for_bus(), operations)
+
+    async def _checked_for_swap(
+        self, context: RequestContext, client: VolumeClient, volume_id: str, new_id: str
+    ) -> Volume:
+        """Return the volume that takes the place of another one; raise an error if it cannot."""
+        old = await client.volume(volume_id, context.token)
+        try:
+            new = await client.volume(new_id, context.token)
+        except NotFound as error:
+            raise Invalid(error.message) from error
+        check_usable(new, may_be_shared=True)
+        if old.migrating:
+            raise NotSupported(f"The volume service migrates volume {volume_id}: compute cannot take part in that.")
+        if new.status != "available":
+            raise Invalid(f"Invalid volume: the new volume {new.id} is {new.status}; it must be available.")
+        if new.size < old.size:
+            raise Invalid(
+                f"Invalid volume: the new volume {new.id} has {new.size} GiB; it must have {old.size} GiB at least."
+            )
+        return new
+
+    def _record_swap(
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        uuid: str,
+        volume_id: str,
+        new: Volume,
+        attachment_id: str | None,
+    ) -> tuple[str, ...]:
+        action = states.ACTIONS["swap_volume"]
+        known = instances.lock_existing(conn, uuid)
+        found = instances.volumes(conn, [uuid]).get(uuid, ())
+        if any(device.volume_id == new.id for device in found):
+            raise Invalid(f"Invalid volume: volume {new.id} already attached")
+        device = _attached_as(found, known, volume_id)
+        if instances.count_with_volume(conn, volume_id) > 1:
+            raise Invalid(f"Volume {volume_id} has several servers: it can be swapped when it has one.")
+        replacement = msgspec.structs.replace(
+            device,
+            source_type="volume",
+            image_id=None,
+            snapshot_id=None,
+            volume_id=new.id,
+            size_gb=new.size,
+            volume_type=None,
+            attachment_id=attachment_id,
+            multiattach=new.multiattach,
+            connection=None,
+            connected_host=None,
+        )
+        payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id, replacement=replacement)
+        return self._actions.check_and_record(conn, context, uuid, action.name, action, payload)
 
     async def _begin_detaching(self, context: RequestContext, client: VolumeClient, volume_id: str) -> bool:
         """Tell the volume service, as the user, that a volume is being detached; return whether that changed it.

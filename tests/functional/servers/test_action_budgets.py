@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from micronova.api.compute import removed
 from micronova.api.compute.versions_doc import NEWEST
-from micronova.embedded.network import notifier
+from micronova.embedded.network.port_events import OUTBOX
 from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process, only_in_one_process
 from tests.functional.servers.embedded_services import image, make, network, ok, ports_of
 from tests.functional.servers.test_budgets import SETTINGS, Cost, counted
@@ -165,7 +165,7 @@ async def _events_sent(cloud: Cloud) -> None:
     database = cloud.process.embedded["network"].core.database
 
     async def sent() -> bool | None:
-        return None if await database.read(notifier.count) else True
+        return None if await database.read(OUTBOX.count) else True
 
     await cloud.until(sent, "the events of the network service to be sent")
 

@@ -252,9 +252,8 @@ async def test_a_rebuild_whose_image_cannot_be_written(
     server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
     root = await _root(user, server)
 
-    async def gone(self: Any, image_id: str) -> AsyncIterator[bytes]:
+    def gone(self: Any, image_id: str) -> AsyncIterator[bytes]:
         raise NotFound(f"There is no image {image_id}.")
-        yield b""
 
     with monkeypatch.context() as patched:
         patched.setattr(VolumeImages, "download", gone)

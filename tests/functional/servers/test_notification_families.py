@@ -37,6 +37,7 @@ ELSEWHERE = {
     "aggregate.cache_images": "tests/functional/servers/test_image_caching.py",
     "scheduler.select_destinations": "tests/integration/test_notifications.py",
     "instance.evacuate": "tests/functional/servers/test_evacuate.py",
+    "instance.volume_swap": "tests/functional/servers/test_volume_swap.py",
 }
 
 

@@ -76,6 +76,7 @@ NOVA: dict[str, tuple[set[str], set[str | None]]] = {
         ("attach_volume", "detach_volume"),
         ({"active", "paused", "stopped", "resized", "soft-delete", "shelved", "shelved_offloaded"}, {None}),
     ),
+    "swap_volume": ({"active", "paused", "resized"}, {None}),
     "extend_volume": ({"active", "paused", "stopped"}, {None}),  # an event, for which Nova has no such table
     "create_image": ({"active", "paused", "stopped", "suspended"}, {None}),
     "create_backup": ({"active", "paused", "stopped", "suspended"}, {None}),
@@ -107,7 +108,7 @@ TASKS: tuple[str | None, ...] = (
     None, "scheduling", "spawning", "powering-on", "powering-off", "rebooting", "rebooting_hard", "pausing",
     "unpausing", "suspending", "resuming", "rescuing", "unrescuing", "updating_password", "triggering_crash_dump",
     "attaching_interface", "detaching_interface", "attaching_volume", "detaching_volume", "extending_volume",
-    "deleting", "resize_prep", "migrating", "image_snapshot_pending",
+    "swapping_volume", "deleting", "resize_prep", "migrating", "image_snapshot_pending",
     "image_snapshot", "image_backup", "image_pending_upload", "image_uploading", "rebuilding",
     "rebuild_block_device_mapping", "rebuild_spawning", "soft-deleting", "restoring",
     "resize_migrating", "resize_migrated", "resize_finish", "resize_confirming", "resize_reverting",
@@ -169,6 +170,7 @@ async def test_the_tables_cover_what_the_api_offers() -> None:
         "attach_volume",
         "detach_volume",
         "extend_volume",
+        "swap_volume",
     }
     assert {task for action in states.ACTIONS.values() for task in (action.task_state, *action.then)} <= set(TASKS)
 

@@ -15,7 +15,7 @@ from micronova.rpc.bus import Bus
 from tests.distort import DistortedBus, Distortion
 from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process, only_in_one_process
 from tests.functional.servers.embedded_services import image
-from tests.functional.servers.test_volumes import Volumes, attachment
+from tests.functional.servers.test_volumes import Volumes, attachment, extended
 
 pytestmark = only_in_one_process("distorts the bus, and crashes the conductor at chosen steps")
 
@@ -46,7 +46,7 @@ def _wrapped(distortion: Distortion) -> Any:
 
 
 async def _story(cloud: Cloud) -> None:
-    """Boot with volumes, attach one more, fail to attach, move, detach, delete."""
+    """Boot with volumes, attach one more, fail to attach, extend, swap, fail to swap, move, detach, delete."""
     user = cloud.caller()
     volumes = Volumes(user)
     first, second, source = await volumes.create(), await volumes.create(), await image(user)
@@ -62,6 +62,20 @@ async def _story(cloud: Cloud) -> None:
     await volumes.until(second, "available")
     await user.post(path, attachment(second), 200)
     await volumes.until(second, "in-use")
+    await volumes.request("POST", f"/volumes/{second}/action", {"os-extend": {"new_size": 2}})
+    assert (await volumes.until(second, "in-use"))["size"] == 2
+    await cloud.until(lambda: extended(user, server), "the guest to see the new size")
+    larger = await volumes.create(size=2)
+    await user.admin.put(f"{path}/{second}", attachment(larger), 202)
+    await volumes.until(second, "available")
+    await volumes.until(larger, "in-use")
+    async with cloud.faults({"operation": "swap_volume", "kind": "fail", "name": "with-volumes"}):
+        await user.admin.put(f"{path}/{larger}", attachment(second), 202)
+        await volumes.until(second, "available")
+        await volumes.until(larger, "in-use")
+    await user.admin.put(f"{path}/{larger}", attachment(second), 202)
+    await volumes.until(larger, "available")
+    await volumes.until(second, "in-use")
     await _migrate(user, server)
     assert len((await user.get(path))["volumeAttachments"]) == 3
     await user.delete(f"{path}/{second}", 202)
@@ -76,7 +90,7 @@ async def _story(cloud: Cloud) -> None:
     await cloud.assert_clean()
 
     async def only_ours() -> bool | None:
-        return await volumes.ids() == {first, second} or None
+        return await volumes.ids() == {first, second, larger} or None
 
     await cloud.until(only_ours, "the blank volume to be deleted")
     assert await volumes.attachments() == []
@@ -146,6 +160,9 @@ async def test_operations_end_when_the_conductor_crashes_after_a_step(
         ("attach_volume", "connected"),
         ("attach_volume", "dispatched"),
         ("detach_volume", "dispatched"),
+        ("extend_volume", "dispatched"),
+        ("swap_volume", "connected"),
+        ("swap_volume", "dispatched"),
         ("settle_volumes", "told"),
         ("migrate", "connected"),
         ("delete", "dispatched"),

@@ -164,17 +164,16 @@ async def test_an_interrupted_request_leaves_nothing(
     monkeypatch.setattr(server_images, "IMAGE_CREATION_TIME", 2.0)
     monkeypatch.setattr("micronova.conductor.operations.create_image.IMAGE_CREATION_TIME", 2.0)
     server = await _server(user)
-    whole, begun = server_images.mapping_of, asyncio.Event()
+    begun = asyncio.Event()
 
     def die(*args: Any) -> Any:
         begun.set()
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(server_images, "mapping_of", die)
-    with pytest.raises(asyncio.CancelledError):
+    with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
+        patched.setattr(server_images, "mapping_of", die)
         await user.request("POST", f"/servers/{server}/action", {"createImage": {"name": "i"}})
     assert begun.is_set() and len(await _snapshots(volumes)) == 1
-    monkeypatch.setattr(server_images, "mapping_of", whole)
     await _nothing_left(cloud, user, server, volumes)
     await _make(user, server)
 

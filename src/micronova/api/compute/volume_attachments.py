@@ -1,4 +1,4 @@
-"""The volumes of servers: those of their block devices that are volumes. They cannot be swapped."""
+"""The volumes of servers: those of their block devices that are volumes."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from micronova.http.service import Route
 from micronova.http.versions import since, until
 from micronova.objects import states
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import Conflict, Invalid, NotFound, NotSupported
+from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.servers.volumes import ServerVolumes, not_attached
 
 RULE = "os_compute_api:os-volumes-attachments"
@@ -122,20 +122,18 @@ class VolumeAttachments:
         return {"volumeAttachment": CREATED.at(request.minor)(made, id)}
 
     async def swap(self, request: Request, id: str, volume: str) -> None:
-        """Raise NotSupported if the server has the volume."""
+        """Copy a volume to another one, which takes its place."""
         row = await authorized_server(self._database, request, id)
-        if not await self._database.read(_attached, row["uuid"], volume):
-            raise _no_volume(volume)
-        raise _no_swap()
+        await self._server_volumes.swap(request.context, row, volume, request.body.volume_attachment.volume_id)
 
     async def update(self, request: Request, id: str, volume: str) -> None:
-        """Change what happens to a volume when its server is deleted."""
+        """Change what happens to a volume when its server is deleted; another volume is a swap, after that."""
         wanted: Changes = request.body.volume_attachment
         swaps = wanted.volume_id != volume
         row = await authorized_server(self._database, request, id, rule=f"{RULE}:swap" if swaps else None)
         await self._database.write(_change, row["uuid"], volume, wanted)
         if swaps:
-            raise _no_swap()
+            await self._server_volumes.swap(request.context, row, volume, wanted.volume_id)
 
     async def delete(self, request: Request, id: str, volume: str) -> None:
         """Detach a volume."""
@@ -149,14 +147,6 @@ class VolumeAttachments:
         row = await authorized_server(self._database, request, id)
         devices = (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
         return [each for each in devices if each.volume_id and (request.minor < 89 or each.attachment_id)]
-
-
-def _no_swap() -> NotSupported:
-    return NotSupported("Volumes of servers cannot be swapped in this cloud yet: detach one and attach the other.")
-
-
-def _no_volume(volume: str) -> NotFound:
-    return NotFound(f"Volume {volume[:64]} could not be found.")
 
 
 def _attached(conn: sa.Connection, id: str, volume: str) -> list[BlockDevice]:

@@ -37,6 +37,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
     bootable: bool = False
     multiattach: bool = False
     encrypted: bool = False
+    migrating: bool = False  # the volume service moves it to another back end
     availability_zone: str | None = None
     image_metadata: dict[str, str] = {}
     attached_to: tuple[str, ...] = ()  # servers
@@ -202,6 +203,7 @@ def _volume(document: Mapping[str, Any]) -> Volume:
         bootable=str(document.get("bootable", "false")).lower() == "true",
         multiattach=bool(document.get("multiattach")),
         encrypted=bool(document.get("encrypted")),
+        migrating=bool(document.get("os-vol-mig-status-attr:migstat")),
         availability_zone=document.get("availability_zone"),
         image_metadata={key: str(value) for key, value in (document.get("volume_image_metadata") or {}).items()},
         attached_to=tuple(each["server_id"] for each in document.get("attachments", ()) if each.get("server_id")),

@@ -29,6 +29,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "attach_volume": volumes.attach_volume,
     "detach_volume": volumes.detach_volume,
     "extend_volume": volumes.extend_volume,
+    "swap_volume": volumes.swap_volume,
     "create_image": guests.create_image,
     "create_backup": guests.create_image,
     "shelve": guests.shelve,

@@ -14,10 +14,7 @@ async def attach_volume(host: Host, work: Work) -> Outcome:
     """Give the guest a volume."""
     driver = capable_driver(host.driver, Volumes, _LACKING)
     await guest_of(host, work)
-    volume = _volume(work)
-    if volume is None:
-        raise Invalid(f"The order {work.order.operation_id} does not describe the volume that it is about.")
-    await driver.attach_volume(guest_plan(work), volume)
+    await driver.attach_volume(guest_plan(work), _required_volume(work))
     return Outcome(outcome="done")
 
 
@@ -41,6 +38,24 @@ async def extend_volume(host: Host, work: Work) -> Outcome:
     return Outcome(outcome="done")
 
 
-def _volume(work: Work) -> AttachedVolume | None:
-    wanted = work.order.parameters.get("volume_id")
+async def swap_volume(host: Host, work: Work) -> Outcome:
+    """Copy a volume to another one, which takes its place. The order has both."""
+    driver = capable_driver(host.driver, Volumes, _LACKING)
+    await guest_of(host, work)
+    old, new = _required_volume(work), _required_volume(work, "new_volume_id")
+    plan = guest_plan(work)
+    plan.volumes = tuple(volume for volume in plan.volumes if volume.volume_id != old.volume_id)
+    await driver.swap_volume(plan, old, new)
+    return Outcome(outcome="done")
+
+
+def _required_volume(work: Work, parameter: str = "volume_id") -> AttachedVolume:
+    volume = _volume(work, parameter)
+    if volume is None:
+        raise Invalid(f"The order {work.order.operation_id} does not describe the volume that it is about.")
+    return volume
+
+
+def _volume(work: Work, parameter: str = "volume_id") -> AttachedVolume | None:
+    wanted = work.order.parameters.get(parameter)
     return next((volume for volume in work.order.volumes if volume.volume_id == wanted), None)

@@ -1,11 +1,11 @@
-"""Attaching a volume to a server, detaching one, and telling a guest that its volume has grown.
+"""Attaching a volume to a server, detaching or replacing one, and telling a guest that its volume has grown.
 
 The API has reserved the volume, or has told the volume service that it is being detached, with its user's token.
 Attaching: `new` (the volume is connected to the host) → `dispatched` (the host gives it to the guest). Detaching:
-`new` → `dispatched` (the host takes it from the guest). The transaction that ends either also records what the volume
-service
-has to be told (`settle_volumes.py`), and takes the device from the server if it has not got the volume, or has it no
-more.
+`new` → `dispatched` (the host takes it from the guest). Swapping: `new` (the other volume, which the API has reserved,
+is connected to the host) → `dispatched` (the host copies, and lets the guest use the other one). The transaction that
+ends one of them also records what the volume service has to be told (`settle_volumes.py`), and changes the device of
+the server, or takes it from a server that has not got the volume, or has it no more.
 """
 
 import msgspec
@@ -15,19 +15,21 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import server_of
+from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.conductor.operations.volume_records import record_settle
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.block_device import BlockDevice
+from micronova.objects.block_device import BlockDevice, attached_volumes
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
-from micronova.objects.instance import InstanceChanges, InstanceRow, fault_of
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import ReleasedVolume, Result, SettlePayload, VolumePayload
 from micronova.objects.orders import Report, WorkOrder
 
 
 class VolumeKind(HostKind):
     """What the operations on one volume share."""
+
+    notification: str | None = None  # the name of its notifications, without the phase; None if it sends none
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order, whose list of volumes has the one that it is about."""
@@ -48,7 +50,7 @@ class VolumeKind(HostKind):
             if await self.transitions.host_is_down(row["host"]):
                 raise Unavailable(f"Host {row['host']} does not answer.")
             try:
-                await self.prepare(operation, row)
+                operation = await self.prepare(operation, row)
             except Stale:
                 await self.transitions.cancel(operation, self.given_up)
                 continue
@@ -62,10 +64,14 @@ class VolumeKind(HostKind):
             if dispatched is None:
                 await self.transitions.cancel(operation, self.given_up)
                 continue
+            if self.notification is not None and operation.step == "new":
+                details = self.notification_details(operation)
+                self.transitions.notify(f"{self.notification}.start", operation, dispatched[0], details=details)
             await self.transitions.send(operation, dispatched[1])
 
-    async def prepare(self, operation: Operation, row: InstanceRow) -> None:
-        """Do what comes before the order."""
+    async def prepare(self, operation: Operation, row: InstanceRow) -> Operation:
+        """Do what comes before the order; return the operation with what is known of it now."""
+        return operation
 
     def given_up(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
         """Give back what an operation holds that a later request has overtaken; a server that is gone has nothing."""
@@ -107,7 +113,12 @@ class VolumeKind(HostKind):
         vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        return NoMoreWork(ended=result, follow_ups=self._settle(conn, operation, row, failed=fault is not None))
+        sent = []
+        if self.notification is not None:
+            name = f"{self.notification}.{'error' if fault else 'end'}"
+            sent.append(Notification(name, changed(row, changes), fault))
+        follow_ups = self._settle(conn, operation, row, failed=fault is not None)
+        return NoMoreWork(ended=result, notifications=sent, follow_ups=follow_ups)
 
     def _settle(self, conn: sa.Connection, operation: Operation, row: InstanceRow, *, failed: bool) -> tuple[str, ...]:
         payload = operation.payload_as(VolumePayload)
@@ -135,10 +146,11 @@ class AttachVolume(VolumeKind):
     name = "attach_volume"
     action_event = "compute_attach_volume"
 
-    async def prepare(self, operation: Operation, row: InstanceRow) -> None:
+    async def prepare(self, operation: Operation, row: InstanceRow) -> Operation:
         """Connect the volume to the server's host."""
         payload = operation.payload_as(VolumePayload)
         await self.transitions.volumes.connect(operation, row, row["host"], only=payload.device_uuid, completes=False)
+        return operation
 
     def settled(
         self,
@@ -180,6 +192,69 @@ class DetachVolume(VolumeKind):
             return SettlePayload()
         instances.remove_device(conn, device.uuid)
         return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+
+
+class SwapVolume(VolumeKind):
+    """The operation behind PUT /servers/{id}/os-volume_attachments/{volume_id} with another volume."""
+
+    name = "swap_volume"
+    action_event = "compute_swap_volume"
+    notification = "volume_swap"
+
+    async def prepare(self, operation: Operation, row: InstanceRow) -> Operation:
+        """Connect the volume that takes the place of the other one to the server's host."""
+        payload, host = operation.payload_as(VolumePayload), row["host"]
+        new = _replacement(payload)
+        if new.connection is None or new.connected_host != host:
+            assert host is not None and new.attachment_id is not None
+            connection = await self.transitions.volumes.client().connect(new.attachment_id, host, new.device_name)
+            payload.replacement = msgspec.structs.replace(new, connection=connection, connected_host=host)
+            self._engine.committed(self.name, "connected")
+        return msgspec.structs.replace(operation, payload=payload.encode())
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Make the host the owner, without a deadline: only the host knows which of both volumes the guest uses."""
+        dispatched = self.transitions.dispatch(conn, operation, host, {}, endless=True)
+        return None if dispatched is None else self.order(conn, dispatched, row)
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order, whose list of volumes has both."""
+        order = super().order(conn, operation, row)
+        new = attached_volumes((_replacement(operation.payload_as(VolumePayload)),))
+        return msgspec.structs.replace(order, volumes=(*order.volumes, *new))
+
+    def parameters(self, payload: VolumePayload) -> dict[str, str]:
+        """Return both volumes."""
+        return {"volume_id": payload.volume_id, "new_volume_id": _replacement(payload).volume_id or ""}
+
+    def notification_details(self, operation: Operation) -> dict[str, str]:
+        """Return both volumes."""
+        payload = operation.payload_as(VolumePayload)
+        return {"old_volume_id": payload.volume_id, "new_volume_id": _replacement(payload).volume_id or ""}
+
+    def settled(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        payload: VolumePayload,
+        device: BlockDevice | None,
+        *,
+        failed: bool,
+    ) -> SettlePayload:
+        """Give the device its new volume, and the old one back; after a failure the server keeps the old one."""
+        new = _replacement(payload)
+        if failed or device is None:
+            release = ReleasedVolume(volume_id=new.volume_id or "", attachment_id=new.attachment_id)
+            return SettlePayload(keep=[payload.volume_id], release=[release])
+        kept = device.delete_on_termination  # a request may have changed it meanwhile
+        instances.change_device(conn, msgspec.structs.replace(new, delete_on_termination=kept))
+        release = ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)
+        return SettlePayload(complete=[new.attachment_id or ""], release=[release])
+
+
+def _replacement(payload: VolumePayload) -> BlockDevice:
+    assert payload.replacement is not None
+    return payload.replacement
 
 
 class ExtendVolume(VolumeKind):
