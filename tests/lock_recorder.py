@@ -7,7 +7,7 @@ statements on SQLite, where the same code runs, and asks the database for the ro
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -70,19 +70,25 @@ class LockRecorder:
             return result
 
         database.write = recorded  # type: ignore[method-assign]
-        self._execute = execute = Prepared._execute
+        self._execute, self._execute_many = execute, execute_many = Prepared._execute, Prepared._execute_many
         recorder = self
 
         def noted(prepared: Prepared, conn: sa.Connection, parameters: Mapping[str, Any]) -> Any:
             recorder._before(conn, prepared._on(conn), [], dict(parameters), None)
             return execute(prepared, conn, parameters)
 
+        def each_noted(prepared: Prepared, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+            recorder._before(conn, prepared._on(conn), [dict(row) for row in rows], {}, None)
+            execute_many(prepared, conn, rows)
+
         Prepared._execute = noted  # type: ignore[method-assign, assignment]
+        Prepared._execute_many = each_noted  # type: ignore[method-assign, assignment]
         sa.event.listen(self._engine, "before_execute", self._before)
 
     def close(self) -> None:
         """Let prepared statements go their way again."""
         Prepared._execute = self._execute  # type: ignore[method-assign]
+        Prepared._execute_many = self._execute_many  # type: ignore[method-assign]
 
     def _recording(self, fn: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(fn)

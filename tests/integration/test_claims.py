@@ -44,16 +44,23 @@ def database(databases: list[Database]) -> Database:
     return databases[0]
 
 
+def no_deadlocks(databases: list[Database]) -> None:
+    """Rows are locked in one order by all, so that no transaction ever has to be ended for another one's sake.
+
+    On a busy machine one may have waited too long for a lock.
+    """
+    assert sum(each.statistics.conflicts for each in databases) == 0
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_race(databases: list[Database], seed: int) -> None:
     await claim_cases.race(databases, seed)
-    # Rows are locked in one order by all, so that nobody ever has to be sacrificed to a deadlock.
-    assert sum(each.statistics.retries for each in databases) == 0
+    no_deadlocks(databases)
 
 
 async def test_race_with_placement(databases: list[Database]) -> None:
     await claim_cases.race_with_placement(databases)
-    assert sum(each.statistics.retries for each in databases) == 0
+    no_deadlocks(databases)
 
 
 async def test_race_of_doubles(databases: list[Database]) -> None:
@@ -62,10 +69,10 @@ async def test_race_of_doubles(databases: list[Database]) -> None:
 
 async def test_race_of_groups(databases: list[Database]) -> None:
     await claim_cases.race_of_groups(databases)
-    assert sum(each.statistics.retries for each in databases) == 0
+    no_deadlocks(databases)
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_race_of_topologies(databases: list[Database], seed: int) -> None:
     await claim_cases.race_of_topologies(databases, seed)
-    assert sum(each.statistics.retries for each in databases) == 0
+    no_deadlocks(databases)

@@ -31,7 +31,7 @@ from micronova.cli.supervised import READY, SupervisedProcess
 from micronova.conf.default import DefaultSettings
 from micronova.conf.settings import Settings
 from micronova.exporter import daemon, wire
-from micronova.exporter.server import Exporter, Means
+from micronova.exporter.server import Exporter, ExporterSetup
 from micronova.objects.errors import MicronovaError
 from micronova.privileged.client import sockets_directory
 from micronova.telemetry.logs import set_up_logging
@@ -115,7 +115,7 @@ class ExporterProcess(SupervisedProcess):
         return ExporterLink(sockets / "exports", self._user.uid, self._seen_as)
 
     def detach(self) -> None:
-        """Forget root's means, in the child that becomes the cloud."""
+        """Forget root's setup, in the child that becomes the cloud."""
         self._from_service.close()
         self._from_agent.close()
 
@@ -202,7 +202,7 @@ def main() -> None:
         become(ServiceUser(start.user, start.uid, start.gid), Path(start.home), cover=Path(start.directory))
         end_with(root, signal.SIGKILL)  # the daemons go on, and the next exporter finds them
         os.chdir(start.home)  # a path to a socket may be too long: from here on all of them are relative
-        means = Means(
+        setup = ExporterSetup(
             prefix=start.prefix,
             directory=Path("."),
             sandbox=(sys.executable, "-I", "-S", sandbox.__file__),
@@ -214,16 +214,16 @@ def main() -> None:
             service_user=start.service_user,
             agent_user=start.agent_user,
         )
-        asyncio.run(_serve(means, *sockets))
+        asyncio.run(_serve(setup, *sockets))
     except MicronovaError as error:
         os.write(sys.stdout.fileno(), error.message.encode())  # root says it
         sys.exit(1)
 
 
-async def _serve(means: Means, service: socket.socket, agent: socket.socket) -> None:
+async def _serve(setup: ExporterSetup, service: socket.socket, agent: socket.socket) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    exporter = Exporter(means)
+    exporter = Exporter(setup)
     await exporter.start(service, agent)
     os.write(sys.stdout.fileno(), READY.encode())
     await stopped.wait()

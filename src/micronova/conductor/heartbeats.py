@@ -1,45 +1,29 @@
-"""Heartbeats of compute hosts: what they report of themselves, and what they get in return.
+"""Heartbeats of compute hosts: which of them share a transaction, in which order they wait, and who gets a reply.
 
-A heartbeat renews the leases of the operations that the host works on. The reply has the orders that the host should
-have and does not, the operations that it should drop, the guests that it should destroy, and the time until the next
-heartbeat.
-
-The heartbeats that arrive within `WINDOW` share one transaction, whose number of statements does not depend on the
-number of hosts. The first one after a pause does not wait. The transaction leaves out heartbeats that are older than
-what their hosts sent since. A sender whose heartbeat was refused for another reason shares no transaction for
-`REFUSED_ALONE`, and its heartbeats wait behind those of the others. So does a heartbeat that names very many guests,
-orders, nodes or devices. A heartbeat for whose reply nobody waits any more is not applied.
+The heartbeats that arrive within `WINDOW` share one transaction (`conductor/heartbeat_transaction.py`). The first one
+after a pause does not wait. The transaction leaves out heartbeats that are older than what their hosts sent since. A
+sender whose heartbeat was refused for another reason shares no transaction for `REFUSED_ALONE`, and its heartbeats wait
+behind those of the others. So does a heartbeat that names very many guests, orders, nodes or devices. A heartbeat for
+whose reply nobody waits any more is not applied.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
-from micronova.conductor import boots, power_changes
+from micronova.conductor.heartbeat_transaction import HeartbeatTransaction
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import HostKind, known_kind
-from micronova.conductor.operations.operation_kind import OperationKind
 from micronova.conductor.operations.orders import size_of
-from micronova.db import departures as departure_rows
-from micronova.db import instances, nodes, server_migrations, services
-from micronova.db import operations as operation_rows
 from micronova.notifications import resources
-from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Invalid, OperationFailed, StaleHeartbeat, Unavailable
-from micronova.objects.operations import OperationRow
-from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostMetrics, HostReply, WorkOrder
-from micronova.objects.service_names import COMPUTE
+from micronova.objects.errors import Invalid, StaleHeartbeat, Unavailable
+from micronova.objects.orders import Heartbeat, HeartbeatReply, HostReply
 
 log = logging.getLogger(__name__)
 
-JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
 WINDOW = 0.1  # seconds between two transactions
 MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
 MOST_ENTRIES = 2000  # of the lists of heartbeats in one transaction; a heartbeat with more shares no transaction
@@ -77,37 +61,13 @@ class _Waiting:
             self.reply.exception()  # marks it as retrieved: the sender may have given up
 
 
-class _Applied(NamedTuple):
-    """What a transaction found and did."""
-
-    newer: Mapping[str, int]  # the numbers of newer heartbeats that were applied before, by host
-    replies: Sequence[HostReply] = ()
-    continued: Sequence[Operation] = ()  # operations that this conductor continues without hosts that are stopping
-    back: Mapping[str, float] = {}  # the hosts that are back, with the seconds for which they counted as down
-    notifications: Sequence[power_changes.PowerChangeNotifications] = ()
-    registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
-    metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
-
-
 class Heartbeats:
     """Handles heartbeats."""
 
-    def __init__(
-        self,
-        dependencies: ConductorDependencies,
-        kinds: dict[str, OperationKind],
-        ratios: dict[str, float],
-        stored_metrics: Collection[str] = (),
-    ) -> None:
-        """`ratios` are the allocation ratios of hosts that report none, by resource class.
-
-        `stored_metrics` are those by which the scheduler places servers.
-        """
+    def __init__(self, dependencies: ConductorDependencies, transaction: HeartbeatTransaction) -> None:
         self._dependencies = dependencies
         self._engine = dependencies.engine
-        self._kinds = kinds
-        self._ratios = ratios
-        self._stored_metrics = frozenset(stored_metrics)
+        self._transaction = transaction
         self.interval = 0.0  # seconds until the next heartbeat, for the replies; 0: as the agents are set
         self._waiting: dict[_Key, _Waiting] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -228,7 +188,7 @@ class Heartbeats:
     async def _apply_together(self, batch: Sequence[_Waiting]) -> None:
         now = self._engine.clock.now()  # before the transaction reads: orders issued earlier are in the reply
         try:
-            applied = await self._engine.write_for_host(self._apply, [waiting.beat for waiting in batch])
+            applied = await self._engine.write_for_host(self._transaction.apply, [waiting.beat for waiting in batch])
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)
@@ -265,177 +225,6 @@ class Heartbeats:
                 own = [by_host[each.host] for each in waiting.beat.hosts]
                 waiting.reply.set_result(HeartbeatReply(hosts=_cut(own), now=now, interval=self.interval))
 
-    def _apply(self, conn: sa.Connection, heartbeats: Sequence[Heartbeat]) -> _Applied:
-        """Apply heartbeats, except those of hosts of which newer ones were applied.
-
-        Raise StaleHeartbeat, which undoes all, if a newer one is applied at the same moment. It locks in the order of
-        all transactions: instances, operations, inventories, services.
-        """
-        numbers = {each.host: heartbeat.number for heartbeat in heartbeats for each in heartbeat.hosts}
-        newer = services.newer_heartbeats(conn, numbers)
-        beats = [
-            each
-            for heartbeat in heartbeats
-            if newer.keys().isdisjoint(each.host for each in heartbeat.hosts)
-            for each in heartbeat.hosts
-        ]
-        if not beats:
-            return _Applied(newer)
-        now, until = self._engine.now(), self._engine.until()
-        names = [each.host for each in beats]
-        reported_changes = ((each.host, change) for each in beats for change in each.power_changes)
-        power = power_changes.compare(conn, reported_changes)
-        owned: dict[str, list[OperationRow]] = {name: [] for name in names}
-        owners = {operation_rows.host_owner(name): name for name in names}
-        for row in operation_rows.owned(conn, owners):
-            owned[owners[row["owner"] or ""]].append(row)
-        departures: dict[str, list[Departure]] = {name: [] for name in names}
-        for departure in departure_rows.of_hosts(conn, names):
-            departures[departure["host"]].append(Departure(departure["instance_uuid"], departure["epoch"]))
-        # Only of departures that are recorded: a host can name any number of guests.
-        removed = {each.host: _removed(each, departures[each.host]) for each in beats}
-        left = {gone.instance_uuid for each in removed.values() for gone in each}
-        boot_results = boots.of_own_servers(conn, beats)
-        _lock(conn, beats, owned, {*power.differing, *left, *(each.instance_uuid for _, each in boot_results)})
-        recorded = power_changes.record(conn, power, now)
-        repeat_boots = boots.apply(conn, boot_results, now)
-        running = [each for each in beats if not each.stopping]
-        renewed = [row["id"] for each in running for row in owned[each.host]]
-        operation_rows.renew_of_hosts(
-            conn,
-            renewed,
-            [operation_rows.host_owner(each.host) for each in running],
-            now,
-            until,
-            undisturbed=self._engine.undisturbed(),
-        )
-        departure_rows.delete(
-            conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
-        )
-        held_back = departure_rows.held_back(conn, names) if any(departures.values()) else set()
-        departures = {
-            host: [
-                each
-                for each in departures[host]
-                if each not in removed[host] and (host, each.instance_uuid, each.epoch) not in held_back
-            ]
-            for host in names
-        }
-        server_migrations.complete_evacuations(
-            conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
-        )
-        void = self._void(conn, beats, owned)
-        again = self._orders_again(conn, running, owned)
-        replies = [
-            HostReply(host=each.host)
-            if each.stopping
-            else _reply(
-                each,
-                owned[each.host],
-                again,
-                departures[each.host],
-                void,
-                repeat_boots=repeat_boots.get(each.host, ()),
-                repeat_power=recorded.repeat.get(each.host, ()),
-            )
-            for each in beats
-        ]
-        continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
-        with_nodes = nodes.hosts_with_nodes(conn, names)
-        nodes.upsert_all(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
-        down_since = now - micros(self._dependencies.service_down_time)
-        silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
-        back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
-        alive = {each.host: _alive_at(heartbeat, now) for heartbeat in heartbeats for each in heartbeat.hosts}
-        new = services.compute_heartbeats(
-            conn, {name: numbers[name] for name in names}, {name: alive[name] for name in names}, now
-        )
-        # A host that is stopping counts as down at once.
-        stopping = [each.host for each in beats if each.stopping]
-        services.compute_hosts_stopped(conn, stopping, now, self._dependencies.service_down_time)
-        asked = {each.host for each in running if not each.nodes} - with_nodes
-        metrics = _metrics(conn, beats)
-        if self._stored_metrics:
-            nodes.note_metrics(conn, {(host, each.node): self._stored(each) for host, each in metrics}, now)
-        return _Applied(
-            newer,
-            [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
-            continued,
-            back,
-            recorded.notifications,
-            [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
-            metrics,
-        )
-
-    def _stored(self, measured: HostMetrics) -> dict[str, float]:
-        return {name: value for name, value in measured.values.items() if name in self._stored_metrics}
-
-    def _void(
-        self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
-    ) -> set[tuple[str, int]]:
-        """Return which of the orders that hosts work on they should drop: purged, overtaken, cancelled, or failed."""
-        unknown = set()
-        for beat in beats:
-            known = {row["id"] for row in owned[beat.host]}
-            unknown |= {
-                (each.operation_id, each.epoch) for each in beat.running_orders if each.operation_id not in known
-            }
-        if not unknown:
-            return set()
-        found = operation_rows.get_many(conn, [id for id, _ in unknown])
-        return {
-            (id, epoch)
-            for id, epoch in unknown
-            if (row := found.get(id)) is None or row["epoch"] != epoch or row["result"] in ("cancelled", "error")
-        }
-
-    def _orders_again(
-        self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
-    ) -> dict[str, WorkOrder]:
-        """Return by operation the orders that hosts should have and do not, unless they are late or were just sent."""
-        missing = []
-        for beat in beats:
-            reported = {each.operation_id: each.epoch for each in beat.running_orders}
-            # Newer conductors send the orders that only they can make.
-            for row in owned[beat.host]:
-                kind = known_kind(self._kinds, row)
-                if reported.get(row["id"]) != row["epoch"] and isinstance(kind, HostKind):
-                    missing.append((kind, Operation.of(row)))
-        if not missing:
-            return {}
-        found = instances.get_many(conn, [operation.instance_uuid for _, operation in missing])
-        orders = {}
-        for kind, operation in missing:
-            instance, now = found.get(operation.instance_uuid), self._engine.now()
-            if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
-                continue
-            if operation.is_late(now, self._engine.undisturbed()) or instance["updated_at"] > now - JUST_SENT:
-                continue
-            try:
-                orders[operation.id] = kind.order(conn, operation, instance)
-            except (Unavailable, OperationFailed) as error:
-                # The image service is not known yet, or the server has grown; the next heartbeat asks again.
-                log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
-        return orders
-
-    def _continue_without(self, conn: sa.Connection, owned: list[OperationRow]) -> list[Operation]:
-        """Take the operations of stopping hosts that can continue elsewhere; the hosts get the others again later."""
-        taken = []
-        for row in owned:
-            if isinstance(kind := known_kind(self._kinds, row), HostKind):
-                result = kind.host_stops(conn, Operation.of(row))
-                if result is not None:
-                    taken.append(result.operation)
-        return taken
-
-
-def _alive_at(heartbeat: Heartbeat, now: int) -> int:
-    """Return when the sender is known to have been alive: the heartbeat itself may have been sent long ago.
-
-    An agent of an earlier version does not tell which reply it got last: there the arrival has to count.
-    """
-    return now if heartbeat.answered_at is None else min(now, micros(heartbeat.answered_at))
-
 
 def _log_hosts_that_are_back(hosts: Mapping[str, float]) -> None:
     """Log each host, or their number if a large part of the fleet is back."""
@@ -451,37 +240,6 @@ def _log_hosts_that_are_back(hosts: Mapping[str, float]) -> None:
         log.info("host %s is back after it was down for %.0f s", host, seconds)
 
 
-def _reply(
-    beat: HostBeat,
-    owned: list[OperationRow],
-    again: dict[str, WorkOrder],
-    departures: list[Departure],
-    void: set[tuple[str, int]],
-    *,
-    repeat_boots: tuple[str, ...],
-    repeat_power: tuple[str, ...],
-) -> HostReply:
-    operations = {row["id"] for row in owned}
-    return HostReply(
-        host=beat.host,
-        orders=tuple(again[row["id"]] for row in owned if row["id"] in again),
-        drop=tuple(
-            each.operation_id
-            for each in beat.running_orders
-            if each.operation_id not in operations and (each.operation_id, each.epoch) in void
-        ),
-        departures=tuple(departures),
-        repeat_boots=repeat_boots,
-        repeat_power=repeat_power,
-    )
-
-
-def _removed(beat: HostBeat, departures: Iterable[Departure]) -> frozenset[Departure]:
-    """Return the departures whose guests a host has removed."""
-    removed = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
-    return frozenset(each for each in departures if each.epoch <= removed.get(each.instance_uuid, -1))
-
-
 def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:
     """Return the replies of one message with as many orders as it may have: orders of large servers come later."""
     left, cut = MOST_ORDERS, []
@@ -494,33 +252,3 @@ def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:
             kept.append(order)
         cut.append(reply if len(kept) == len(reply.orders) else msgspec.structs.replace(reply, orders=tuple(kept)))
     return tuple(cut)
-
-
-def _lock(
-    conn: sa.Connection,
-    beats: Sequence[HostBeat],
-    owned: Mapping[str, Sequence[OperationRow]],
-    named: Iterable[str],
-) -> None:
-    """Lock the instances and the operations that heartbeats change."""
-    uuids = set(named)
-    for beat in beats:
-        if beat.stopping:
-            uuids |= {row["instance_uuid"] for row in owned[beat.host]}
-    if uuids:
-        instances.lock_many(conn, uuids)
-    if ids := [row["id"] for each in owned.values() for row in each]:
-        operation_rows.lock_many(conn, ids)
-
-
-def _metrics(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[tuple[str, HostMetrics]]:
-    """Return what hosts have measured on nodes of their own, with the recorded addresses of these."""
-    measured = [(each.host, each.metrics) for each in beats if each.metrics is not None]
-    if not measured:
-        return []
-    known = nodes.addresses(conn, [host for host, _ in measured])
-    return [
-        (host, msgspec.structs.replace(metrics, host_ip=known[host, metrics.node] or ""))
-        for host, metrics in measured
-        if (host, metrics.node) in known
-    ]

@@ -8,6 +8,7 @@ from functools import partial
 
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.heartbeat_interval import interval_of, longest_interval, too_often
+from micronova.conductor.heartbeat_transaction import HeartbeatTransaction
 from micronova.conductor.heartbeats import Heartbeats
 from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
@@ -77,7 +78,7 @@ log = logging.getLogger(__name__)
 
 PING_TIMEOUT = 2.0
 ANSWER_TIMEOUT = 2.0  # seconds in which a host answers that another one waits for
-MOST_QUESTIONS = 4
+MOST_HOSTS_ASKED = 4
 """Hosts that a conductor asks at once on behalf of one host: it must not be able to keep another one busy."""
 FLEET_COUNT_INTERVAL = 30.0  # seconds after which the hosts are counted again
 HOST_MESSAGES = 2000
@@ -150,7 +151,8 @@ class ConductorManager:
         )
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
-        self._heartbeats = Heartbeats(dependencies, self._kinds, ratios, stored_metrics)
+        transaction = HeartbeatTransaction(dependencies, self._kinds, ratios, stored_metrics)
+        self._heartbeats = Heartbeats(dependencies, transaction)
         self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease_seconds)
         self._too_often: str | None = None  # what the log says of the number of heartbeats
         self._fleet_counted_at = float("-inf")
@@ -279,7 +281,7 @@ class ConductorManager:
 
     async def _answers(self, host: str, *, asker: str) -> bool:
         """Return whether a host answers now; False if too many are asked on behalf of the same host."""
-        if self._questions[asker] >= MOST_QUESTIONS:
+        if self._questions[asker] >= MOST_HOSTS_ASKED:
             return False
         self._questions[asker] += 1
         try:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db.allocations import count_members, lock_groups
+from micronova.db import group_members
 from micronova.db.tables import (
     allocations,
     compute_nodes,
@@ -59,10 +59,10 @@ def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
 
 def mend_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
     """Set the members of a server group on each host to those that hold resources there; return what was wrong."""
-    lock_groups(conn, {group_uuid})
+    group_members.lock(conn, {group_uuid})
     wrong = _groups(conn, group_uuid)
     for drift in wrong:
-        count_members(conn, group_uuid, {drift.what: drift.actual - drift.recorded})
+        group_members.count(conn, group_uuid, {drift.what: drift.actual - drift.recorded})
     return wrong
 
 

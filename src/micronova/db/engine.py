@@ -62,6 +62,7 @@ class Statistics:
     writes: int = 0
     reads: int = 0
     retries: int = 0
+    conflicts: int = 0  # of the retries: deadlocks and serialisation failures; others waited too long
     by_function: dict[str, int] = field(default_factory=dict)
 
     def count(self, kind: Literal["reads", "writes"], name: str) -> None:

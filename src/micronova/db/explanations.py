@@ -5,6 +5,7 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from micronova.db.prepared import Prepared
 from micronova.db.tables import operations
 from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation, attempts
@@ -16,7 +17,9 @@ _OF_SERVER = (
     .order_by(_o.created_at)
 )
 _EXPLANATION = sa.select(_o.explanation).where(_o.id == sa.bindparam("id"))
-_RECORD = operations.update().where(_o.id == sa.bindparam("b_id")).values(explanation=sa.bindparam("b_explanation"))
+_RECORD = Prepared(
+    operations.update().where(_o.id == sa.bindparam("b_id")).values(explanation=sa.bindparam("b_explanation"))
+)
 MOST_EARLIER = 10  # attempts of one operation that are kept; hosts may be lost any number of times
 
 
@@ -38,7 +41,7 @@ def record(conn: sa.Connection, id: str, explanation: Explanation, *, again: boo
     if before is not None:
         decided = [each for each in attempts(msgspec.convert(before, Explanation)) if not each.waits]
         explanation = msgspec.structs.replace(explanation, earlier=tuple(decided[-MOST_EARLIER:]))
-    conn.execute(_RECORD, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})
+    _RECORD.run(conn, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})
 
 
 def of_server(conn: sa.Connection, instance_uuid: str) -> list[Decided]:

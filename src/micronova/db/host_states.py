@@ -1,11 +1,11 @@
 """Hosts as the scheduler needs them: all of them at its start, afterwards what changed.
 
-Changes are found by their times. A commit may be late, so a reader looks at the last seconds again each time; it does
-not read again what it knows: first it reads how many rows changed in each short slot of time, with the sum of their
-times, and then the rows of the slots in which this differs from what it has read before.
+Changes are found by their times. A commit may be late, so a reader looks at the last seconds again each time, without
+reading again what it knows. First it reads how many rows changed in each short slot of time, with the sum of their
+times. Then it reads the rows of the slots in which this differs from what it has read before.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,27 +13,24 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
+from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     aggregate_hosts,
     aggregates,
     compute_nodes,
-    instances,
     inventories,
     node_topologies,
     provider_traits,
     services,
 )
-from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import HostState
+from micronova.objects.scheduling import HostState, ServiceState
 from micronova.objects.service_names import COMPUTE
 
 DEFAULT_ZONE = "nova"
 SLOT = 100_000  # microseconds
 
-# node uuid, resource class, total, reserved, capacity, used, max unit, allocation ratio, changed at
-Amount = tuple[str, str, int, int, int, int, int, float, int]
+Amount = tuple[str, str, int, int, int, int, int, float, int]  # a `NodeAmount`, changed at
 Topology = tuple[str, str, str, int]  # node uuid, topology and what is held as they are stored, changed at
-ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
 
@@ -87,14 +84,11 @@ _AMOUNTS = sa.select(
     _i.changed_at,
 )
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
-_SERVERS = sa.select(instances.c.uuid, instances.c.host).where(
-    instances.c.project_id == bindparam("project_id"), one_of(instances.c.uuid, "uuids"), instances.c.host.is_not(None)
-)
 _SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
 # A service that has just registered is read with its node, which registers afterwards.
-_SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
+_SERVICES_SINCE = Prepared(_SERVICES.where(_s.updated_at > bindparam("since")))
 # Without an index, which each heartbeat would have to change: it is read rarely.
-_SILENT_SERVICES = _SERVICES.where(_s.last_seen_at < bindparam("silent_since"))
+_SILENT_SERVICES = Prepared(_SERVICES.where(_s.last_seen_at < bindparam("silent_since")))
 
 
 def _changed_between(query: Any, *columns: Any) -> Any:
@@ -106,16 +100,17 @@ def _changed_between(query: Any, *columns: Any) -> Any:
 
 
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
-_CHANGED_AMOUNTS = _changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class)
+_CHANGED_AMOUNTS = Prepared(_changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class))
 _CHANGED_TOPOLOGIES = _changed_between(
     sa.select(_t.node_uuid, _t.topology, _t.held, _t.changed_at), _t.changed_at, _t.node_uuid
 )
 
 
-def _digests(changed_at: Any) -> Any:
+def _digests(changed_at: Any) -> Prepared:
     slot = (changed_at // SLOT).label("slot")
     total = sa.func.sum(changed_at - bindparam("since", type_=sa.BigInteger))
-    return sa.select(slot, sa.func.count(), total).where(changed_at >= bindparam("since")).group_by(slot)
+    counted = sa.select(slot, sa.func.count().label("number"), total.label("total"))
+    return Prepared(counted.where(changed_at >= bindparam("since")).group_by(slot))
 
 
 _NODE_DIGESTS = _digests(_n.changed_at)
@@ -146,18 +141,18 @@ def load_page(conn: sa.Connection, after: str, limit: int, *, default_zone: str 
 
 def load_changes(conn: sa.Connection, since: int, silent_since: int | None = None) -> Changes:
     """Return what changed since a time, and the services not heard of since another (microseconds), if one is named."""
-    read = list(conn.execute(_SERVICES_SINCE, {"since": since}))
+    read = _SERVICES_SINCE.all(conn, {"since": since})
     if silent_since is not None:
-        read += conn.execute(_SILENT_SERVICES, {"silent_since": silent_since})
+        read += _SILENT_SERVICES.all(conn, {"silent_since": silent_since})
 
-    def digests(query: Any) -> dict[int, Digest]:
-        return {slot: (count, int(total)) for slot, count, total in conn.execute(query, {"since": since})}
+    def digests(query: Prepared) -> dict[int, Digest]:
+        return {row["slot"]: (row["number"], int(row["total"])) for row in query.all(conn, {"since": since})}
 
     return Changes(
         nodes=digests(_NODE_DIGESTS),
         amounts=digests(_AMOUNT_DIGESTS),
         topologies=digests(_TOPOLOGY_DIGESTS),
-        services=[(host, not disabled, forced_down, seen / 1e6) for host, disabled, forced_down, seen in read],
+        services=[(row["host"], not row["disabled"], row["forced_down"], row["last_seen_at"] / 1e6) for row in read],
     )
 
 
@@ -174,7 +169,7 @@ def load_changed_amounts(conn: sa.Connection, after: tuple[int, str, str], until
     """Return amounts that changed before a time and after a mark (time, node, class), in the order of their changes."""
     at, node, name = after
     mark = {"at": at, "key0": node, "key1": name}
-    return [tuple(row) for row in conn.execute(_CHANGED_AMOUNTS, mark | {"until": until, "limit": limit})]
+    return [tuple(row.values()) for row in _CHANGED_AMOUNTS.all(conn, mark | {"until": until, "limit": limit})]
 
 
 def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: int, limit: int) -> list[Topology]:
@@ -193,9 +188,9 @@ def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostSta
     if not rows:
         return []
     amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
-    groups = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
+    memberships = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
     traits = _sorted_traits(conn.execute(_TRAITS_OF, {"uuids": [row.uuid for row in rows]}))
-    return _states(rows, amounts, groups, traits, default_zone)
+    return _states(rows, amounts, memberships, traits, default_zone)
 
 
 def _sorted_traits(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
@@ -209,7 +204,7 @@ def _sorted_traits(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-class _Stock(NamedTuple):
+class _Amounts(NamedTuple):
     """The amounts of one node by resource class."""
 
     total: dict[str, int]
@@ -221,23 +216,23 @@ class _Stock(NamedTuple):
 
 
 def _states(
-    rows: Any, amounts: Any, groups: Any, traits: Mapping[str, tuple[str, ...]], default_zone: str
+    rows: Any, amounts: Any, memberships: Any, traits: Mapping[str, tuple[str, ...]], default_zone: str
 ) -> list[HostState]:
-    stock: dict[str, _Stock] = {}
+    by_node: dict[str, _Amounts] = {}
     for node, name, total, reserved, capacity, used, max_unit, ratio, _ in amounts:
-        if (own := stock.get(node)) is None:
-            own = stock[node] = _Stock({}, {}, {}, {}, {}, {})
+        if (own := by_node.get(node)) is None:
+            own = by_node[node] = _Amounts({}, {}, {}, {}, {}, {})
         own.total[name], own.reserved[name], own.capacity[name], own.used[name] = total, reserved, capacity, used
         own.max_unit[name], own.allocation_ratio[name] = max_unit, ratio
     member_of: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for host, name, properties in groups:
+    for host, name, properties in memberships:
         member_of.setdefault(host, []).append((name, properties))
-    nothing = _Stock({}, {}, {}, {}, {}, {})
+    nothing = _Amounts({}, {}, {}, {}, {}, {})
     states = []
     for row in rows:
-        own = stock.get(row.uuid, nothing)
-        groups_of_host = tuple(sorted(member_of.get(row.host, ()), key=lambda each: each[0]))
-        zones = (properties.get("availability_zone") for _, properties in groups_of_host)
+        own = by_node.get(row.uuid, nothing)
+        of_host = tuple(sorted(member_of.get(row.host, ()), key=lambda each: each[0]))
+        zones = (properties.get("availability_zone") for _, properties in of_host)
         states.append(
             HostState(
                 host=row.host,
@@ -263,7 +258,7 @@ def _states(
                 num_instances=row.running_vms,
                 num_io_ops=row.current_workload,
                 failed_builds=row.failed_builds,
-                aggregates=groups_of_host,
+                aggregates=of_host,
                 host_ip=row.host_ip,
                 metrics=row.metrics or {},
                 changed_at=row.changed_at,
@@ -272,33 +267,3 @@ def _states(
             )
         )
     return states
-
-
-def hosts_of_servers(
-    conn: sa.Connection, project_id: str, named: Mapping[str, Sequence[str]]
-) -> dict[str, tuple[str, ...]]:
-    """Return the hosts of servers of a project, for each list of them."""
-    uuids = sorted({uuid for each in named.values() for uuid in each})
-    hosts = {row.uuid: row.host for row in conn.execute(_SERVERS, {"project_id": project_id, "uuids": uuids})}
-    return {name: tuple(sorted({hosts[uuid] for uuid in each if uuid in hosts})) for name, each in named.items()}
-
-
-_BY_IMAGE = (
-    sa.select(instances.c.host, instances.c.image_ref, sa.func.count())
-    .where(instances.c.host.is_not(None), instances.c.image_ref.is_not(None))
-    .group_by(instances.c.host, instances.c.image_ref)
-)
-_IMAGE = sa.select(instances.c.image).where(
-    instances.c.image_ref == bindparam("image"), instances.c.host.is_not(None)
-).limit(1)  # fmt: skip
-
-
-def servers_by_image(conn: sa.Connection) -> list[tuple[str, str, int]]:
-    """Return how many servers with an image each host has: host, image, number."""
-    return [(host, image, count) for host, image, count in conn.execute(_BY_IMAGE)]
-
-
-def images_of_servers(conn: sa.Connection, ids: Collection[str]) -> dict[str, ImageMeta]:
-    """Return images as they were when one of their servers was created."""
-    found = {id: conn.execute(_IMAGE, {"image": id}).scalar_one_or_none() for id in ids}
-    return {id: msgspec.convert(image, ImageMeta) for id, image in found.items() if image is not None}

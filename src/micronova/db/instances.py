@@ -70,9 +70,10 @@ class InterfacesRow(TypedDict):
     updated_at: int
 
 
-_INSERT = instances.insert()
-_INSERT_SPECS = request_specs.insert()
-_INSERT_DEVICES = block_devices.insert()
+_INSERT = Prepared(instances.insert())
+_INSERT_SPECS = Prepared(request_specs.insert())
+_INSERT_DEVICES = Prepared(block_devices.insert())
+_INSERT_DELETED = Prepared(deleted_instances.insert())
 _BY_UUID = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
 _GET = Prepared(_BY_UUID)
 _LOCK = Prepared(_BY_UUID.with_for_update())
@@ -95,7 +96,7 @@ _AT_REST_AFTER = (
     .limit(bindparam("most"))
 )
 _GET_MANY_DELETED = sa.select(deleted_instances).where(one_of(deleted_instances.c.uuid, "uuids"))
-_GET_MANY = sa.select(instances).where(one_of(instances.c.uuid, "uuids"))
+_GET_MANY = Prepared(sa.select(instances).where(one_of(instances.c.uuid, "uuids")))
 _LOCK_MANY = (
     sa.select(instances.c.uuid).where(one_of(instances.c.uuid, "uuids")).order_by(instances.c.uuid).with_for_update()
 )
@@ -153,7 +154,7 @@ _VOLUMES = Prepared(
         one_of(block_devices.c.instance_uuid, "uuids"), block_devices.c.volume_id.is_not(None)
     )
 )
-_DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
+_DELETE = Prepared(instances.delete().where(instances.c.uuid == bindparam("b_uuid")))
 _UPDATE_SPEC = (
     request_specs.update().where(request_specs.c.instance_uuid == bindparam("b_uuid")).values(spec=bindparam("b_spec"))
 )
@@ -167,11 +168,11 @@ _LEAVE_GROUP = (
     .where(instances.c.uuid == bindparam("b_uuid"))
     .values(server_group_id=None, hints=bindparam("b_hints"))
 )
-_DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_SPEC = Prepared(request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid")))
 _DELETE_DEVICE = block_devices.delete().where(block_devices.c.uuid == bindparam("b_uuid"))
-_DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
-_DELETE_TOKENS = console_tokens.delete().where(console_tokens.c.instance_uuid == bindparam("b_uuid"))
-_DELETE_PASSWORD = server_passwords.delete().where(server_passwords.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_DEVICES = Prepared(block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid")))
+_DELETE_TOKENS = Prepared(console_tokens.delete().where(console_tokens.c.instance_uuid == bindparam("b_uuid")))
+_DELETE_PASSWORD = Prepared(server_passwords.delete().where(server_passwords.c.instance_uuid == bindparam("b_uuid")))
 
 
 def insert(
@@ -181,10 +182,9 @@ def insert(
     devices: Sequence[DeviceRow],
 ) -> None:
     """Insert new instances with their request specs and block devices."""
-    conn.execute(_INSERT, cast(Sequence[dict[str, Any]], rows))
-    conn.execute(_INSERT_SPECS, cast(Sequence[dict[str, Any]], specs))
-    if devices:
-        conn.execute(_INSERT_DEVICES, cast(Sequence[dict[str, Any]], devices))
+    _INSERT.run_each(conn, rows)
+    _INSERT_SPECS.run_each(conn, specs)
+    _INSERT_DEVICES.run_each(conn, devices)
     instance_changes.note_rows(conn, rows)
 
 
@@ -208,9 +208,17 @@ def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:
     return cast(InstanceRow | None, _LOCK.first(conn, {"uuid": uuid}))
 
 
+def get_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
+    """Return an instance; raise InstanceNotFound if there is none."""
+    return _existing(get(conn, uuid), uuid)
+
+
 def lock_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
     """Return an instance and lock its row; raise InstanceNotFound if there is none."""
-    row = lock(conn, uuid)
+    return _existing(lock(conn, uuid), uuid)
+
+
+def _existing(row: InstanceRow | None, uuid: str) -> InstanceRow:
     if row is None:
         raise InstanceNotFound(f"Instance {uuid} could not be found.")
     return row
@@ -246,8 +254,7 @@ def get_many_deleted(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, Ins
 
 def get_many(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, InstanceRow]:
     """Return those of the instances that exist, by uuid."""
-    found = conn.execute(_GET_MANY, {"uuids": list(uuids)}).mappings()
-    return {row["uuid"]: cast(InstanceRow, row) for row in found}
+    return {row["uuid"]: cast(InstanceRow, row) for row in _GET_MANY.all(conn, {"uuids": uuids})}
 
 
 def states_of(conn: sa.Connection, uuids: Iterable[str]) -> Sequence[StatesRow]:
@@ -332,6 +339,21 @@ def volumes(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockD
     return _devices(conn, _VOLUMES, uuids)
 
 
+def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance."""
+    return devices(conn, [uuid]).get(uuid, ())
+
+
+def volumes_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the block devices of one instance that are volumes."""
+    return volumes(conn, [uuid]).get(uuid, ())
+
+
+def has_ports_or_volumes(conn: sa.Connection, row: InstanceRow) -> bool:
+    """Return whether a server has ports or volumes, which have to follow it from host to host."""
+    return bool(row["network_info"]) or bool(volumes_of(conn, row["uuid"]))
+
+
 def _devices(conn: sa.Connection, query: Prepared, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     found: dict[str, list[BlockDevice]] = {}
     for row in query.all(conn, {"uuids": list(uuids)}):
@@ -402,14 +424,14 @@ def device_row(instance_uuid: str, device: BlockDevice) -> DeviceRow:
 
 def replace_devices(conn: sa.Connection, uuid: str, wanted: Sequence[BlockDevice]) -> None:
     """Replace the block devices of an instance."""
-    conn.execute(_DELETE_DEVICES, {"b_uuid": uuid})
+    _DELETE_DEVICES.run(conn, {"b_uuid": uuid})
     if wanted:
-        conn.execute(_INSERT_DEVICES, cast(list[dict[str, Any]], [device_row(uuid, each) for each in wanted]))
+        _INSERT_DEVICES.run_each(conn, [device_row(uuid, each) for each in wanted])
 
 
 def add_device(conn: sa.Connection, uuid: str, device: BlockDevice) -> None:
     """Add a block device to an instance, whose row is locked."""
-    conn.execute(_INSERT_DEVICES, [cast(dict[str, Any], device_row(uuid, device))])
+    _INSERT_DEVICES.run(conn, device_row(uuid, device))
 
 
 def remove_device(conn: sa.Connection, uuid: str) -> None:
@@ -457,11 +479,11 @@ def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
         "user_data": None,
         "network_info": [],
     }
-    conn.execute(deleted_instances.insert(), gone)
+    _INSERT_DELETED.run(conn, gone)
     known = instance_changes.StatesBefore(row["vm_state"], row["task_state"], row["display_name"])
     instance_changes.note_rows(conn, [cast(InstanceRow, gone)], known)
     for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_TOKENS, _DELETE_PASSWORD):
-        conn.execute(statement, {"b_uuid": row["uuid"]})
+        statement.run(conn, {"b_uuid": row["uuid"]})
 
 
 def soft_deleted_before(conn: sa.Connection, before: int, most: int) -> list[str]:

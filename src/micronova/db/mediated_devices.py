@@ -23,11 +23,11 @@ _BELOW = sa.select(_p.uuid, _p.name, _p.parent_uuid).where(one_of(_p.parent_uuid
 _TOPOLOGIES = sa.select(node_topologies.c.node_uuid, node_topologies.c.topology).where(
     one_of(node_topologies.c.node_uuid, "uuids")
 )
-_STOCK = sa.select(_i.node_uuid, _i.resource_class).where(one_of(_i.node_uuid, "uuids"))
+_INVENTORIES = sa.select(_i.node_uuid, _i.resource_class).where(one_of(_i.node_uuid, "uuids"))
 _HELD = sa.select(allocations.c.node_uuid, allocations.c.resource_class).where(
     one_of(allocations.c.node_uuid, "uuids")
 )  # fmt: skip
-_DELETE_STOCK = inventories.delete().where(
+_DELETE_INVENTORY = inventories.delete().where(
     _i.node_uuid == sa.bindparam("b_uuid"), _i.resource_class == sa.bindparam("b_class")
 )
 
@@ -94,7 +94,7 @@ class MediatedDevices:
         for name in placement_names.unknown_classes(self._conn, new):
             placement_names.create_class(self._conn, name, now)
         ours = sorted(self._devices.keys() | self._gone())
-        amounts = {(row.node_uuid, row.resource_class): 0 for row in self._conn.execute(_STOCK, {"uuids": ours})}
+        amounts = {(row.node_uuid, row.resource_class): 0 for row in self._conn.execute(_INVENTORIES, {"uuids": ours})}
         amounts |= {(uuid, parent.resource_class): parent.total for uuid, (_, parent) in self._devices.items()}
         return [
             {
@@ -124,7 +124,7 @@ class MediatedDevices:
             wanted = {"uuids": sorted(gone | {uuid for uuid, _ in empty})}
             held = {(row.node_uuid, row.resource_class) for row in self._conn.execute(_HELD, wanted)}
             if unused := sorted(empty - held):
-                self._conn.execute(_DELETE_STOCK, [{"b_uuid": uuid, "b_class": name} for uuid, name in unused])
+                self._conn.execute(_DELETE_INVENTORY, [{"b_uuid": uuid, "b_class": name} for uuid, name in unused])
             providers.remove_unused(self._conn, gone - {uuid for uuid, _ in held})
         before = self._before.values()
         now = [parent for _, parent in self._devices.values()]

@@ -166,7 +166,7 @@ _WAKE = Prepared(
     .returning(operations.c.id)
 )
 _LOCK_OPEN_OF = sa.select(operations.c.id).where(_OF_INSTANCE, _OPEN).order_by(operations.c.id).with_for_update()
-_OPEN_OF = sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN)
+_OPEN_OF = Prepared(sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN))
 
 
 def new_row(
@@ -344,7 +344,7 @@ def owned(conn: sa.Connection, owners: Iterable[str]) -> list[OperationRow]:
 
 def open_of(conn: sa.Connection, instance_uuid: str) -> list[OperationRow]:
     """Return the open operations of an instance."""
-    return _rows(conn.execute(_OPEN_OF, {"uuid": instance_uuid}))
+    return cast(list[OperationRow], _OPEN_OF.all(conn, {"uuid": instance_uuid}))
 
 
 def accept_action(

@@ -142,6 +142,7 @@ class PostgresDatabase(Database):
                 if attempt == RETRIES - 1:
                     raise Unavailable("The database does not answer.") from error
                 self.statistics.retries += 1
+                self.statistics.conflicts += _rolled_back(error)
                 await self._pause(attempt)
         raise AssertionError("unreachable")
 

@@ -1,13 +1,13 @@
 """Statements of the hot paths: compiled once per database, run on the driver's own cursor, rows as plain dictionaries.
 
 SQLAlchemy writes the SQL and knows the types; per execution its machinery costs more than the statement. So what runs
-for every request goes around it on SQLite. Over a network SQLAlchemy must see the errors: it tells a lost connection
+for every request goes around it. It still begins and ends transactions, and sees the errors: it tells a lost connection
 from a wrong statement.
 """
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import sqlalchemy as sa
@@ -26,10 +26,10 @@ class _Compiled(NamedTuple):
     columns: list[str]
     processors: list[tuple[int, Processor]]
 
-    def values(self, parameters: Mapping[str, Any]) -> list[Any]:
+    def values(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the parameters as the driver takes them; raise KeyError if one is missing."""
         known = {**self.fixed, **parameters} if self.fixed else parameters
-        return [known[name] if process is None else process(known[name]) for name, process in self.binds]
+        return tuple(known[name] if process is None else process(known[name]) for name, process in self.binds)
 
 
 class Prepared:
@@ -43,12 +43,10 @@ class Prepared:
     def __init__(self, statement: sa.Executable | Callable[[sa.Connection], sa.Executable]) -> None:
         """`statement` may be a function that returns the one for a connection: `PerDialect.on`."""
         self._statement = statement
-        self._compiled: _Compiled | None = None  # for SQLite
+        self._compiled: dict[str, _Compiled] = {}  # by dialect
 
     def run(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> int:
         """Run a statement that returns no rows; return how many rows it has changed."""
-        if conn.dialect.name != "sqlite":
-            return conn.execute(self._on(conn), parameters).rowcount
         _, cursor = self._execute(conn, parameters)
         changed: int = cursor.rowcount
         cursor.close()
@@ -56,11 +54,8 @@ class Prepared:
 
     def run_each(self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement for each of the rows."""
-        if conn.dialect.name == "sqlite":
-            if rows:
-                self._execute_many(conn, rows)
-        elif rows:
-            conn.execute(self._on(conn), rows)
+        if rows:
+            self._execute_many(conn, rows)
 
     def first(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the first row, or None."""
@@ -69,8 +64,6 @@ class Prepared:
 
     def all(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return all rows."""
-        if conn.dialect.name != "sqlite":
-            return [dict(row) for row in conn.execute(self._on(conn), parameters).mappings()]
         compiled, cursor = self._execute(conn, parameters)
         found = cursor.fetchall()
         cursor.close()
@@ -85,20 +78,12 @@ class Prepared:
 
     def _execute(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, Any]:
         """Run the statement and return its cursor; raise SQLAlchemy's error if it breaks a constraint."""
-        compiled = self._compiled or self._compile(conn)
-        values = compiled.values(parameters)
-        try:
-            return compiled, _driver(conn).execute(compiled.sql, values)
-        except sqlite3.IntegrityError as error:
-            raise sa.exc.IntegrityError(compiled.sql, values, error) from error
+        compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
+        return compiled, _run_on_driver(conn, "execute", compiled.sql, compiled.values(parameters))
 
     def _execute_many(self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        compiled = self._compiled or self._compile(conn)
-        values = [compiled.values(row) for row in rows]
-        try:
-            _driver(conn).executemany(compiled.sql, values).close()
-        except sqlite3.IntegrityError as error:
-            raise sa.exc.IntegrityError(compiled.sql, values, error) from error
+        compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
+        _run_on_driver(conn, "executemany", compiled.sql, [compiled.values(row) for row in rows]).close()
 
     def _on(self, conn: sa.Connection) -> sa.Executable:
         return self._statement if isinstance(self._statement, sa.Executable) else self._statement(conn)
@@ -112,7 +97,7 @@ class Prepared:
         fixed = {name: bind.effective_value for name, bind in binds.items() if not bind.required}
         defaults: dict[str, Any] = {column.key: column.default for column in compiled.insert_prefetch}
         fixed |= {name: default.arg for name, default in defaults.items() if default.is_scalar}
-        self._compiled = _Compiled(
+        made = self._compiled[conn.dialect.name] = _Compiled(
             sql=str(compiled),
             binds=[(name, _to_driver(binds[name].type, conn.dialect)) for name in compiled.positiontup or ()],
             fixed=fixed,
@@ -123,17 +108,44 @@ class Prepared:
                 if (process := _from_driver(column.type, conn.dialect)) is not None
             ],
         )
-        return self._compiled
+        return made
 
 
-def _driver(conn: sa.Connection) -> sqlite3.Connection:
-    return cast(sqlite3.Connection, conn.connection.dbapi_connection)
+def _run_on_driver(
+    conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: Sequence[Any]
+) -> Any:
+    """Return the driver's cursor with what the statement gave; raise the errors that SQLAlchemy would raise."""
+    if conn.dialect.name == "sqlite":  # `db.engine` has begun, and turns all errors but these into its own
+        try:
+            return getattr(cast(sqlite3.Connection, conn.connection.dbapi_connection), method)(sql, values)
+        except sqlite3.IntegrityError as error:
+            raise sa.exc.IntegrityError(sql, values, error) from error
+    if not conn.in_transaction():
+        conn.begin()
+    cursor = conn.connection.cursor()
+    for listener in conn.dispatch.before_cursor_execute:
+        listener(conn, cursor, sql, values, None, method == "executemany")
+    try:
+        getattr(cursor, method)(sql, values)
+    except BaseException as error:
+        # As SQLAlchemy does with its own statements: it gives up a connection that is lost or was interrupted.
+        known = isinstance(error, conn.dialect.loaded_dbapi.Error)
+        conn._handle_dbapi_exception(error, sql if known else None, values, cursor, None)
+    return cursor
 
 
 def _from_driver(type_: sa.types.TypeEngine[Any], dialect: Dialect) -> Processor | None:
     own = type_.dialect_impl(dialect)
+    if dialect.name == "postgresql":  # its driver decodes JSON, and numbers by the column's own type
+        if isinstance(own, sa.Float):
+            return _as_float
+        return None if isinstance(own, sa.JSON | sa.Numeric) else own.result_processor(dialect, None)
     # SQLAlchemy calls two functions of its own for each value. Rows of servers have many values in JSON.
     return _decoded if isinstance(own, sa.JSON) else own.result_processor(dialect, None)
+
+
+def _as_float(value: Any) -> Any:
+    return None if value is None else float(value)  # PostgreSQL computes times as decimals
 
 
 def _decoded(value: Any) -> Any:

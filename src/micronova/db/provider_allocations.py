@@ -17,8 +17,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import placement_names, providers
-from micronova.db.allocations import change_used, count_members, lock_groups
+from micronova.db import group_members, placement_names, providers, used_amounts
 from micronova.db.listed import one_of
 from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
@@ -176,7 +175,7 @@ def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
     group_of = {row.uuid: row.server_group_id for row in servers}
     server_groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
     server_groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
-    lock_groups(conn, {group for group in server_groups.values() if group is not None})
+    group_members.lock(conn, {group for group in server_groups.values() if group is not None})
     new = {"project_id": NOBODY, "user_id": NOBODY, "generation": 0, "created_at": now, "updated_at": now}
     others = [{"uuid": uuid, **new} for uuid in sorted(set(uuids) - server_groups.keys())]
     rows = conn.execute(_LOCK_CONSUMER.on(conn), others).all() if others else []
@@ -270,7 +269,7 @@ def _take(
         for provider, resources in sorted(each.allocations.items()):
             for name, amount in sorted(resources.items()):
                 _check_capacity(stock.get((provider, name)), provider, name, amount, amounts[provider, name])
-    change_used(conn, amounts, now)
+    used_amounts.change_unchecked(conn, amounts, now)
 
 
 def _check_capacity(row: Any, provider: str, name: str, amount: int, change: int) -> None:
@@ -325,7 +324,7 @@ def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, 
     changes: Counter[str] = Counter()
     changes.update(hosts[uuid] for uuid in after if uuid in hosts)
     changes.subtract(hosts[uuid] for uuid in before if uuid in hosts)
-    count_members(conn, group, changes)
+    group_members.count(conn, group, changes)
 
 
 def _write_consumers(

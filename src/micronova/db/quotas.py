@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     allocations,
     instances,
@@ -86,11 +87,11 @@ def _set(insert: Any) -> sa.Executable:
     return kept
 
 
-_CHARGE = PerDialect(_charge)
+_CHARGE = Prepared(PerDialect(_charge).on)
 _SET = PerDialect(_set)
 _NO_LIMIT = 2**31 - 1  # as much as a row can say
 _amount = sa.bindparam("amount", type_=sa.Integer)
-_RELEASE = (
+_RELEASE = Prepared(
     sa.update(quota_usages)
     .where(_u.project_id == sa.bindparam("project"), _u.user_id == sa.bindparam("user"))
     .where(_u.resource == sa.bindparam("name"))
@@ -136,7 +137,7 @@ def _take(conn: sa.Connection, project: str, user: str, resource: str, amount: i
     if limit < amount:
         return False  # the statement checks no limit when it inserts the first usage
     row = {"project": project, "user": user, "resource": resource, "amount": amount, "limit": limit}
-    return conn.execute(_CHARGE.on(conn), row).rowcount == 1
+    return _CHARGE.run(conn, row) == 1
 
 
 def charge_up_to(
@@ -171,8 +172,7 @@ def release(conn: sa.Connection, project_id: str, amounts: Mapping[str, int], us
         for user in users
         if amounts[resource] > 0
     ]
-    if rows:
-        conn.execute(_RELEASE, rows)
+    _RELEASE.run_each(conn, rows)
 
 
 def release_server(conn: sa.Connection, row: InstanceRow) -> None:
@@ -238,24 +238,26 @@ def _has_rows(conn: sa.Connection, project_id: str, user_id: str) -> bool:
 
 
 _of_class, _own = quota_class_limits.c, quota_limits.c
-_LIMITS = sa.union_all(
-    sa.select(sa.literal("class").label("owner"), _of_class.resource, _of_class.hard_limit).where(
-        _of_class.class_name == "default"
-    ),
-    sa.select(sa.literal("project").label("owner"), _own.resource, _own.hard_limit).where(
-        _own.project_id == sa.bindparam("project"), _own.user_id == ""
-    ),
-    sa.select(sa.literal("user").label("owner"), _own.resource, _own.hard_limit).where(
-        _own.project_id == sa.bindparam("project"), _own.user_id == sa.bindparam("user"), _own.user_id != ""
-    ),
+_LIMITS = Prepared(
+    sa.union_all(
+        sa.select(sa.literal("class").label("owner"), _of_class.resource, _of_class.hard_limit).where(
+            _of_class.class_name == "default"
+        ),
+        sa.select(sa.literal("project").label("owner"), _own.resource, _own.hard_limit).where(
+            _own.project_id == sa.bindparam("project"), _own.user_id == ""
+        ),
+        sa.select(sa.literal("user").label("owner"), _own.resource, _own.hard_limit).where(
+            _own.project_id == sa.bindparam("project"), _own.user_id == sa.bindparam("user"), _own.user_id != ""
+        ),
+    )
 )
 
 
 def limits_for(conn: sa.Connection, project_id: str, defaults: Mapping[str, int], user_id: str = "") -> Limits:
     """Return the limits of a project: its own, else those of the default class, else the defaults."""
     found: dict[str, dict[str, int]] = {"class": {}, "project": {}, "user": {}}
-    for owner, resource, limit in conn.execute(_LIMITS, {"project": project_id, "user": user_id}):
-        found[owner][resource] = limit
+    for row in _LIMITS.all(conn, {"project": project_id, "user": user_id}):
+        found[row["owner"]][row["resource"]] = row["hard_limit"]
     return Limits({**defaults, **found["class"], **found["project"]}, found["user"])
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import bindparam
 from micronova.db import allocations, departures, keyset, quotas, services
 from micronova.db import operations as operation_rows
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
+from micronova.db.prepared import Prepared
 from micronova.db.tables import compute_nodes, instances, migrations
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
@@ -38,7 +39,9 @@ _CHANGES_GUEST: Final = (
 _m = migrations.c
 _GET = sa.select(migrations).where(_m.uuid == bindparam("uuid"))
 _OF_INSTANCE = sa.select(migrations).where(_m.instance_uuid == bindparam("instance"))
-_OPEN_OF = _OF_INSTANCE.where(_m.status.in_(migration_states.OPEN)).order_by(_m.id.desc())
+_OPEN_OF = Prepared(
+    _OF_INSTANCE.where(_m.status.in_([sa.literal(each) for each in migration_states.OPEN])).order_by(_m.id.desc())
+)
 _OPEN = sa.select(migrations).where(_m.status.in_(migration_states.OPEN))
 _UNCONFIRMED = (
     sa.select(_m.uuid, _m.instance_uuid)
@@ -117,7 +120,7 @@ def get(conn: sa.Connection, uuid: str) -> MigrationRow | None:
 
 def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
     """Return the migration because of which an instance has two hosts, or None."""
-    return cast(MigrationRow | None, conn.execute(_OPEN_OF, {"instance": instance_uuid}).mappings().first())
+    return cast(MigrationRow | None, _OPEN_OF.first(conn, {"instance": instance_uuid}))
 
 
 def of_instance(conn: sa.Connection, instance_uuid: str) -> list[Any]:

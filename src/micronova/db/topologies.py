@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
-from micronova.db.tables import compute_nodes, node_topologies, topology_claims
+from micronova.db.tables import node_topologies, topology_claims
 from micronova.db.upsert import PerDialect
 from micronova.objects.fitting import fit, given_back, taken, total_use
 from micronova.objects.mediated_devices import assigned
@@ -191,11 +191,6 @@ def assignments_of(conn: sa.Connection, consumers: Collection[str]) -> dict[str,
     """Return what consumers hold, by consumer: the node, and the parts of it."""
     rows = conn.execute(_HELD_BY, {"uuids": sorted(consumers)})
     return {row.consumer_uuid: (row.node_uuid, msgspec.json.decode(row.assignment, type=Assignment)) for row in rows}
-
-
-def host_of(conn: sa.Connection, node_uuid: str) -> str | None:
-    """Return the host of a node; None if there is no such node."""
-    return conn.execute(sa.select(compute_nodes.c.host).where(compute_nodes.c.uuid == node_uuid)).scalar()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
-    """What the exporter works with."""
+class ExporterSetup:
+    """What an exporter is given: the programs and directories that it uses, and who may ask it what."""
 
     prefix: str  # of the cloud
     directory: Path  # of the sockets
@@ -101,18 +101,18 @@ class Volume:
 class Exporter:
     """Serves volumes."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, setup: ExporterSetup) -> None:
+        self._setup = setup
         self._volumes: dict[str, Volume] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, service: socket.socket, agent: socket.socket) -> None:
         """Take over the daemons that an earlier exporter has left, and answer on both sockets."""
-        for volume_id, found in daemons.find(self._means.prefix, os.geteuid()):
+        for volume_id, found in daemons.find(self._setup.prefix, os.geteuid()):
             await self._adopt(volume_id, found)
         for listening, user, decoder in (
-            (service, self._means.service_user, _service),
-            (agent, self._means.agent_user, _agent),
+            (service, self._setup.service_user, _service),
+            (agent, self._setup.agent_user, _agent),
         ):
             work = partial(self._accept, listening, user, decoder)
             self._keep(keep_running(work, name="exporter-accept", clock=SystemClock()))
@@ -135,8 +135,8 @@ class Exporter:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(self._drop(volume) for volume in list(self._volumes.values())))
-        for name in os.listdir(self._means.directory):
-            shutil.rmtree(self._means.directory / name, ignore_errors=True)
+        for name in os.listdir(self._setup.directory):
+            shutil.rmtree(self._setup.directory / name, ignore_errors=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         return self._keep(asyncio.get_running_loop().create_task(work))
@@ -216,7 +216,7 @@ class Exporter:
 
     def _left(self) -> list[str]:
         """Return the volumes whose sockets an earlier exporter has left, without a daemon."""
-        return [name for name in os.listdir(self._means.directory) if m.UUID.fullmatch(name)]
+        return [name for name in os.listdir(self._setup.directory) if m.UUID.fullmatch(name)]
 
     async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:
         _check_files(descriptors)
@@ -229,7 +229,7 @@ class Exporter:
     async def _end(self, volume_id: str) -> None:
         volume = self._volumes.get(volume_id)
         if volume is None:
-            shutil.rmtree(self._means.directory / volume_id, ignore_errors=True)
+            shutil.rmtree(self._setup.directory / volume_id, ignore_errors=True)
             return
         async with volume.lock:
             volume.wanted = False
@@ -291,27 +291,27 @@ class Exporter:
             await self._drop(volume)
 
     def _allow(self, request: m.Allow) -> None:
-        if request.uid not in self._means.guest_users:
+        if request.uid not in self._setup.guest_users:
             raise Refused(f"{request.uid} is not the user of a guest.")
         path = self._path(request.volume_id, m.SOCKET)
         volume = self._volumes.get(request.volume_id)
         if volume is None or not volume.wanted or not path.exists():
             raise Missing(f"Volume {request.volume_id} is not served.")
-        self._set_users(path, self._means.users_of(path) | {request.uid})
+        self._set_users(path, self._setup.users_of(path) | {request.uid})
 
     def _refuse(self, request: m.Refuse) -> None:
         for volume_id in [request.volume_id] if request.volume_id is not None else self._left():
             path = self._path(volume_id, m.SOCKET)
-            if path.exists() and request.uid in (users := self._means.users_of(path)):
+            if path.exists() and request.uid in (users := self._setup.users_of(path)):
                 self._set_users(path, users - {request.uid})
 
     def _set_users(self, path: Path, users: set[int]) -> None:
-        self._means.share(path, _CLOSED, dict.fromkeys(users, self._means.connect_right))
+        self._setup.share(path, _CLOSED, dict.fromkeys(users, self._setup.connect_right))
 
     # --- daemons ---------------------------------------------------------------------------------------------
 
     def _path(self, volume_id: str, name: str) -> Path:
-        return self._means.directory / volume_id / name
+        return self._setup.directory / volume_id / name
 
     async def _adopt(self, volume_id: str, found: Daemon) -> None:
         """Take over a daemon of an earlier exporter; end one that does not work."""
@@ -347,9 +347,9 @@ class Exporter:
         monitor = self._listen(volume)
         assert volume.socket is not None
         made = daemons.start(
-            self._means.sandbox,
-            self._means.program,
-            self._means.prefix,
+            self._setup.sandbox,
+            self._setup.program,
+            self._setup.prefix,
             volume.id,
             readonly=volume.readonly,
             file=volume.file,
@@ -372,12 +372,12 @@ class Exporter:
         Who could connect to the socket before, can connect to the new one. That of the monitor is always new: those who
         wait in its queue, which is short, are exporters that have given up.
         """
-        folder = self._means.directory / volume.id
+        folder = self._setup.directory / volume.id
         folder.mkdir(exist_ok=True)
         folder.chmod(_PASSABLE)
         path = folder / m.SOCKET
         if volume.socket is None:
-            users = self._means.users_of(path) if path.exists() else set()
+            users = self._setup.users_of(path) if path.exists() else set()
             volume.socket = _bound(path, lambda fresh: self._set_users(fresh, users))
         return _bound(folder / MONITOR, lambda fresh: fresh.chmod(_CLOSED))
 
@@ -425,7 +425,7 @@ class Exporter:
         self._volumes.pop(volume.id, None)
         await self._stop_daemon(volume)
         volume.close()
-        shutil.rmtree(self._means.directory / volume.id, ignore_errors=True)
+        shutil.rmtree(self._setup.directory / volume.id, ignore_errors=True)
 
 
 def _bound(path: Path, close: Callable[[Path], None]) -> socket.socket:

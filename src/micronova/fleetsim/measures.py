@@ -11,7 +11,8 @@ from micronova.objects.explanation import CAPACITY, MAX_UNIT, Explanation
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.placement.standard import NODE_CLASSES
-from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 
 Amounts = dict[str, int]
 

@@ -1,6 +1,7 @@
 """One port for every service: a request goes to the service that the first segment of its path names."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ from micronova.http import welcome
 from micronova.http.asgi import App, Receive, Scope, Send
 from micronova.http.cors import Cors
 from micronova.http.proxies import TrustedProxies
+
+_ID = re.compile(r"[0-9a-f-]+")  # of a project
 
 
 class Mounts:
@@ -62,6 +65,18 @@ class Mounts:
             await self._services[mount](inner, receive, send)
         else:
             await send({"type": "websocket.close"})  # the client gets a 403, because it was not accepted before
+
+
+def below_project(path: str, resources: Collection[str]) -> tuple[str, str]:
+    """Return the project that a path below a version names, or "", and the path below the project.
+
+    A first segment that begins no route is taken for a project if a resource follows it or if it looks like an id; the
+    request's authentication compares it with the token's. `resources` are the first segments of routes.
+    """
+    first, _, rest = path.partition("/")
+    if rest and first not in resources and (rest.partition("/")[0] in resources or _ID.fullmatch(first)):
+        return first, rest
+    return "", path
 
 
 def _below(scope: Scope) -> tuple[str, Scope]:

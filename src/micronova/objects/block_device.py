@@ -7,6 +7,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
+from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.volume import AttachedVolume, Connection
 
@@ -98,6 +99,11 @@ def attached_volumes(devices: Iterable[BlockDevice]) -> tuple[AttachedVolume, ..
         if device.is_volume and device.volume_id and device.attachment_id and device.connection is not None
     ]
     return tuple(sorted(found, key=lambda each: (len(each.device_name), each.device_name)))
+
+
+def bad_mapping(reason: str) -> Invalid:
+    """Return the error about block devices that cannot be used together, or as a request asks."""
+    return Invalid(f"Block Device Mapping is Invalid: {reason}")
 
 
 def root_volume(devices: Iterable[BlockDevice]) -> BlockDevice | None:

@@ -76,9 +76,12 @@ Messages to users have them, too, unless `states.Action.label` says otherwise.""
 IMAGE_KINDS: Final = ("create_image", "create_backup", "create_volume_image", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
+BIND_PORTS: Final = "bind_ports"
+DISCARD_IMAGE: Final = "discard_image"
+SETTLE_VOLUMES: Final = "settle_volumes"
 UNDO_MOVE: Final = "undo_move"
-BACKGROUND_KINDS: Final = ("bind_ports", "discard_image", "settle_volumes")
-"""Follow-ups that nobody waits for, and that are repeated as long as another service does not answer."""
+BACKGROUND_KINDS: Final = (BIND_PORTS, DISCARD_IMAGE, SETTLE_VOLUMES)
+"""Follow-ups that no request waits for, and that are repeated as long as another service does not answer."""
 
 FOLLOW_UP_KINDS: Final = (*BACKGROUND_KINDS, UNDO_MOVE)
 """Kinds that follow from another change of a server.

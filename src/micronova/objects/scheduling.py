@@ -1,6 +1,6 @@
 """Requests to the scheduler and its replies."""
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -122,6 +122,12 @@ class DryRunResult(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""  # the fault that users would read
     fleet: Fleet | None = None
     remarks: tuple[str, ...] = ()  # what of the request has no effect
+
+
+NodeAmount: TypeAlias = tuple[str, str, int, int, int, int, int, float]
+"""Node uuid, resource class, total, reserved, capacity, used, max unit, allocation ratio."""
+ServiceState: TypeAlias = tuple[str, bool, bool, float]
+"""Host, whether it is enabled, whether it is forced down, when it sent its last heartbeat (seconds)."""
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):

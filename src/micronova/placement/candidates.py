@@ -1,8 +1,8 @@
-"""Finds the ways in which resource providers can serve a request: the allocation candidates.
+"""Finds the allocation candidates of a request: the ways in which resource providers can serve it.
 
-A way is found for one tree at a time. Its providers, and the sharing providers that have an aggregate in common with
-one of them, may serve groups of the request. For each group the choices are listed first; then one choice per group is
-combined, and a combination is given up as soon as a part of it cannot be right.
+A candidate is found in one tree at a time. The tree's providers, and the sharing providers that have an aggregate in
+common with one of them, may serve groups of the request. For each group the choices are listed first; then one choice
+per group is combined, and a combination is given up as soon as a part of it cannot be right.
 
 - A group without a suffix may be served by several providers, each resource class by one. Together they have the
   required traits; none of them has a forbidden one.
@@ -16,28 +16,27 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps
 from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root, fits_units
 
-_Choice = Mapping[
-    str, Provider
-]  # who serves each resource class of a group; "" is who serves a group without resources
+_Choice: TypeAlias = Mapping[str, Provider]
+"""Who serves each resource class of a group; "" is who serves a group without resources."""
 
 log = logging.getLogger(__name__)
 
 MOST_CANDIDATES: Final = 10_000
-"""That are ever returned, whatever limit a request has."""
+"""The most candidates that are returned, whatever limit a request has."""
 _MOST_STEPS: Final = 20_000  # for a tree: about 0.1 s
 _STEPS_PER_CANDIDATE: Final = 16
 _MOST_CHOICES: Final = 5_000  # of one group
 MOST_STEPS_OF_A_REQUEST: Final = 400_000
-"""In all trees, besides a few for each search: about 2 s."""
+"""Steps in all trees of a request: about 2 s. The first `_FREE_STEPS` of each search are not counted."""
 _FREE_STEPS: Final = 100  # for a tree, however many trees there were before
 ROUNDS: Final = (_FREE_STEPS, 2_000, _MOST_STEPS)
-"""The steps for a tree, if many are searched: in each round only those are searched again that took more before. So a
-few hard trees do not use up what all others need."""
+"""The steps for a tree in each round, if many trees are searched. A round searches again only the trees that took more
+steps than the round before gave them. So a few hard trees do not use up what all others need."""
 
 
 class RequestSteps:
@@ -111,11 +110,11 @@ def take(providers: Sequence[Provider], amounts: Mapping[tuple[str, str], int]) 
     changed = []
     for each in providers:
         own = {name: amount for (uuid, name), amount in amounts.items() if uuid == each.uuid and amount}
-        stock = {
+        inventories = {
             name: dataclasses.replace(inventory, used=inventory.used + own[name]) if name in own else inventory
             for name, inventory in each.inventories.items()
         }
-        changed.append(dataclasses.replace(each, inventories=stock) if own else each)
+        changed.append(dataclasses.replace(each, inventories=inventories) if own else each)
     return changed
 
 
@@ -194,9 +193,9 @@ def _serves_part(
     group: RequestGroup, resources: Mapping[str, int], provider: Provider, known: Mapping[str, Provider]
 ) -> bool:
     """Return whether a provider may serve resources of a group, however much is left."""
-    stock = provider.inventories
+    inventories = provider.inventories
     return (
-        all(name in stock and fits_units(stock[name], amount) for name, amount in resources.items())
+        all(name in inventories and fits_units(inventories[name], amount) for name, amount in resources.items())
         and _may_serve(group, provider, known)
         and (not group.suffix or group.admits_traits(provider.traits))
     )
@@ -204,8 +203,8 @@ def _serves_part(
 
 def _times(provider: Provider, resources: Mapping[str, int]) -> int:
     """Return how often resources can be taken of what is left of a provider."""
-    stock = provider.inventories
-    free = [(stock[name].capacity - stock[name].used) // amount for name, amount in resources.items() if amount > 0]
+    own = provider.inventories
+    free = [(own[name].capacity - own[name].used) // amount for name, amount in resources.items() if amount > 0]
     return max(0, min(free, default=0))
 
 
@@ -231,7 +230,7 @@ def _of_tree(
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
-        offered = _spread(group, able, traits) if not group.suffix else _single(group, able, root)
+        offered = _single(group, able, root) if group.suffix else _several(group, able, traits)
         listed = list(itertools.islice(offered, _MOST_CHOICES))
         if not listed:
             return
@@ -283,11 +282,11 @@ def _single(group: RequestGroup, able: Sequence[Provider], root: str) -> Iterato
 
 
 def _has_all(provider: Provider, resources: Mapping[str, int]) -> bool:
-    stock = provider.inventories
-    return all((own := stock.get(name)) is not None and own.has(amount) for name, amount in resources.items())
+    inventories = provider.inventories
+    return all((own := inventories.get(name)) is not None and own.has(amount) for name, amount in resources.items())
 
 
-def _spread(group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str]) -> Iterator[_Choice]:
+def _several(group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str]) -> Iterator[_Choice]:
     """Yield the choices of one provider for each resource class that together have the required traits."""
     always = of_root if group.with_root else frozenset[str]()
     by_class = [

@@ -6,15 +6,25 @@ lists; where it is a number, the lowest one counts, as in Nova.
 
 import logging
 import math
+from collections.abc import Mapping
+from typing import Final
 
-from micronova.scheduler.host_table import Aggregates
+from micronova.scheduler.host_columns import Aggregates
 
 log = logging.getLogger(__name__)
+
+PROJECT_KEY: Final = "filter_tenant_id"
+"""How the keys begin whose values are projects that an aggregate is for."""
 
 
 def values_of(aggregates: Aggregates, key: str) -> frozenset[str]:
     """Return the values of a key; a value may be a list with commas."""
     return frozenset(part.strip() for _, metadata in aggregates if key in metadata for part in metadata[key].split(","))
+
+
+def names_project(metadata: Mapping[str, str], project: str) -> bool:
+    """Return whether an aggregate with this metadata names a project; a value is one project, as in Placement."""
+    return any(key.startswith(PROJECT_KEY) and value == project for key, value in metadata.items())
 
 
 def lowest_of(aggregates: Aggregates, key: str, default: float, *, whole: bool = False) -> float:

@@ -176,7 +176,7 @@ class HostFeed:
             try:
                 await self.reload_all()
             except Exception:  # the database may be unreachable for a while; decisions then fail by themselves
-                log.exception("reading all hosts failed; the next try is in %s seconds", RELOAD_INTERVAL)
+                log.exception("reading all hosts failed; the next attempt is in %g s", self._reload_interval())
 
     def _now(self) -> float:
         """Return the time. If the clock was set back, what was read counts as read now, or as never read."""

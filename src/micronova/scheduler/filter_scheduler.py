@@ -23,19 +23,21 @@ from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
-from micronova.scheduler.host_table import Bools, HostTable, HostView, Ints
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
-from micronova.scheduler.ranking import Ranking
-from micronova.scheduler.refusals import (
+from micronova.scheduler.host_columns import Bools, Ints
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView, spread_over
+from micronova.scheduler.no_valid_host import (
     CLAIM_LACK,
     Removal,
     Room,
     accepts_claim,
     claim_step,
     compared,
+    message,
     search_ended,
-    sentence,
 )
+from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
+from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.servable import Servable
 from micronova.scheduler.weights.base import HostWeigher
 
@@ -73,7 +75,7 @@ class FilterScheduler:
         max_attempts: int = 3,
         host_subset_size: int = 1,
         shuffle_best_same_weighed_hosts: bool = False,
-        prefilters: Prefilters = ONLY_TRAITS,
+        prefilters: Prefilters = DEFAULT_PREFILTERS,
         aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self.filters = sorted(filters, key=lambda each: not each.narrows)
@@ -110,7 +112,7 @@ class FilterScheduler:
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
         filtered = self._filter(hosts, spec, resources, servable, removed_by)
-        kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
+        kept = _kept_rows(table, held)
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, filtered.passing(), self.weighers, spec, lasting=bulk)
         rows: list[int] = []
@@ -156,7 +158,7 @@ class FilterScheduler:
         A filter that fails here is asked in the decision nevertheless.
         """
         for each in self.filters:
-            if not (each.always or not spec.forced):
+            if type(each).prepare is HostFilter.prepare or (spec.forced and not each.always):
                 continue
             try:
                 await self._prepare(each, table, spec)
@@ -188,7 +190,8 @@ class FilterScheduler:
         decision = self.select(
             table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by
         )
-        chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in (held or {})]
+        kept = _kept_rows(table, held)
+        chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in kept]
         counted = [row for uuid in chosen if (row := table.index(uuid)) is not None]
         _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
         return decision
@@ -362,7 +365,8 @@ class _Filtered:
             mask, error = _ask(each, self.hosts if few is None else self.passing(), spec)
             uncompared = None if error else each.uncompared
             if few is not None:
-                mask, uncompared = _spread(mask, few), _spread(uncompared, few)
+                mask = None if mask is None else spread_over(mask, few)
+                uncompared = None if uncompared is None else spread_over(uncompared, few)
             if mask is not None and uncompared is not None:
                 mask = mask | uncompared
             predicate = (
@@ -421,21 +425,12 @@ def _no_valid_host(
     `only`: the request is about one host, whether it names it or not.
     """
     hosts = len(filtered.hosts)
-    message = sentence(spec, filtered.removals, room, only=hosts == 1 and (only or spec.names_host))
+    text = message(spec, filtered.removals, room, only=hosts == 1 and (only or spec.names_host))
     reasons = Explanation(hosts=hosts, filters=tuple(filtered.steps)).reasons()
-    error = NoValidHost(message, hosts=hosts, placed=placed, reasons=reasons)
+    error = NoValidHost(text, hosts=hosts, placed=placed, reasons=reasons)
     if filtered.uncompared:
         error.details["uncompared"] = filtered.uncompared
     return error
-
-
-def _spread(mask: Bools | None, among: Bools) -> Bools | None:
-    """Return a mask over hosts from one over those of them that are among these; the others fail."""
-    if mask is None:
-        return None
-    spread = among.copy()
-    spread[among] = mask
-    return spread
 
 
 def _serves_request_groups() -> str:
@@ -447,6 +442,11 @@ def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -
     table.undo_topologies()
     for row in rows:
         table.release(row, resources)
+
+
+def _kept_rows(table: HostTable, held: Mapping[str, str] | None) -> dict[str, int]:
+    """Return the rows of instances that hold their resources already; one whose node is gone is placed anew."""
+    return {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:

@@ -8,13 +8,14 @@ import numpy as np
 from micronova.objects.fleet import LONGEST_NAME, NOT_CONSIDERED, NOT_REFUSED, Fleet, HostUse, State, Use, by_number
 from micronova.objects.scheduling import Selection
 from micronova.scheduler.filter_scheduler import RemovedBy
-from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 
 _UP, _DOWN, _DISABLED = 0, 1, 2
 _STATES: tuple[State, ...] = ("up", "down", "disabled")
 
 
-def use_of(
+def fleet_of(
     table: HostTable,
     now: float,
     service_down_time: float,
@@ -22,7 +23,7 @@ def use_of(
     filters: Sequence[str] = (),
     selections: Sequence[Selection] = (),
 ) -> Fleet:
-    """Return all hosts; `removed_by`, the names of the filters and `selections` are those of a dry run."""
+    """Return all hosts of a table; `removed_by`, the names of the filters and `selections` are those of a dry run."""
     hosts = table.view()
     zones = sorted({each.zone for each in table.selections})
     number_of = {zone: number for number, zone in enumerate(zones)}
@@ -61,8 +62,7 @@ def use_of(
 def _states(hosts: HostView, oldest: float) -> list[int]:
     """Return the states as ComputeFilter sees them; a host that is disabled and down counts as down."""
     states = np.where(hosts.column("enabled"), _UP, _DISABLED)
-    down = (hosts.column("last_seen") < oldest) | hosts.column("forced_down")
-    found: list[int] = np.where(down, _DOWN, states).tolist()
+    found: list[int] = np.where(hosts.up_since(oldest), states, _DOWN).tolist()
     return found
 
 

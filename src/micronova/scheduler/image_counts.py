@@ -6,7 +6,7 @@ few seconds: all servers are counted.
 
 from collections.abc import Mapping
 
-from micronova.db import host_states
+from micronova.db import server_hosts
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock
 from micronova.objects.image import ImageMeta
@@ -47,11 +47,11 @@ class ImageCounts:
             return
         self._read_at = now
         hosts: dict[str, dict[str, int]] = {}
-        for host, id, count in await self._database.read(host_states.servers_by_image):
+        for host, id, count in await self._database.read(server_hosts.servers_by_image):
             hosts.setdefault(id, {})[host] = count
         new = sorted(hosts.keys() - self._properties.keys())
         if new:
-            for id, image in (await self._database.read(host_states.images_of_servers, new)).items():
+            for id, image in (await self._database.read(server_hosts.images_of_servers, new)).items():
                 self._properties[id] = _pairs(image)
         self._hosts = hosts
 

@@ -50,7 +50,7 @@ class Interner:
         return True
 
 
-class Shared(Interner):
+class SharedValues(Interner):
     """Values with answers to questions about them: a question is asked once per value, however many rows share it."""
 
     def __init__(self) -> None:

@@ -16,16 +16,16 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings, ratios_of
-from micronova.db import aggregates, allocations, host_states, services
+from micronova.db import aggregates, allocations, claims, group_members, server_hosts, services
 from micronova.db.aggregates import AggregateRow
-from micronova.db.allocations import Claim, ClaimResult
+from micronova.db.claims import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import Explanation, refusal
+from micronova.objects.explanation import Explanation, counted, refusal
 from micronova.objects.fleet import Fleet, ListHosts
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import (
@@ -42,13 +42,14 @@ from micronova.placement import extra_specs
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler import fleet
+from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
-from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters, names_project
-from micronova.scheduler.refusals import claims_refused
+from micronova.scheduler.no_valid_host import claims_refused
+from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
 from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
@@ -61,8 +62,8 @@ log = logging.getLogger(__name__)
 Timed = Callable[[float], None]
 Notify = Callable[[Context, str, SelectDestinations], None]
 
-# Claims that a request may lose in a row. Each lost claim means that another request won, so that many do not happen
-# by chance.
+# Claims that a request may lose in a row. Each lost claim means that another request won: so many in a row do not
+# happen by chance.
 RACES = 64
 WIDEST_SPREAD = 64  # most hosts among which a request that lost chooses at random
 
@@ -100,7 +101,7 @@ class SchedulerManager:
         refresh_interval: float,
         max_attempts: int,
         default_zone: str,
-        prefilters: Prefilters = ONLY_TRAITS,
+        prefilters: Prefilters = DEFAULT_PREFILTERS,
         pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self._pci_aliases = dict(pci_aliases or {})
@@ -228,7 +229,7 @@ class SchedulerManager:
         use = None
         if with_hosts:
             names = [step.name for step in explanation.filters]
-            use = fleet.use_of(table, now, self._service_down_time, removed_by, names, selections)
+            use = fleet.fleet_of(table, now, self._service_down_time, removed_by, names, selections)
         return DryRunResult(
             selections=selections,
             explanation=msgspec.structs.replace(explanation, took=took),
@@ -240,7 +241,7 @@ class SchedulerManager:
     async def list_hosts(self, context: Context, request: ListHosts) -> Fleet:
         """Return all hosts with their use, as this scheduler knows them."""
         await self._feed.refresh(self._refresh_interval)
-        return fleet.use_of(self._feed.table, self._clock.now(), self._service_down_time)
+        return fleet.fleet_of(self._feed.table, self._clock.now(), self._service_down_time)
 
     async def _place(self, request: SelectDestinations) -> SchedulerDecision:
         await self._feed.refresh(self._refresh_interval)
@@ -258,10 +259,10 @@ class SchedulerManager:
                 await self._feed.refresh_fully()
                 spec = await self._completed_spec(request)
                 held |= await self._held_already(spec, request)
-                # Hosts may have changed; and this goes on with those that were not compared.
+                # Hosts may have changed. Hosts that were not compared before are compared now.
                 await self._scheduler.prepare(self._feed.table, spec)
                 servable = await self._servable(spec, groups, refused, now=self._before_silence())
-                decision = self._decide_after_reload(spec, request, held, servable)
+                decision = self._decide_after_refresh(spec, request, held, servable)
             nodes = {each.selected.node_uuid for each in decision.destinations}
             with self._feed.unconfirmed(nodes):
                 result = await self._claim(spec, request, decision, on_deleted_nodes)
@@ -321,8 +322,8 @@ class SchedulerManager:
             return None
         state = self._feed.table.state(row)
         status = state.enabled, state.forced_down
-        held = state.total, state.capacity, state.used, state.topology, state.held
-        return status, held, members, None if groups is None else groups.known(node)
+        resources = state.total, state.capacity, state.used, state.topology, state.held
+        return status, resources, members, None if groups is None else groups.known(node)
 
     def _decide(
         self,
@@ -377,7 +378,7 @@ class SchedulerManager:
                 held[uuid] = selection.node_uuid
         return held
 
-    def _decide_after_reload(
+    def _decide_after_refresh(
         self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], servable: Servable | None
     ) -> SchedulerDecision:
         """Decide; if there is no valid host, say whether one may return.
@@ -394,7 +395,12 @@ class SchedulerManager:
             uuids = request.instance_uuids
             if self._would_fit(spec, uuids, now=self._before_silence(), held=held, servable=servable):
                 error.details["hosts_may_return"] = True
-            log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
+            log.info(
+                "no valid host for %s (the first is %s), `micronova explain` shows what each filter removed: %s",
+                counted(len(uuids), "instance"),
+                uuids[0],
+                error.message,
+            )
             raise
 
     def _before_silence(self) -> float:
@@ -417,7 +423,7 @@ class SchedulerManager:
         self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
-        claims = [
+        wanted = [
             Claim.of(
                 destination.instance_uuid,
                 destination.selected,
@@ -429,7 +435,7 @@ class SchedulerManager:
             )
             for destination in decision.destinations
         ]
-        return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
+        return await self._database.write(claims.claim, wanted, now=micros(self._clock.now()))
 
     async def _completed_spec(self, request: SelectDestinations) -> RequestSpec:
         """Return the request's spec with what is read for it.
@@ -451,7 +457,7 @@ class SchedulerManager:
             spec = msgspec.structs.replace(spec, has_aggregates=limited)
         named = {hint: spec.hints[hint] for hint in SERVER_HINTS if spec.hints.get(hint)}
         if named:
-            hinted = await self._database.read(host_states.hosts_of_servers, spec.project_id, named)
+            hinted = await self._database.read(server_hosts.hosts_of_servers, spec.project_id, named)
             spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if self._image_counts is not None and spec.image is not None:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
@@ -464,7 +470,7 @@ class SchedulerManager:
 
 def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int] | None:
     """Return host -> members of a group, None if there is no such group; those that migrations hold are left out."""
-    hosts = allocations.group_hosts(conn, group_uuid)
+    hosts = group_members.by_host(conn, group_uuid)
     if hosts is None or not moving:
         return hosts
     return dict(Counter(hosts) - allocations.hosts_of(conn, moving))

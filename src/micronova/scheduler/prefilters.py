@@ -1,11 +1,14 @@
-"""Prefilters: hosts that are not disabled, the most that one server may have of a host, required traits (also for the
-format of the image and what its properties ask for), aggregates of projects, and aggregates that are kept for servers
-with their traits.
+"""Prefilters: what Nova asks Placement for. They apply whichever filters are enabled, also to a host that is forced.
 
-They apply whichever filters are enabled, also to a host that an administrator forces. Nova asks Placement for these.
+- The host is neither disabled nor forced down.
+- One server may have as much of each resource class as the request asks for (`max_unit`).
+- The host has the required traits, and none that is forbidden. By the settings, the format and the properties of the
+  image require traits, too.
+- By the settings, hosts of aggregates that name projects are for these projects, and hosts of aggregates with traits
+  are for servers that require these traits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,10 +20,10 @@ from micronova.objects.guest_properties import GuestProperties, image_property
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
+from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.filters.resources import large_enough
-from micronova.scheduler.host_table import Aggregates, Bools, HostView
-
-TENANT: Final = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
+from micronova.scheduler.host_columns import Aggregates, Bools
+from micronova.scheduler.host_view import HostView
 
 ISOLATED: Final = "trait:"  # how the metadata keys of aggregates begin that keep others out
 _PROPERTIES: Final = {
@@ -46,7 +49,7 @@ class PrefilterMask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prefilters:
-    """Which of them are turned on; traits and the status of hosts always are."""
+    """Which of those that follow from settings are turned on; the others always are."""
 
     image_types: bool = False
     tenants: bool = False
@@ -56,7 +59,7 @@ class Prefilters:
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> "Prefilters":
-        """Return those that the settings turn on."""
+        """Return the prefilters with those that the settings turn on."""
         return cls(
             image_types=settings.query_placement_for_image_type_support,
             tenants=settings.limit_tenants_to_placement_aggregate,
@@ -97,7 +100,7 @@ class Prefilters:
             )
 
     def masks_of_rebuild(self, hosts: HostView, spec: RequestSpec) -> Iterator[PrefilterMask]:
-        """Yield the masks of what the new image of a server asks for: the server is there, whatever its host became.
+        """Yield the masks of what the new image of a server asks for. The server stays, whatever else its host became.
 
         Nova asks Placement for nothing then, and compares the traits of the image.
         """
@@ -108,7 +111,7 @@ class Prefilters:
     def _of_tenant(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         """Return the hosts of aggregates that name the project; None if no aggregate does and none is needed.
 
-        The aggregates decide, and not the hosts: those of the project may have none now, or not the one asked for.
+        Whether an aggregate names the project is asked of all aggregates: one without hosts closes the others, too.
         """
         if not self.tenants_need_aggregates and not spec.has_aggregates:
             return None
@@ -147,9 +150,4 @@ def _traits_of_properties(spec: RequestSpec, image: ImageMeta) -> frozenset[str]
     return frozenset(f"{prefix}_{value.replace('-', '_').upper()}" for prefix, value in named if value)
 
 
-def names_project(metadata: Mapping[str, str], project: str) -> bool:
-    """Return whether an aggregate with this metadata names a project."""
-    return any(key.startswith(TENANT) and value == project for key, value in metadata.items())
-
-
-ONLY_TRAITS = Prefilters()
+DEFAULT_PREFILTERS = Prefilters()

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import Bools, Floats, HostTable, HostView
+from micronova.scheduler.host_columns import Bools, Floats
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 from micronova.scheduler.weights.base import HostWeigher
 
 log = logging.getLogger(__name__)

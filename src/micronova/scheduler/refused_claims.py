@@ -8,7 +8,7 @@ and would choose the node again. Such a node gets half as many instances of the 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from micronova.db.allocations import ClaimFailure
+from micronova.db.claims import ClaimFailure
 
 log = logging.getLogger(__name__)
 

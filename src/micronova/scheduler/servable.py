@@ -1,6 +1,6 @@
-"""How many more instances of a request nodes can take, besides what the host table says.
+"""How many more instances of a request each node can take, besides what the host table says.
 
-- Their providers serve the request groups of so many.
+- The providers of a node's tree serve the request groups of only so many instances.
 - What sharing providers have left counts once, however many nodes can have it.
 - A node that refuses claims for no reason that the scheduler sees gets fewer instances, or none.
 """

@@ -4,8 +4,8 @@ Whether the cells of hosts suit a request is found for all kinds of hosts at onc
 is asked once. When what is held of a host changes, the results of all others stay as they are.
 
 A request may ask for something that takes long to find on each kind of host. So the kinds are asked before the
-decision, some at a time, and only as many as the request may cost. A decision tells the others from those
-without room, and the next preparation goes on with them.
+decision, some at a time, and only until the request has used up its steps. A decision tells the kinds that were not
+asked from those without room; the next preparation goes on with them.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from micronova.objects.topology import (
     decode_topology,
     decode_use,
 )
-from micronova.scheduler.cell_columns import CellColumns
+from micronova.scheduler.cell_columns import Bools, CellColumns, Codes
 from micronova.scheduler.interning import Interner
 
-Codes: TypeAlias = npt.NDArray[np.intp]
 Passes: TypeAlias = Callable[[NodeTopology, TopologyUse, StepMeter], bool]
 
 log = logging.getLogger(__name__)
 
 MOST_STEPS_AT_ONCE: Final = 20_000
-"""Of one stretch, besides a few for each kind of host and those of the last one: about 0.1 s. A decision is one."""
+"""Steps of one stretch of work without a pause: about 0.1 s. A decision is one stretch. The first `FREE_STEPS` of each
+kind of host are not counted, and the last kind may exceed the limit."""
 MOST_STEPS_OF_A_REQUEST: Final = 400_000
-"""Of all stretches before the decision about a request, likewise: about 2 s."""
+"""Steps of all stretches before the decision about a request, counted likewise: about 2 s."""
 FREE_STEPS: Final = 200  # for a kind of host, however many there were before; nearly all take less
 LONGEST_AT_ONCE: Final = 0.05
-"""Seconds of one stretch, besides the last kind of host: to read what a host with many devices has takes longer than to
-compare it."""
+"""Seconds of one stretch, which the last kind of host may exceed. Steps alone do not bound the time: to read what a
+host with many devices has takes longer than to compare it."""
 LONGEST_OF_A_REQUEST: Final = 2.0
 """Seconds of all stretches before the decision about a request."""
 
-_Results: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]  # for which stamps of codes, and results
+_Results: TypeAlias = tuple[npt.NDArray[np.int64], Bools]  # for which stamps of codes, and results
 
 _FIRST_SIZE = 64
 _MOST_REQUESTS = 64
@@ -122,7 +122,7 @@ class Topologies:
         """Return how many devices are free on hosts with these codes."""
         return self._devices.take(codes)
 
-    def suit(self, request: TopologyRequest, codes: Codes) -> npt.NDArray[np.bool_]:
+    def suit(self, request: TopologyRequest, codes: Codes) -> Bools:
         """Return for each of these codes whether its cells suit a request (`CellColumns.suit`)."""
         return self._cells.suit(request, codes)
 
@@ -150,7 +150,7 @@ class Topologies:
 
     def passing(
         self, key: bytes, passes: Passes, codes: Codes, devices: Sequence[DeviceRequest] = ()
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_] | None]:
+    ) -> tuple[Bools, Bools | None]:
         """Return for each of these codes whether it passes, and whether it was not asked; results are kept by key.
 
         Codes that are not known yet are asked, as far as the decision has steps left and no longer than a stretch
@@ -162,7 +162,7 @@ class Topologies:
         if not unasked:
             return found.take(codes), None
         log.warning("%d kinds of hosts were not compared with a request, which takes too long", unasked)
-        asked: npt.NDArray[np.bool_] = stamps.take(codes) == self._stamps.take(codes)
+        asked: Bools = stamps.take(codes) == self._stamps.take(codes)
         return found.take(codes) & asked, ~asked
 
     def _known(self, key: bytes) -> _Results:

@@ -21,7 +21,7 @@ from micronova.objects.context import Context, RequestContext
 from micronova.objects.errors import Conflict, HostNotHeard, NotSupported
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import Payload, PowerPayload
+from micronova.objects.operations import BIND_PORTS, Payload, PowerPayload
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.dependencies import RequestDependencies
 
@@ -269,7 +269,8 @@ class ServerActions:
         operations = self._end_move(conn, asked, context, row, migration_states.ERROR)
         if (task_state := server_migrations.idle_task_state(conn, id)) is not None:
             instances.update(conn, id, now, {"task_state": task_state})
-        if row["task_state"] == states.SHELVING_OFFLOADING and _has_devices(conn, row):  # they may be unbound
+        # An offload may have unbound its ports.
+        if row["task_state"] == states.SHELVING_OFFLOADING and instances.has_ports_or_volumes(conn, row):
             operations += (self._bind_ports(conn, context, row, row["epoch"] + 1, now),)
         if row["deleted_at"] is not None:  # it is not soft-deleted any more
             quotas.charge_server(conn, row, {})
@@ -287,11 +288,11 @@ class ServerActions:
     ) -> tuple[str, ...]:
         """End the move of a server, whose row is locked, at the next epoch; it stays on the host that it belongs to.
 
-        Raise Conflict if that would remove the only copy of its disks, and HostNotHeard if nobody has `asked` its host
-        whether it is there, which decides about that. With `switched_off` the request switches the
-        guest off.
+        Raise Conflict if that would remove the only copy of its disks. Raise HostNotHeard if this depends on whether
+        its host is there, and nobody has `asked` the host. With `switched_off` the request switches the guest off.
 
-        Return the operations that undo the move, and bind its ports again if the move may have bound them elsewhere.
+        Return the operations that undo the move, and that bind its ports and volumes again if the move may have bound
+        them elsewhere.
         """
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         undo = server_migrations.abandon(
@@ -305,14 +306,14 @@ class ServerActions:
             switched_off=switched_off,
             asked=asked,
         )
-        if undo is None or not _has_devices(conn, row):
+        if undo is None or not instances.has_ports_or_volumes(conn, row):
             return undo or ()
         return (*undo, self._bind_ports(conn, context, row, epoch, now))
 
     def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
-        """Record and return the operation that binds the ports of a server to its host."""
+        """Record and return the operation that binds the ports and volumes of a server to its host again."""
         id = new_uuid(self._random)
-        operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=epoch, now=now, context=context)
+        operation_rows.follow_up(conn, row, BIND_PORTS, id=id, epoch=epoch, now=now, context=context)
         return id
 
 
@@ -327,11 +328,6 @@ def check_state(action: states.Action, row: InstanceRow) -> None:
     reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
     if reason is not None:
         raise Conflict(f"Cannot '{action.shown_name}' instance {row['uuid']} {reason}")
-
-
-def _has_devices(conn: sa.Connection, row: InstanceRow) -> bool:
-    """Return whether a server has ports or volumes, which a move may have bound to another host."""
-    return bool(row["network_info"]) or bool(instances.volumes(conn, [row["uuid"]]))
 
 
 def _can_be_soft_deleted(row: InstanceRow) -> bool:

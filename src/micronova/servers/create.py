@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from micronova.clients.expiring_cache import ExpiringCache
 from micronova.db import (
-    allocations,
+    group_members,
     instance_actions,
     instances,
     quotas,
@@ -46,7 +46,7 @@ from micronova.servers.create_rules import (
     make_password,
     merge_devices,
 )
-from micronova.servers.create_volumes import CREATION_TIME, CreateVolumes, VolumePlan, has_volumes
+from micronova.servers.create_volumes import CREATION_TIME, NewServerVolumes, VolumePlan, has_volumes
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_devices import devices_of
 from micronova.servers.image_refs import named_image
@@ -98,7 +98,7 @@ class ServerCreator:
         self._image_client = dependencies.image_client
         self._images = ExpiringCache(IMAGE_CACHED, MOST_IMAGES)  # by token and id
         self._network_client = dependencies.network_client
-        self._volumes = CreateVolumes(self._database, dependencies.volume_client, dependencies.image_client)
+        self._volumes = NewServerVolumes(self._database, dependencies.volume_client, dependencies.image_client)
         self._unsupported = dependencies.unsupported
         self._signatures = dependencies.signatures
         self._boot_images = dependencies.boot_images
@@ -167,10 +167,10 @@ class ServerCreator:
             disk_config=disk_config,
         )
         # Servers have their ids before volumes are reserved for them.
-        made = [new_uuid(self._random) for _ in range(accepted.allowed_count if has_volumes(volumes.devices) else 0)]
-        await self._volumes.reserve(context, volumes, made)
+        ids = [new_uuid(self._random) for _ in range(accepted.allowed_count if has_volumes(volumes.devices) else 0)]
+        await self._volumes.reserve(context, volumes, ids)
         try:
-            uuids, operations = await self._database.write(self._record, accepted, made)
+            uuids, operations = await self._database.write(self._record, accepted, ids)
         except BaseException:
             await self._volumes.release(volumes)
             raise
@@ -235,8 +235,11 @@ class ServerCreator:
             may_attach_external=request.may_attach_external,
         )
 
-    def _record(self, conn: sa.Connection, accepted: _Accepted, made: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Record a request in one transaction; return the ids of the instances and of their operations."""
+    def _record(self, conn: sa.Connection, accepted: _Accepted, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Record a request in one transaction; return the ids of the instances and of their operations.
+
+        `ids` are those of instances that volumes are reserved for; without volumes it is empty.
+        """
         context, request, spec = accepted.context, accepted.request, accepted.spec
         now = micros(self._clock.now())
         flavor = spec.flavor
@@ -244,7 +247,7 @@ class ServerCreator:
         check_item_limits(request.metadata, request.injected_files, limits)
         members = 0
         if spec.server_group is not None:  # locked before the quota, as everywhere: the number holds until the commit
-            if not allocations.lock_groups(conn, [spec.server_group.id]):
+            if not group_members.lock(conn, [spec.server_group.id]):
                 raise no_group(spec.server_group.id)
             members = instances.count_in_group(conn, spec.server_group.id)
         count = quotas.charge_up_to(
@@ -258,7 +261,7 @@ class ServerCreator:
         )
         if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
-        uuids = list(made[:count]) or [new_uuid(self._random) for _ in range(count)]
+        uuids = list(ids[:count]) or [new_uuid(self._random) for _ in range(count)]
         ports = msgspec.to_builtins(accepted.ports)
         instances.insert(
             conn,

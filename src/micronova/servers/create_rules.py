@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from micronova.objects import power_state, states
-from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, blank_device, root_volume
+from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, bad_mapping, blank_device, root_volume
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, Invalid, PortLimitExceeded, QuotaExceeded
 from micronova.objects.flavor import Flavor
@@ -189,16 +189,13 @@ def merge_devices(
     devices = merged(requested, of_image)
     for device in devices:
         if not device.is_volume and device.source_type in ("volume", "snapshot"):
-            raise Invalid(
-                f"Block Device Mapping is Invalid: a device of source_type {device.source_type} has the "
-                "destination_type volume."
-            )
+            raise bad_mapping(f"a device of source_type {device.source_type} has the destination_type volume.")
     if image is not None and not any(device.boot_index == 0 for device in devices):
         devices.insert(0, BlockDevice(uuid="", image_id=image.id, boot_index=0))
     check_sequence(devices)
     root = next(device for device in devices if device.boot_index == 0)
     if image is not None and root.image_id not in (None, image.id):
-        raise Invalid("Block Device Mapping is Invalid: the boot device's image is not the server's imageRef.")
+        raise bad_mapping("the boot device's image is not the server's imageRef.")
     asked = sum(d.size_gb or 0 for d in devices if d.is_blank)  # also a root disk, as in Nova
     if asked > flavor.ephemeral:
         raise Invalid(
@@ -216,15 +213,13 @@ def merge_devices(
 
 def check_sequence(devices: Sequence[BlockDevice]) -> None:
     """Raise Invalid unless the boot indexes of devices are 0, 1, 2…, and each volume and each tag is named once."""
-    bad = "Block Device Mapping is Invalid:"
     boots = sorted(device.boot_index for device in devices if device.boot_index is not None and device.boot_index >= 0)
     if not boots or boots != list(range(len(boots))):
-        wrong = "Boot sequence for the instance and image/block device mapping combination is not valid."
-        raise Invalid(f"{bad} {wrong}")
+        raise bad_mapping("Boot sequence for the instance and image/block device mapping combination is not valid.")
     for what in ("volume_id", "tag"):
         named = [value for device in devices if (value := getattr(device, what))]
         if len(set(named)) != len(named):
-            raise Invalid(f"{bad} a {what} is given twice.")
+            raise bad_mapping(f"a {what} is given twice.")
 
 
 def allowed_count(request: CreateRequest, plan: NetworkPlan) -> int:

@@ -19,7 +19,7 @@ from micronova.clients.volume.client import Volume, VolumeClient
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.objects.block_device import BlockDevice, root_volume
+from micronova.objects.block_device import BlockDevice, bad_mapping, root_volume
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported
 from micronova.objects.image import ImageMeta
@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 CREATION_TIME: Final = 120.0
 """Seconds in which the API asks for the volumes of a request; later a conductor fails the builds that lack some."""
 AT_ONCE: Final = 10  # volumes that are asked for at the same time
-BAD: Final = "Block Device Mapping is Invalid: "
-# Of the image that a volume was made of: attributes, which the service keeps beside the properties.
+# The attributes of an image that a volume keeps, beside the properties of the image, in its image metadata.
 _ATTRIBUTES: Final = frozenset(
     {"image_id", "image_name", "checksum", "container_format", "disk_format", "min_disk", "min_ram", "size"}
 )
@@ -58,7 +57,7 @@ def has_volumes(devices: Sequence[BlockDevice]) -> bool:
     return any(device.is_volume for device in devices)
 
 
-class CreateVolumes:
+class NewServerVolumes:
     """Checks, reserves and makes the volumes of new servers."""
 
     def __init__(self, database: Database, client: VolumeClient | None, image_client: ImageClient | None) -> None:
@@ -107,26 +106,26 @@ class CreateVolumes:
             if count > 1 and not volume.multiattach:
                 raise Invalid("Cannot attach one or more volumes to multiple instances")
             if boots and not volume.bootable:
-                raise Invalid(f"{BAD}Block Device {volume.id} is not bootable.")
+                raise bad_mapping(f"Block Device {volume.id} is not bootable.")
             known = msgspec.structs.replace(device, size_gb=volume.size, multiattach=volume.multiattach)
             return known, image_of(volume.image_metadata)
         if device.source_type == "snapshot":
             return await self._of_snapshot(client, context, device)
         if not device.size_gb:
-            raise Invalid(
-                f"{BAD}Blank volumes (source: 'blank', dest: 'volume') need to have non-zero size"
+            raise bad_mapping(
+                "Blank volumes (source: 'blank', dest: 'volume') need to have non-zero size"
                 if device.source_type == "blank"
-                else f"{BAD}Images with destination_type 'volume' need to have a non-zero size specified"
+                else "Images with destination_type 'volume' need to have a non-zero size specified"
             )
         if device.source_type == "blank":
             if boots:
-                raise Invalid(f"{BAD}a blank volume has nothing to boot from.")
+                raise bad_mapping("a blank volume has nothing to boot from.")
             return device, None
         assert device.image_id is not None
         image = await named_image(self._image_client, context, device.image_id)
         if image.min_disk > device.size_gb:
-            raise Invalid(
-                f"{BAD}Volume is smaller than the minimum size specified in image metadata. Volume size is "
+            raise bad_mapping(
+                f"Volume is smaller than the minimum size specified in image metadata. Volume size is "
                 f"{device.size_gb} GB, minimum size is {image.min_disk} GB."
             )
         return device, image
@@ -136,7 +135,7 @@ class CreateVolumes:
         try:
             return await client.volume(device.volume_id, context.token)
         except NotFound:
-            raise Invalid(f"{BAD}failed to get volume {device.volume_id[:64]}.") from None
+            raise bad_mapping(f"failed to get volume {device.volume_id[:64]}.") from None
 
     async def _of_snapshot(
         self, client: VolumeClient, context: RequestContext, device: BlockDevice
@@ -145,12 +144,12 @@ class CreateVolumes:
         try:
             snapshot = await client.snapshot(device.snapshot_id, context.token)
         except NotFound:
-            raise Invalid(f"{BAD}failed to get snapshot {device.snapshot_id[:64]}.") from None
+            raise bad_mapping(f"failed to get snapshot {device.snapshot_id[:64]}.") from None
         if snapshot.status != "available":
-            raise Invalid(f"{BAD}snapshot {snapshot.id} is {snapshot.status}.")
+            raise bad_mapping(f"snapshot {snapshot.id} is {snapshot.status}.")
         if device.size_gb and device.size_gb < snapshot.size:
-            raise Invalid(
-                f"{BAD}a volume of {device.size_gb} GB is smaller than snapshot {snapshot.id}: {snapshot.size} GB."
+            raise bad_mapping(
+                f"a volume of {device.size_gb} GB is smaller than snapshot {snapshot.id}: {snapshot.size} GB."
             )
         known = msgspec.structs.replace(device, size_gb=device.size_gb or snapshot.size)
         if device.boot_index != 0:
@@ -160,7 +159,7 @@ class CreateVolumes:
         except NotFound:
             return known, None
         if not volume.bootable:
-            raise Invalid(f"{BAD}Block Device {snapshot.id} is not bootable.")
+            raise bad_mapping(f"Block Device {snapshot.id} is not bootable.")
         return known, image_of(volume.image_metadata)
 
     # --- reservations --------------------------------------------------------------------------------------------

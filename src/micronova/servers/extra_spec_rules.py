@@ -157,6 +157,12 @@ def is_unknown(name: str) -> bool:
     return bool(colon) and _NAMESPACES.fullmatch(namespace) is not None and _find(name) is None
 
 
+def is_of_others(name: str) -> bool:
+    """Return whether an extra spec is in a namespace that Nova does not have: a filter of a plugin may honour it."""
+    namespace, colon, _ = name.partition(":")
+    return bool(colon) and _NAMESPACES.fullmatch(namespace) is None
+
+
 def _find(name: str) -> Spec | None:
     matching = (spec for pattern, spec in _PATTERNS if pattern.fullmatch(name))
     return _EXACT.get(name) or _of_placement(name) or next(matching, None)

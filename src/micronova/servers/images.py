@@ -120,7 +120,7 @@ class ServerImages:
             if key not in metadata:
                 del document[key]
         document["min_disk"] = 0 if row["image"] is None else row["image"]["min_disk"]  # not that of the flavor's disk
-        found = (await self._database.read(instances.devices, [row["uuid"]])).get(row["uuid"], ())
+        found = await self._database.read(instances.devices_of, row["uuid"])
         volumes = [device.volume_id for device in found if device.is_volume and device.volume_id]
         left = await client.snapshots_left(context.token)
         if left is not None and left < len(volumes):

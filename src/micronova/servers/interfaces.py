@@ -6,7 +6,6 @@ one server that come together are served one after the other.
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,6 @@ from micronova.objects.errors import (
     AddressInUse,
     Conflict,
     Forbidden,
-    InstanceNotFound,
     Invalid,
     MicronovaError,
     NotFound,
@@ -33,7 +31,7 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF, NetworkRequest, PlannedPort
 from micronova.objects.operations import InterfacePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
-from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
+from micronova.servers.waiting import DeviceChanges, wait_for_operation
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +61,7 @@ class Interfaces:
         self._check_host = check_host
         self._database = database
         self._clock = clock
+        self._changes = DeviceChanges(database, clock, states.CHANGES_INTERFACES)
         self._actions = actions
         self._network_client = network_client
 
@@ -86,7 +85,7 @@ class Interfaces:
         """Attach an interface; return it when it is plugged."""
         action = states.ACTIONS["attach_interface"]
         check_lock(context, row)
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         if self._network_client is None:
             raise NotSupported("There is no network service: a server cannot get an interface.")
@@ -96,7 +95,7 @@ class Interfaces:
         operation = await self._begin(context, row, action, payload, WAIT)
         port_id = await self._attached(row["uuid"], operation)
         await self.refresh(row["uuid"])  # the port's security groups become the server's
-        return await self.show(await self._row(row["uuid"]), port_id)
+        return await self.show(await self._database.read(instances.get_existing, row["uuid"]), port_id)
 
     async def detach(self, context: RequestContext, row: InstanceRow, port_id: str) -> None:
         """Accept a request to detach an interface."""
@@ -201,27 +200,12 @@ class Interfaces:
             if payload.port_id is not None and not _has(known, payload.port_id):
                 raise NotFound(f"Port {payload.port_id[:64]} is not attached to instance {known['uuid']}")
 
-        until = self._clock.monotonic() + seconds
-        while True:
-            row = await self._free(row, until - self._clock.monotonic())
-            try:
-                return await self._actions.begin(
-                    context, row, action.name, action, payload, check, respects_lock=respects_lock
-                )
-            except Conflict:
-                row = await self._row(row["uuid"])
-                if row["task_state"] not in states.CHANGES_INTERFACES or self._clock.monotonic() >= until:
-                    raise
+        async def begin(free: InstanceRow) -> str:
+            return await self._actions.begin(
+                context, free, action.name, action, payload, check, respects_lock=respects_lock
+            )
 
-    async def _free(self, row: InstanceRow, seconds: float) -> Any:
-        """Wait until no operation changes the server's interfaces; return the server then."""
-        until = self._clock.monotonic() + seconds
-        pause = FIRST_POLL
-        while row["task_state"] in states.CHANGES_INTERFACES and self._clock.monotonic() < until:
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
-            row = await self._row(row["uuid"])
-        return row
+        return await self._changes.begin(row, seconds, begin)
 
     async def _attached(self, uuid: str, operation: str) -> str:
         """Wait until an attachment ends; return its port, or raise its error."""
@@ -238,12 +222,6 @@ class Interfaces:
         if known is not None:
             raise known(payload.error)
         raise OperationFailed(f"Failed to attach network adapter device to {uuid}: {payload.error}")
-
-    async def _row(self, uuid: str) -> Any:
-        row = await self._database.read(instances.get, uuid)
-        if row is None:
-            raise InstanceNotFound(f"Instance {uuid} could not be found.")
-        return row
 
 
 def _has(row: InstanceRow, port_id: str) -> bool:

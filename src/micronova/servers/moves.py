@@ -306,7 +306,6 @@ class ServerMoves:
         operations = self._recorder.record(conn, context, row, kind, changes, payload)
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, id, old)
-        devices = instances.devices(conn, [id]).get(id, ())
-        instances.replace_devices(conn, id, resized(devices, id, new, old))
+        instances.replace_devices(conn, id, resized(instances.devices_of(conn, id), id, new, old))
         server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.REVERTING})
         return operations

@@ -113,7 +113,7 @@ class ServerRescue:
 
         Raise Conflict if a volume is not in use, as it is while it is being detached or extended.
         """
-        devices = (await self._database.read(instances.devices, [row["uuid"]])).get(row["uuid"], ())
+        devices = await self._database.read(instances.devices_of, row["uuid"])
         if root_volume(devices) is not None and not (
             allows_volumes and all(name in image.properties for name in STABLE_PROPERTIES)
         ):

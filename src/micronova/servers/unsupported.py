@@ -110,7 +110,7 @@ class Unsupported:
                     f"The scheduler hint {hint} is not supported: no enabled filter honours it "
                     f"(in Nova {_HINTS[hint]} does). Remove it from the request."
                 )
-        if _HINTS.keys() & hints.keys():
+        if hints.keys() - {"group"}:  # no filter checks it; the others may be those of a plugin's filter
             for check in self._honoured().checks:
                 check(hints, {})
 
@@ -127,7 +127,9 @@ class Unsupported:
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _NAMESPACES[kind])
             if name in _FLAVOR and asks(value):
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _FLAVOR[name])
-        if any(name.partition(":")[0] in _NAMESPACES for name in flavor.extra_specs):
+        if any(
+            name.partition(":")[0] in _NAMESPACES or extra_spec_rules.is_of_others(name) for name in flavor.extra_specs
+        ):
             for check in self._honoured().checks:
                 check({}, flavor.extra_specs)
         self._report(flavor.id, without_effect(flavor, None))

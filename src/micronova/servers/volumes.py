@@ -7,7 +7,7 @@ Requests for one server that come together are served one after the other.
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -22,7 +22,6 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import (
     Conflict,
     Forbidden,
-    InstanceNotFound,
     Invalid,
     MicronovaError,
     NotFound,
@@ -31,17 +30,16 @@ from micronova.objects.errors import (
 )
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import ReleasedVolume, SettlePayload, VolumePayload
+from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload, VolumePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.waiting import FIRST_POLL, LONGEST_POLL, wait_for_operation
+from micronova.servers.waiting import DeviceChanges, wait_for_operation
 
 log = logging.getLogger(__name__)
 
 WAIT: Final = 60.0  # seconds that a request waits for another one that changes the same server's devices
 EVENT_WAIT: Final = 5.0  # the same, for an event of the volume service
 NO_SERVICE: Final = "There is no block storage service here: servers cannot use volumes."
-_BUSY: Final = states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
 
 # Errors of a failed attachment that the caller gets as they are; all others become a 500.
 _PASSED_ON: Final[dict[str, type[MicronovaError]]] = {
@@ -77,6 +75,9 @@ class ServerVolumes:
         self._dependencies = dependencies
         self._database = dependencies.database
         self._clock = dependencies.clock
+        self._changes = DeviceChanges(
+            dependencies.database, dependencies.clock, states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
+        )
         self._conductor = dependencies.conductor
         self._random = dependencies.random
         self._actions = actions
@@ -89,7 +90,7 @@ class ServerVolumes:
         action = states.ACTIONS["attach_volume"]
         assert wanted.volume_id is not None
         check_lock(context, row)
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
         _check_new(await self._volumes(row), wanted)
@@ -125,7 +126,7 @@ class ServerVolumes:
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
             known = instances.lock_existing(conn, row["uuid"])
-            found = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+            found = instances.devices_of(conn, row["uuid"])
             _check_new(found, device)
             [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
             if known["vm_state"] in states.WITHOUT_HOST:
@@ -153,7 +154,7 @@ class ServerVolumes:
         device = _attached_as(await self._volumes(row), row, volume_id)
         if device.boot_index == 0:
             raise Invalid("Cannot detach a root device volume")
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
         begun = device.connection is not None and await self._begin_detaching(context, client, volume_id)
@@ -161,7 +162,7 @@ class ServerVolumes:
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
             known = instances.lock_existing(conn, row["uuid"])
-            present = _attached_as(instances.volumes(conn, [row["uuid"]]).get(row["uuid"], ()), known, volume_id)
+            present = _attached_as(instances.volumes_of(conn, row["uuid"]), known, volume_id)
             if known["vm_state"] not in states.WITHOUT_HOST:
                 return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             check_state(action, known)
@@ -303,15 +304,11 @@ class ServerVolumes:
         self, row: InstanceRow, seconds: float, record: Callable[[sa.Connection], tuple[str, ...]]
     ) -> tuple[str, ...]:
         """Run a transaction that accepts a request, after the operations on the same server's devices."""
-        until = self._clock.monotonic() + seconds
-        while True:
-            row = await self._free(row, until - self._clock.monotonic())
-            try:
-                return await self._database.write(record)
-            except Conflict:
-                row = await self._row(row["uuid"])
-                if row["task_state"] not in _BUSY or self._clock.monotonic() >= until:
-                    raise
+
+        async def begin(free: InstanceRow) -> tuple[str, ...]:
+            return await self._database.write(record)
+
+        return await self._changes.begin(row, seconds, begin)
 
     def _note(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, action: states.Action) -> None:
         """Record a change of a server without a host, which is done with the transaction."""
@@ -324,7 +321,7 @@ class ServerVolumes:
         operation_rows.follow_up(
             conn,
             row,
-            "settle_volumes",
+            SETTLE_VOLUMES,
             id=id,
             epoch=row["epoch"],
             now=now,
@@ -332,16 +329,6 @@ class ServerVolumes:
             payload=payload,
         )
         return id
-
-    async def _free(self, row: InstanceRow, seconds: float) -> Any:
-        """Wait until no operation changes the server's devices; return the server then."""
-        until = self._clock.monotonic() + seconds
-        pause = FIRST_POLL
-        while row["task_state"] in _BUSY and self._clock.monotonic() < until:
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
-            row = await self._row(row["uuid"])
-        return row
 
     async def _attached(self, uuid: str, operation: str) -> None:
         """Wait until an attachment ends; raise its error."""
@@ -358,13 +345,7 @@ class ServerVolumes:
         raise OperationFailed(f"Failed to attach the volume to instance {uuid}: {payload.error}")
 
     async def _volumes(self, row: InstanceRow) -> Sequence[BlockDevice]:
-        return (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
-
-    async def _row(self, uuid: str) -> Any:
-        row = await self._database.read(instances.get, uuid)
-        if row is None:
-            raise InstanceNotFound(f"Instance {uuid} could not be found.")
-        return row
+        return await self._database.read(instances.volumes_of, row["uuid"])
 
 
 def not_attached(uuid: str, volume_id: str) -> NotFound:
@@ -389,6 +370,5 @@ def _check_new(devices: Sequence[BlockDevice], wanted: BlockDevice) -> None:
 
 
 def _recorded(conn: sa.Connection, uuid: str, attachment_id: str) -> bool:
-    """Return whether a server has a device with an attachment, or an operation that gives it back is recorded."""
-    found = instances.volumes(conn, [uuid]).get(uuid, ())
-    return any(device.attachment_id == attachment_id for device in found)
+    """Return whether a server has a device with this attachment."""
+    return any(device.attachment_id == attachment_id for device in instances.volumes_of(conn, uuid))

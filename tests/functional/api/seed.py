@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import nodes, services
+from micronova.db import node_reports, services
 from micronova.db.tables import deleted_instances, instances
 from micronova.objects.clock import micros
 from micronova.objects.orders import NodeResources
@@ -22,7 +22,7 @@ async def add_host(cloud: Cloud, host: str, **more: Any) -> str:
     }  # fmt: skip
     now = micros(cloud.clock.now())
     await cloud.database.write(services.heartbeat, "nova-compute", [host], now)
-    await cloud.database.write(nodes.upsert, host, [NodeResources(**resources)], now)
+    await cloud.database.write(node_reports.record, {host: [NodeResources(**resources)]}, now)
     return node
 
 

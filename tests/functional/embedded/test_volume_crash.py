@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from micronova.embedded.volume.backend.files import Files, Interrupted
+from micronova.embedded.volume.leftover_files import remove_leftovers
 from micronova.embedded.volume.operations import Engine
-from micronova.embedded.volume.sweep import sweep
 from tests.unit.embedded.volume.world import World, world
 
 
@@ -29,7 +29,7 @@ async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def restart(cloud: World) -> None:
     """Let the work of this process end where it is, and let another one begin."""
     await cloud.role.engine.stop()
-    await sweep(cloud.role.core, cloud.role.files)
+    await remove_leftovers(cloud.role.core, cloud.role.files)
     await cloud.role.engine.start()
 
 
@@ -110,7 +110,7 @@ async def test_parts_of_files_that_nothing_completes_are_removed(cloud: World) -
     for name in (unknown, f"{uuid.uuid4()}.{uuid.uuid4()}.part", f"{volume['id']}.{uuid.uuid4()}.image.part"):
         (cloud.directory / "volumes" / name).write_bytes(b"left over")
     (cloud.directory / "volumes" / "README").write_bytes(b"not ours")
-    assert await sweep(cloud.role.core, cloud.role.files) == 2
+    assert await remove_leftovers(cloud.role.core, cloud.role.files) == 2
     assert cloud.files() == sorted(["README", volume["id"], unknown])
 
 

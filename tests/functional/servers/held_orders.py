@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.objects.context import Context
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import ProgressReply
@@ -97,4 +97,4 @@ class HoldingBus(BusWrapper):
 
 def no_orders_by_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let replies to heartbeats repeat no orders, so that only those that are sent arrive."""
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 1 << 50)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 1 << 50)

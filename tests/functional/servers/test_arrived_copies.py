@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.clients.network.client import NetworkClient
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.db.tables import migrations, operations
 from micronova.objects.errors import Conflict
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
@@ -32,7 +32,7 @@ CLOUD = CloudOptions(
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _destination(cloud: OneProcess, id: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import nodes
+from micronova.db import node_reports
 from micronova.db.tables import allocations, compute_nodes, operations
 from micronova.objects.orders import NodeResources
 from tests.functional.cloud import Caller, Cloud
@@ -222,7 +222,7 @@ async def test_a_report_of_the_host_does_not_forget_failed_builds(cloud: Cloud, 
         memory_mb=262_144, local_gb=4_096,
     )  # fmt: skip
     assert cloud.process.database is not None
-    await cloud.process.database.write(nodes.upsert, bad, [report], before.changed_at + 1)
+    await cloud.process.database.write(node_reports.record, {bad: [report]}, before.changed_at + 1)
     [after] = await cloud.read(query)
     assert (after.failed_builds, after.created_at, after.id) == (before.failed_builds, before.created_at, before.id)
 

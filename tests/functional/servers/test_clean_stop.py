@@ -3,7 +3,7 @@ back. No lease expires in these tests."""
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.scheduler.feed import HostFeed
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -20,7 +20,7 @@ CLOUD = CloudOptions(
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def test_its_builds_continue_on_other_hosts_at_once(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations.engine import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
@@ -404,7 +404,7 @@ async def _everything(cloud: Cloud) -> None:
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a lost order again sooner than a real cloud does."""
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _soft_deleted(user: Caller, net: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.db.tables import departures
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
@@ -33,7 +33,7 @@ WORK: list[tuple[str, str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _struck(cloud: OneProcess, host: KillableHost) -> None:

@@ -8,7 +8,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.compute.host import DESTROY_ATTEMPTS
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations import engine
 from micronova.db.tables import departures, migrations
 from micronova.imageformat.signatures import DataVerifier
@@ -37,7 +37,7 @@ REBUILT = ("rebuild.scheduled", "rebuild.start", "rebuild.end")
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", autouse=True)

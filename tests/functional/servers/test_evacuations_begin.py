@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations.transitions import Transitions
 from micronova.rpc.bus import Bus
 from tests.functional.cloud import IMAGE, Caller, CloudOptions, OneProcess, only_in_one_process
@@ -36,7 +36,7 @@ CLOUD = CloudOptions(
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _ended(cloud: OneProcess, user: Caller, id: str) -> None:

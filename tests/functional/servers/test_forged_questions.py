@@ -6,7 +6,7 @@ import itertools
 import msgspec
 
 from micronova.compute.rpcapi import GET_HOST_UPTIME
-from micronova.conductor.manager import MOST_QUESTIONS
+from micronova.conductor.manager import MOST_HOSTS_ASKED
 from micronova.conductor.rpcapi import HOSTS, PROGRESS
 from micronova.objects.context import Context
 from micronova.objects.orders import Progress, ProgressReply
@@ -62,13 +62,13 @@ async def test_one_host_has_few_questions_to_others_under_way(cloud: OneProcess,
     async def ask() -> ProgressReply:
         return await bus.call(HOSTS.target(), PROGRESS, question, context=Context(), timeout=30.0)
 
-    asked = [asyncio.create_task(ask()) for _ in range(5 * MOST_QUESTIONS)]
-    refused = [await each for each in itertools.islice(asyncio.as_completed(asked), 4 * MOST_QUESTIONS)]
+    asked = [asyncio.create_task(ask()) for _ in range(5 * MOST_HOSTS_ASKED)]
+    refused = [await each for each in itertools.islice(asyncio.as_completed(asked), 4 * MOST_HOSTS_ASKED)]
     assert all(reply.accepted and reply.ask_again for reply in refused)
-    assert bus.questions == MOST_QUESTIONS
+    assert bus.questions == MOST_HOSTS_ASKED
     bus.answering.set()
     replies = await asyncio.gather(*asked)
-    assert sum(not reply.ask_again for reply in replies) == MOST_QUESTIONS
+    assert sum(not reply.ask_again for reply in replies) == MOST_HOSTS_ASKED
     later = msgspec.structs.replace(question, waited=1.0)
     reply = await bus.call(HOSTS.target(), PROGRESS, later, context=Context(), timeout=30.0)
     assert reply.accepted and not reply.ask_again

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor.rpcapi import HEARTBEAT, HOSTS, REPORT
-from micronova.db import nodes
+from micronova.db import node_reports
 from micronova.db.tables import compute_nodes, departures, instance_action_events, node_topologies, operations
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
@@ -150,7 +150,7 @@ async def test_a_number_that_an_earlier_version_has_stored_stops_nobody(cloud: C
 
     def store(conn: sa.Connection) -> None:
         now = micros(cloud.process.clock.now())
-        nodes.upsert(conn, host, [node], now)
+        node_reports.record(conn, {host: [node]}, now)
         stored = node_topologies.update().where(node_topologies.c.node_uuid == node.node_uuid)
         conn.execute(stored.values(topology=text, changed_at=now))
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy.util import await_only
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction, heartbeats
 from micronova.conductor.host_users import MOST_IN_PROGRESS
 from micronova.conductor.manager import ConductorManager
 from micronova.conductor.rpcapi import (
@@ -36,7 +36,7 @@ from micronova.conductor.rpcapi import (
     PluggedPortsRequest,
     ProbeAPI,
 )
-from micronova.db import departures, instance_actions, nodes, operations, services
+from micronova.db import departures, instance_actions, node_reports, nodes, operations, services
 from micronova.db import instances as instances_of
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
@@ -207,7 +207,7 @@ async def test_late_heartbeats_make_no_transaction_of_their_own(cloud: OneProces
     names = [f"paused-{number}" for number in range(100)]
     await asyncio.gather(*(_numbered_beat(cloud, now, HostBeat(host=name)) for name in names[:50]))
     for _ in range(2):
-        before = database.statistics.by_function["Heartbeats._apply"]
+        before = database.statistics.by_function["HeartbeatTransaction.apply"]
         async with _busy(cloud) as arrived:
             sent = [asyncio.create_task(_numbered_beat(cloud, late, HostBeat(host=name))) for name in names]
             await arrived(len(sent))
@@ -215,7 +215,7 @@ async def test_late_heartbeats_make_no_transaction_of_their_own(cloud: OneProces
         assert [isinstance(answer, StaleHeartbeat) for answer in answers] == [True] * 50 + [False] * 50
         assert {answer.details["newest"] for answer in answers if isinstance(answer, StaleHeartbeat)} == {now}
         assert all(isinstance(answer, HeartbeatReply) for answer in answers[50:])
-        assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+        assert database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 3
 
 
 async def test_a_heartbeat_that_another_conductor_overtakes_is_not_held_against_its_sender(
@@ -231,13 +231,13 @@ async def test_a_heartbeat_that_another_conductor_overtakes_is_not_held_against_
         with monkeypatch.context() as meanwhile, pytest.raises(StaleHeartbeat):
             meanwhile.setattr(services, "newer_heartbeats", lambda *_: {})  # the newer one is not committed yet
             await _numbered_beat(cloud, late, beat)
-    before = database.statistics.by_function["Heartbeats._apply"]
+    before = database.statistics.by_function["HeartbeatTransaction.apply"]
     async with _busy(cloud) as arrived:
         sent = [asyncio.create_task(_beat(cloud, beat)) for beat in beats]
         await arrived(len(sent))
     await asyncio.gather(*sent)
     # The first one may be taken before the others come.
-    assert database.statistics.by_function["Heartbeats._apply"] - before <= 2
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 2
 
 
 async def test_a_heartbeat_whose_sender_gave_up_is_not_applied(cloud: OneProcess, conductor: ConductorManager) -> None:
@@ -277,12 +277,12 @@ async def test_of_two_waiting_heartbeats_the_newer_one_counts(cloud: OneProcess)
 async def test_heartbeats_share_transactions(cloud: OneProcess) -> None:
     """Two hundred agents in processes of their own send one heartbeat each, at once."""
     assert cloud.process.database is not None
-    before = cloud.process.database.statistics.by_function.get("Heartbeats._apply", 0)
+    before = cloud.process.database.statistics.by_function.get("HeartbeatTransaction.apply", 0)
     names = [f"crowd-{number}" for number in range(200)]
     replies = await asyncio.gather(*(_beat(cloud, HostBeat(host=name)) for name in names))
     assert [reply.hosts[0].host for reply in replies] == names
     assert all(reply.hosts[0].resend_nodes for reply in replies)
-    assert cloud.process.database.statistics.by_function["Heartbeats._apply"] - before <= 3
+    assert cloud.process.database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 3
     known = await cloud.process.database.read(services.on_hosts, COMPUTE, names)
     assert sorted(known) == sorted(names)
 
@@ -358,7 +358,7 @@ async def test_a_transaction_is_told_little(cloud: OneProcess, monkeypatch: pyte
     database = cloud.process.database
     assert database is not None
     monkeypatch.setattr(heartbeats, "MOST_ENTRIES", 10)
-    before = database.statistics.by_function["Heartbeats._apply"]
+    before = database.statistics.by_function["HeartbeatTransaction.apply"]
     guests = tuple(PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(6))
     async with _busy(cloud) as arrived:
         beats = [
@@ -370,7 +370,7 @@ async def test_a_transaction_is_told_little(cloud: OneProcess, monkeypatch: pyte
         sent = [asyncio.create_task(_beat(cloud, each)) for each in beats]
         await arrived(len(sent))
     await asyncio.gather(*sent)
-    assert database.statistics.by_function["Heartbeats._apply"] - before == len(beats)
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] - before == len(beats)
 
 
 def _nodes(name: str, entry: str) -> tuple[NodeResources, ...]:
@@ -403,11 +403,11 @@ async def test_a_heartbeat_with_very_long_lists_is_refused(cloud: OneProcess, en
     ids = [f"{number:08}-0000-0000-0000-000000000000" for number in range(100_000)]
     database = cloud.process.database
     assert database is not None
-    before = database.statistics.by_function["Heartbeats._apply"]
+    before = database.statistics.by_function["HeartbeatTransaction.apply"]
     entries: Any = {entry: tuple(map(kinds[entry], ids))}
     with pytest.raises(InvalidMessage, match="length <= 5000"):
         await _beat(cloud, HostBeat(host="evil", **entries))
-    assert database.statistics.by_function["Heartbeats._apply"] == before
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] == before
     entries = {entry: entries[entry][:5000]}
     evil, other = await asyncio.gather(
         _beat(cloud, HostBeat(host="evil", **entries)), _beat(cloud, HostBeat(host="good"))
@@ -486,7 +486,7 @@ async def test_the_statements_do_not_depend_on_the_number_of_removed_guests(
 
 async def test_a_host_has_a_limited_number_of_nodes(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if each heartbeat names other ones."""
-    monkeypatch.setattr(nodes, "MOST_NODES", 3)
+    monkeypatch.setattr(node_reports, "MOST_NODES", 3)
     for number in range(4):
         node = msgspec.structs.replace(_node(f"made-up-{number}", f"bbbb{number:032}"))
         sent = _beat(cloud, HostBeat(host="many-nodes", nodes=(node,)))
@@ -537,14 +537,14 @@ async def test_a_power_change_is_compared_with_the_locked_server(
     id = (await user.boot())["id"]
     host = await user.host_of(id)
     assert host is not None
-    lock = heartbeats._lock
+    lock = heartbeat_transaction._lock
 
     def lock_after_another_one(conn: sa.Connection, *args: Any) -> None:
         conn.execute(sa.update(instances).where(instances.c.uuid == id).values(meanwhile))
         lock(conn, *args)
 
     with monkeypatch.context() as raced:
-        raced.setattr(heartbeats, "_lock", lock_after_another_one)
+        raced.setattr(heartbeat_transaction, "_lock", lock_after_another_one)
         reply = await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 4),)))
     assert (await user.show(id))["status"] == status
     assert reply.hosts[0].repeat_power == ((id,) if again else ())
@@ -559,7 +559,7 @@ async def test_an_action_that_is_accepted_during_a_heartbeat_is_not_overwritten(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = dataclasses.replace(CLOUD, settings={**CLOUD.settings, "database": {"connection": database_url}})
-    lock = heartbeats._lock
+    lock = heartbeat_transaction._lock
     async with one_process(tmp_path, options) as cloud:
         user = cloud.caller()
         id = (await user.boot())["id"]
@@ -572,7 +572,7 @@ async def test_an_action_that_is_accepted_during_a_heartbeat_is_not_overwritten(
 
         async with cloud.faults({"operation": "power_off", "kind": "delay", "delay": 2.0}):
             with monkeypatch.context() as raced:
-                raced.setattr(heartbeats, "_lock", lock_after_an_action)
+                raced.setattr(heartbeat_transaction, "_lock", lock_after_an_action)
                 await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 3),)))
             await user.wait_for(id, "SHUTOFF", task=None)
         actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
@@ -657,7 +657,7 @@ async def test_a_refused_sender_does_not_share_again_after_a_good_heartbeat(clou
     with pytest.raises(Conflict):
         await _beat(cloud, bad)
     await _beat(cloud, HostBeat(host="moody"))
-    before = database.statistics.by_function["Heartbeats._apply"]
+    before = database.statistics.by_function["HeartbeatTransaction.apply"]
     async with _busy(cloud) as arrived:
         others = [HostBeat(host=f"steady-{number}") for number in range(20)]
         sent = [asyncio.create_task(_beat(cloud, each)) for each in (*others, bad)]
@@ -665,7 +665,7 @@ async def test_a_refused_sender_does_not_share_again_after_a_good_heartbeat(clou
     *replies, refused = await asyncio.gather(*sent, return_exceptions=True)
     assert all(isinstance(reply, HeartbeatReply) for reply in replies), replies
     assert isinstance(refused, Conflict)
-    assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 3
 
 
 async def test_one_bad_heartbeat_makes_few_transactions(cloud: OneProcess) -> None:
@@ -673,7 +673,7 @@ async def test_one_bad_heartbeat_makes_few_transactions(cloud: OneProcess) -> No
     database = cloud.process.database
     assert database is not None
     await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
-    before = database.statistics.by_function["Heartbeats._apply"]
+    before = database.statistics.by_function["HeartbeatTransaction.apply"]
     beats = [HostBeat(host=f"many-{number}") for number in range(128)]
     beats.insert(64, HostBeat(host="novice", nodes=(_node("novice", "a" * 36),)))
     async with _busy(cloud) as arrived:
@@ -681,7 +681,7 @@ async def test_one_bad_heartbeat_makes_few_transactions(cloud: OneProcess) -> No
         await arrived(len(sent))
     answers = await asyncio.gather(*sent, return_exceptions=True)
     assert [isinstance(each, HeartbeatReply) for each in answers].count(False) == 1
-    assert database.statistics.by_function["Heartbeats._apply"] - before <= 25
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 25
 
 
 async def test_a_conductor_remembers_few_senders_of_refused_heartbeats(
@@ -706,10 +706,10 @@ async def test_a_flood_does_not_delay_the_proof_of_health(cloud: OneProcess) -> 
             for number in range(1_000)
         ]
         await arrived(len(flood))  # a ping passes them
-    before = database.statistics.by_function.get("Heartbeats._apply", 0)
+    before = database.statistics.by_function.get("HeartbeatTransaction.apply", 0)
     answers = await asyncio.gather(*flood, return_exceptions=True)
     assert isinstance(answers[-1], HeartbeatReply)
-    assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+    assert database.statistics.by_function["HeartbeatTransaction.apply"] - before <= 3
 
 
 @pytest.mark.parametrize("kind", ["report", "start_guests_after_host_boot", "plugged_ports"])
@@ -808,7 +808,7 @@ async def test_a_heartbeat_that_waits_for_the_database_is_an_outage(
     write, entered, leave = database.write, asyncio.Event(), asyncio.Event()
 
     async def one_row_is_locked(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if fn == conductor._heartbeats._apply:
+        if fn == conductor._heartbeats._transaction.apply:
             entered.set()
             await leave.wait()
         return await write(fn, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.conductor import heartbeats, rpcapi
+from micronova.conductor import heartbeat_transaction, rpcapi
 from micronova.conductor.operations import engine
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -19,7 +19,7 @@ CLOUD = CloudOptions(
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _history(cloud: OneProcess, user: Caller, id: str, *wanted: str) -> None:

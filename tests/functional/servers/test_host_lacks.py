@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations import engine
 from tests.functional.cloud import OTHER_IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
@@ -28,7 +28,7 @@ CLOUD = CloudOptions(
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 def _away(operation: str, name: str, **more: Any) -> dict[str, Any]:

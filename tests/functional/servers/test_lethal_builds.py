@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost
 
@@ -24,7 +24,7 @@ SLOW = {"operation": "spawn", "kind": "hang"}
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

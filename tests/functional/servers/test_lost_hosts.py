@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from micronova.cli.explain import read_decisions
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations import transitions
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -24,7 +24,7 @@ SLOW = {"operation": "spawn", "kind": "hang"}
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
     monkeypatch.setattr(transitions, "LONGEST_WAIT_FOR_HOSTS", 1.0)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.db.tables import departures
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -24,7 +24,7 @@ SMALL, MEDIUM = "2", "3"
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 def _hang(call: str) -> dict[str, Any]:

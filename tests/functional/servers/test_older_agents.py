@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from micronova.compute import host as compute_host
 from micronova.compute.manager import ComputeManager
 from micronova.compute.work import Work
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.db.tables import operations
 from micronova.objects.orders import Heartbeat, HostBeat
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
@@ -45,7 +45,7 @@ def older() -> Any:
         patch.setattr(Work, "check_stands", never_asks)
         patch.setattr(ComputeManager, "_heartbeat", without_reply)
         patch.setattr(compute_host, "ASKS_BEFORE_DESTRUCTION", "unknown_to_conductors")
-        patch.setattr(heartbeats, "JUST_SENT", 100_000)
+        patch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
         yield
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.rpc.bus import Bus
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
@@ -29,7 +29,7 @@ CLOUD = CloudOptions(
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 async def _last_action(user: Caller, id: str) -> tuple[str, str | None]:

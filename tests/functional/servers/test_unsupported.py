@@ -1,7 +1,9 @@
 """What a request, a flavor or an image asks for is done or refused: nothing is accepted and then ignored."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from micronova.objects.errors import Invalid
@@ -253,6 +255,21 @@ async def test_a_filter_that_honours_them_is_enough() -> None:
     honouring.check_flavor(flavor)
     with pytest.raises(Invalid, match="aggregate_instance_extra_specs:x"):
         Unsupported(Honoured).check_flavor(flavor)
+
+
+async def test_a_filter_checks_hints_and_extra_specs_that_nova_does_not_have() -> None:
+    def check(hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
+        if hints.get("rack") == ["none"] or extra_specs.get("racks:row") == "none":
+            raise Invalid("There is no such rack.")
+
+    plugin = Unsupported(lambda: Honoured(checks=(check,)))
+    flavor = Flavor(id="1", name="f", ram=1, vcpus=1, disk=1, extra_specs={"racks:row": "7"})
+    plugin.check_hints({"rack": ["rack-7"]})
+    plugin.check_flavor(flavor)
+    with pytest.raises(Invalid, match="no such rack"):
+        plugin.check_hints({"rack": ["none"]})
+    with pytest.raises(Invalid, match="no such rack"):
+        plugin.check_flavor(msgspec.structs.replace(flavor, extra_specs={"racks:row": "none"}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import heartbeats
+from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations.engine import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
@@ -35,7 +35,7 @@ BUSES = {
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a lost order again sooner than a real cloud does."""
-    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+    monkeypatch.setattr(heartbeat_transaction, "JUST_SENT", 100_000)
 
 
 def _wrapped(distortion: Distortion) -> Any:

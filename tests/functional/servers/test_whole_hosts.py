@@ -12,7 +12,7 @@ CLOUD = CloudOptions(
     hosts=2,
     settings={
         "fake": {"vcpus": 4, "memory_mb": 4096, "local_gb": 40},
-        "default": {**RATIOS, "allow_resize_to_same_host": True},
+        "default": {**RATIOS, "allow_resize_to_same_host": True, "report_interval": 300.0, "service_down_time": 3600.0},
     },
 )
 PLACEMENT = {"openstack-api-version": "placement 1.39"}
@@ -77,7 +77,10 @@ async def test_other_services_see_the_same(cloud: Cloud, user: Caller) -> None:
 
 
 async def test_what_a_smaller_unit_forbids_is_not_built(cloud: Cloud, user: Caller) -> None:
-    """Somebody lowers the unit through the Placement API: the scheduler and the claim both look at it."""
+    """Somebody lowers the unit through the Placement API: the scheduler and the claim both look at it.
+
+    It lasts until the next report of the host, which is rare in this cloud.
+    """
     node = (await _nodes(user))[cloud.hosts[0]]
     path = f"/resource_providers/{node}/inventories/VCPU"
     stock = (await _placement(user, "GET", path)).json()

@@ -14,7 +14,7 @@ from pathlib import Path
 from micronova.exporter import daemon, wire
 from micronova.exporter import messages as m
 from micronova.exporter.client import ExporterClient, GuestAccess
-from micronova.exporter.server import Exporter, Means
+from micronova.exporter.server import Exporter, ExporterSetup
 from micronova.virt.libvirt.storage import acl, sandbox
 
 PREFIX = "mn-0123abcd"
@@ -49,7 +49,7 @@ class World:
         program = shutil.which("qemu-storage-daemon")
         assert program is not None
         return Exporter(
-            Means(
+            ExporterSetup(
                 prefix=self.prefix,
                 directory=self.sockets,
                 sandbox=(sys.executable, "-I", "-S", sandbox.__file__),

@@ -7,6 +7,7 @@ import pytest
 
 from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs, PeriodicJob
 from micronova.db import allocation_audit, allocations, periodic_jobs, retention
+from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
 from micronova.db.tables import deleted_instances, operations
 from micronova.objects.clock import micros
@@ -75,7 +76,7 @@ async def test_what_is_right_when_it_is_locked_is_not_mended(
     """What is found without locks may be a claim or a delete under way; allocations may have no inventory."""
     await database.write(lambda conn: add_host(conn, "a", 1))
     await database.write(add_instances, "i-1")
-    await database.write(allocations.claim, [a_claim("i-1", "a")], now=1)
+    await database.write(claim_rows.claim, [a_claim("i-1", "a")], now=1)
     under_way = [
         allocation_audit.Drift(kind="used", where="node-a", what="VCPU", recorded=9, actual=1),
         allocation_audit.Drift(kind="used", where="node-b", what="VCPU", recorded=0, actual=1),

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor.host_users import HostUsers
-from micronova.db import aggregates, nodes, services, tables, usages
+from micronova.db import aggregates, node_reports, nodes, services, tables, usages
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
@@ -133,7 +133,7 @@ async def test_the_database_adds_up_what_nodes_have(database: Database) -> None:
     )
     hosts = ("a1", "a2", "b1", "without-service")
     told = {host: [msgspec.structs.replace(resources, node=host, node_uuid=f"node-{host}")] for host in hosts}
-    await database.write(nodes.upsert_all, told, NOW)
+    await database.write(node_reports.record, told, NOW)
     disabled = await database.read(services.find, "b1", COMPUTE)
     await database.write(services.update, disabled.uuid, {"disabled": True}, NOW)
     assert await database.read(nodes.statistics) == {

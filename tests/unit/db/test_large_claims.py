@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import allocations, host_states, tables
-from micronova.db.allocations import Claim
+from micronova.db import claims as claim_rows
+from micronova.db import host_states, tables
+from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import SMALL
@@ -41,7 +42,7 @@ async def test_five_thousand_at_once(database: Database) -> None:
         Claim(consumer_uuid=f"server-{n}", node_uuid=f"node-{n}", host=f"host-{n}", resources=SMALL)
         for n in range(COUNT)
     ]
-    assert (await database.write(allocations.claim, claims, now=2)).claimed
+    assert (await database.write(claim_rows.claim, claims, now=2)).claimed
     each = sum(SMALL.values())
     assert await database.read(_used) == COUNT * each
     # The whole batch is put back if one of them finds no room.
@@ -52,7 +53,7 @@ async def test_five_thousand_at_once(database: Database) -> None:
     last = Claim(
         consumer_uuid="last", node_uuid=f"node-{COUNT - 1}", host="h", resources={**SMALL, "DISK_GB": 1_000_000}
     )
-    refused = await database.write(allocations.claim, [*large, last], now=3)
+    refused = await database.write(claim_rows.claim, [*large, last], now=3)
     assert [failure.node_uuid for failure in refused.failures] == [last.node_uuid]
     assert await database.read(_used) == COUNT * each
 

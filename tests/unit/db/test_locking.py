@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from micronova.db import nodes, operations, services, tables
+from micronova.db import node_reports, operations, services, tables
 from micronova.db.engine import Database
 from micronova.db.tables import operations as table
 from micronova.objects.context import Context
@@ -106,7 +106,7 @@ def _register_nodes(conn: sa.Connection, hosts: Sequence[str]) -> None:
         ]
         for host in hosts
     }
-    nodes.upsert_all(conn, found, 1)
+    node_reports.record(conn, found, 1)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_hosts_that_register_at_the_same_moment(
         await holder.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
         await holder.run_sync(register, ["second", "third", "fourth", "fifth"])
     await waiter
-    assert database.statistics.retries == 0, "they waited for each other"
+    assert database.statistics.conflicts == 0, "they waited for each other"
     listed = await database.read(lambda conn: conn.execute(sa.select(registered.c.id, registered.c.host)).all())
     assert sorted(row.id for row in listed) == list(range(1, 18))
     assert {row.host for row in listed} == {*fleet, "first", "second", "third", "fourth", "fifth"}
@@ -140,3 +140,34 @@ async def test_heartbeats_of_services(database: Database) -> None:
     assert await database.write(services.heartbeat, "nova-compute", names, 2) == set()
     seen = await database.read(services.list_, binary="nova-compute")
     assert {(row.host, row.last_seen_at) for row in seen} == {(name, 2) for name in names}
+
+
+_LOCK = sa.text("SELECT pg_advisory_xact_lock(:key)")
+_LOCKED = sa.text(
+    "SELECT bool_or(granted), bool_or(NOT granted) FROM pg_locks WHERE locktype = 'advisory' AND objid = 2"
+)
+
+
+async def test_transactions_that_wait_for_each_other_are_counted(database: Database) -> None:
+    engine = database._engine  # type: ignore[attr-defined]
+    attempts = 0
+
+    def in_another_order(conn: sa.Connection) -> None:
+        nonlocal attempts
+        attempts += 1
+        conn.execute(_LOCK, {"key": 2})
+        while attempts == 1 and not conn.execute(_LOCKED).one()[1]:
+            pass  # the other does not wait yet
+        conn.execute(_LOCK, {"key": 1})
+
+    async with engine.begin() as other:
+        await other.execute(sa.text("SET LOCAL deadlock_timeout = '1h'"))  # it is not the one that is ended
+        await other.execute(sa.text("SET LOCAL lock_timeout = 0"))
+        await other.execute(_LOCK, {"key": 1})
+        writing = asyncio.ensure_future(database.write(in_another_order))
+        while not await database.read(lambda conn: conn.execute(_LOCKED).one()[0]):
+            pass  # the write does not have it yet
+        await other.execute(_LOCK, {"key": 2})
+    await writing
+    assert attempts == 1 + database.statistics.retries
+    assert database.statistics.conflicts == 1

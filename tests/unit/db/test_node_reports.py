@@ -4,7 +4,7 @@ import asyncio
 
 import sqlalchemy as sa
 
-from micronova.db import nodes
+from micronova.db import node_reports
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import provider_traits
 from micronova.objects.orders import NodeResources
@@ -40,10 +40,10 @@ async def test_the_later_report_takes_a_trait_away(database_url: str) -> None:
     slow, other = open_database(database_url), open_database(database_url)
     try:
         await make_tables(other)
-        await other.write(nodes.upsert, "h", [a_node()], 1)
+        await other.write(node_reports.record, {"h": [a_node()]}, 1)
         async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(nodes.upsert, "h", [a_node("HW_CPU_X86_AVX2")], 2)
-            later = asyncio.create_task(other.write(nodes.upsert, "h", [a_node()], 3))
+            await conn.run_sync(node_reports.record, {"h": [a_node("HW_CPU_X86_AVX2")]}, 2)
+            later = asyncio.create_task(other.write(node_reports.record, {"h": [a_node()]}, 3))
             await waits_for_a_lock(other)
             await conn.commit()
         await later

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from micronova.db import nodes, providers, services, tables
+from micronova.db import node_reports, providers, services, tables
 from micronova.db.engine import open_database
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
@@ -25,7 +25,7 @@ def _report(conn: sa.Connection, *traits: str, uuid: str = UUID) -> set[str]:
         local_gb=40,
         traits=traits,
     )
-    nodes.upsert(conn, "h", [node], 1)
+    node_reports.record(conn, {"h": [node]}, 1)
     return _traits(conn, uuid)
 
 

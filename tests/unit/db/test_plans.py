@@ -17,6 +17,7 @@ from micronova.db import (
     host_states,
     instance_actions,
     instances,
+    node_reports,
     nodes,
     operations,
     provider_allocations,
@@ -29,7 +30,8 @@ from micronova.db import (
     services,
     usages,
 )
-from micronova.db.allocations import Claim
+from micronova.db import claims as claim_rows
+from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
 from micronova.db.server_lists import Filters
@@ -265,12 +267,12 @@ def _claim_with_groups(conn: sa.Connection) -> None:
         )
         for number in range(2, 7)
     ]
-    assert allocations.claim(conn, claims, now=NOW).claimed
+    assert claim_rows.claim(conn, claims, now=NOW).claimed
 
 
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
-    "create: claim": lambda conn: allocations.claim(
+    "create: claim": lambda conn: claim_rows.claim(
         conn,
         [
             Claim(consumer_uuid=id, node_uuid=_uuid("node", 7), host="host7", resources={"VCPU": 1}, epoch=1)
@@ -326,7 +328,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: actions": lambda conn: instance_actions.record_finished(
         conn, dict.fromkeys(LIVING, "req-stop"), "stop", "compute_stop_instance", NOW, result="Success", details=""
     ),
-    "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
+    "heartbeat: nodes": lambda conn: node_reports.record(conn, {"host7": [NODE]}, NOW),
     "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW),
     "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
     "scheduler: changed amounts": lambda conn: host_states.load_changed_amounts(conn, (100, "", ""), 120, 500),

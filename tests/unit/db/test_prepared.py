@@ -21,8 +21,17 @@ things = sa.Table(
     sa.Column("secret", sa.LargeBinary),
     sa.Column("hidden", sa.Boolean, nullable=False, default=False),
     sa.Column("amount", sa.Integer, nullable=False, default=0),
+    sa.Column("share", sa.Float),
 )
-ONE = {"id": "a", "kind": "odd", "facts": {"x": [1, None]}, "secret": b"\x00\xff", "hidden": True, "amount": 7}
+ONE = {
+    "id": "a",
+    "kind": "odd",
+    "facts": {"x": [1, None]},
+    "secret": b"\x00\xff",
+    "hidden": True,
+    "amount": 7,
+    "share": 0.5,
+}
 
 INSERT = Prepared(things.insert())
 ADD = Prepared(
@@ -48,9 +57,10 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
 
 async def test_rows_are_as_they_were_inserted(database: Database) -> None:
     other = {**ONE, "id": "b", "facts": None, "secret": None, "hidden": False}
-    await database.write(INSERT.run_each, [ONE, other])
+    third = {**ONE, "id": "c", "facts": "text", "share": None}
+    await database.write(INSERT.run_each, [ONE, other, third])
     await database.write(INSERT.run_each, [])
-    assert await database.read(ALL.all, {}) == [ONE, other]
+    assert await database.read(ALL.all, {}) == [ONE, other, third]
     assert await database.read(ALL.first, {}) == ONE
 
 
@@ -84,7 +94,7 @@ async def test_insert_if_absent_adds_defaults_and_leaves_what_is_there(database:
         {"id": "b", "facts": {}, "amount": 2},
     ]
     assert await database.write(insert, wanted) == [True, False, True]
-    default = {"kind": "plain", "secret": None, "hidden": False, "amount": 0}
+    default = {"kind": "plain", "secret": None, "hidden": False, "amount": 0, "share": None}
     assert await database.read(ALL.all, {}) == [
         {**default, "id": "a", "facts": {}},
         {**default, "id": "b", "facts": {}, "amount": 2},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import nodes, provider_inventories, providers
+from micronova.db import node_reports, nodes, provider_inventories, providers
 from micronova.db.engine import open_database
 from micronova.db.tables import inventories, resource_providers
 from micronova.objects.errors import Conflict, Invalid, MicronovaError
@@ -36,7 +36,7 @@ def _stock(name: str) -> Change:
 
 
 def _make(conn: sa.Connection) -> None:
-    nodes.upsert(conn, "h", [a_node()], 1)
+    node_reports.record(conn, {"h": [a_node()]}, 1)
     for name, parent in (("a", None), ("b", None), ("c", "a"), ("d", UUID)):
         providers.create(conn, name, name, parent, 1)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, nodes, placement_names, providers, services
+from micronova.db import flavors, node_reports, nodes, placement_names, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.db.tables import inventories, provider_traits, resource_classes, resource_providers, traits
@@ -116,15 +116,17 @@ def _node(name: str, **more: Any) -> NodeResources:
 
 
 async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(database: Database) -> None:
-    await database.write(nodes.upsert, "h1", [_node("n1"), _node("n2")], 10, ratios={"VCPU": 4.0})
-    await database.write(nodes.upsert, "h1", [_node("n1", running_vms=3)], 20, ratios={"VCPU": 2.0})
+    await database.write(node_reports.record, {"h1": [_node("n1"), _node("n2")]}, 10, ratios={"VCPU": 4.0})
+    await database.write(node_reports.record, {"h1": [_node("n1", running_vms=3)]}, 20, ratios={"VCPU": 2.0})
     first, second = await database.read(nodes.list_)
     assert (first.id, second.id, first.running_vms, first.changed_at) == (1, 2, 3, 20)
     assert (first.vcpus_total, first.memory_mb_total, first.memory_mb_reserved) == (8, 8192, 512)
     with pytest.raises(Conflict):
-        await database.write(nodes.upsert, "h2", [_node("n1")], 30)
+        await database.write(node_reports.record, {"h2": [_node("n1")]}, 30)
     with pytest.raises(Conflict):
-        await database.write(nodes.upsert, "h1", [msgspec.structs.replace(_node("n1"), node_uuid="another")], 30)
+        await database.write(
+            node_reports.record, {"h1": [msgspec.structs.replace(_node("n1"), node_uuid="another")]}, 30
+        )
     await database.write(nodes.delete_of_host, "h1")
     assert await database.read(nodes.list_) == []
 
@@ -132,7 +134,7 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
 async def test_a_capacity_is_never_larger_than_a_column_holds(database: Database) -> None:
     """A host's setting may be any number; PostgreSQL would refuse the report of all hosts of the batch."""
     large = _node("n1", allocation_ratios={"MEMORY_MB": 1e9, "DISK_GB": 1e300})
-    await database.write(nodes.upsert, "h1", [large], 10, ratios={"VCPU": 4.0})
+    await database.write(node_reports.record, {"h1": [large]}, 10, ratios={"VCPU": 4.0})
     query = sa.select(inventories.c.resource_class, inventories.c.capacity)
     rows = await database.read(lambda conn: conn.execute(query).all())
     found = {row.resource_class: row.capacity for row in rows}
@@ -147,20 +149,20 @@ async def test_the_nodes_of_a_host_have_bounded_descriptions_together(database: 
     fitting = LONGEST_DESCRIPTIONS // (size + 1000)
     for number in range(fitting):
         one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
-        await database.write(nodes.upsert, "h1", [one], 10)
+        await database.write(node_reports.record, {"h1": [one]}, 10)
     for number in range(fitting, fitting + 2):
         one = msgspec.structs.replace(large, node=f"n{number}", node_uuid=f"u{number}")
         with pytest.raises(Conflict, match="descriptions of the nodes of host h1"):
-            await database.write(nodes.upsert_all, {"h1": [one], "h2": [_node("other")]}, 10)
-    await database.write(nodes.upsert, "h1", [_node("small")], 10)
+            await database.write(node_reports.record, {"h1": [one], "h2": [_node("other")]}, 10)
+    await database.write(node_reports.record, {"h1": [_node("small")]}, 10)
 
 
 async def test_a_host_cannot_take_the_provider_of_another_service(database: Database) -> None:
     await database.write(providers.create, "uuid-storage", "STORAGE", None, 5)
     with pytest.raises(Conflict, match="uuid-storage, which is a resource provider of another service"):
-        await database.write(nodes.upsert, "h1", [_node("storage")], 10)
+        await database.write(node_reports.record, {"h1": [_node("storage")]}, 10)
     assert await database.read(nodes.list_) == []
-    await database.write(nodes.upsert, "h1", [_node("n1")], 10)
+    await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
     with pytest.raises(Conflict, match="already exists"):
         await database.write(providers.create, "uuid-n1", "other", None, 20)
 
@@ -169,7 +171,7 @@ async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -
     await database.write(placement_names.create_trait, "CUSTOM_TRUSTED", 5)
 
     async def reported(*names: str) -> set[str]:
-        await database.write(nodes.upsert, "h1", [_node("n1", traits=names)], 10)
+        await database.write(node_reports.record, {"h1": [_node("n1", traits=names)]}, 10)
         found: dict[str, set[str]] = await database.read(providers.traits_of, ["uuid-n1"])
         return found.get("uuid-n1", set())
 
@@ -205,7 +207,7 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
             listener = lambda *args: statements.append(args[2])  # noqa: E731
             sa.event.listen(conn, "before_cursor_execute", listener)
             try:
-                nodes.upsert_all(conn, reports, now)
+                node_reports.record(conn, reports, now)
             finally:
                 sa.event.remove(conn, "before_cursor_execute", listener)
             return len(statements)
@@ -252,7 +254,7 @@ async def test_reports_of_very_many_devices_cost_little(database: Database, monk
         assert HostBeat(host="h", nodes=tuple(changed)).entries == 2 + 2 * MOST_MDEV_PARENTS
         sa.event.listen(conn, "before_cursor_execute", listener)
         try:
-            nodes.upsert(conn, "h", changed, now)
+            node_reports.record(conn, {"h": changed}, now)
         finally:
             sa.event.remove(conn, "before_cursor_execute", listener)
         counts = [conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() for table in tables]
@@ -275,7 +277,7 @@ async def test_traits_and_classes_of_former_devices_stay_if_others_have_them(dat
 
     async def report(*mdevs: MdevParent, now: int) -> None:
         changed = msgspec.structs.replace(node, topology=NodeTopology(mdevs=mdevs))
-        await database.write(nodes.upsert, "h", [changed], now)
+        await database.write(node_reports.record, {"h": [changed]}, now)
 
     async def known() -> tuple[bool, bool]:
         def find(conn: sa.Connection) -> tuple[bool, bool]:

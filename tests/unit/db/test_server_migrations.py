@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db import allocations, departures, server_migrations, services
+from micronova.db import claims as claim_rows
 from micronova.db import instances as db_instances
 from micronova.db.engine import Database
 from micronova.db.tables import allocations as allocation_table
@@ -84,14 +85,14 @@ async def test_a_claim_is_handed_over_and_taken_back(database: Database) -> None
     def used(conn: sa.Connection) -> dict[str, int]:
         return {row.node_uuid: row.used for row in conn.execute(sa.select(inventories))}
 
-    def claim(node: str, amount: int) -> list[allocations.Claim]:
+    def claim(node: str, amount: int) -> list[claim_rows.Claim]:
         host = f"h{node[1]}"
-        return [allocations.Claim(consumer_uuid="s", node_uuid=node, host=host, resources={"VCPU": amount}, moving="m")]
+        return [claim_rows.Claim(consumer_uuid="s", node_uuid=node, host=host, resources={"VCPU": amount}, moving="m")]
 
     await database.write(prepare)
-    assert (await database.write(allocations.claim, claim("n1", 1), now=1)).claimed
+    assert (await database.write(claim_rows.claim, claim("n1", 1), now=1)).claimed
     await database.write(allocations.hand_over, "s", holder="m")
-    assert (await database.write(allocations.claim, claim("n2", 3), now=2)).claimed
+    assert (await database.write(claim_rows.claim, claim("n2", 3), now=2)).claimed
     assert await database.read(held) == {("m", "n1", 1), ("s", "n2", 3)}
     assert await database.read(allocations.hosts_of, ["m", "s"]) == {"h1": 1, "h2": 1}
     for _ in range(2):

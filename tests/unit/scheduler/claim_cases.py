@@ -12,6 +12,7 @@ from micronova.conductor import audit
 from micronova.db import (
     allocation_audit,
     allocations,
+    group_members,
     placement_names,
     provider_allocations,
     provider_inventories,
@@ -19,6 +20,7 @@ from micronova.db import (
     tables,
     topologies,
 )
+from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
 from micronova.objects.errors import Conflict
@@ -58,7 +60,7 @@ def cloud(conn: sa.Connection, hosts: str = "ab", instances: int = 4, group: str
 async def test_a_claim_takes_and_a_release_gives_back(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)
-    result = await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("i1", "b")], now=7)
+    result = await database.write(claim_rows.claim, [a_claim("i0", "a"), a_claim("i1", "b")], now=7)
     assert result.claimed
     assert await database.read(used) == {"a": 1, "b": 1}
     (held,) = (await database.read(allocations.get_many, ["i0"]))["i0"]
@@ -82,13 +84,13 @@ async def test_all_or_nothing(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)
     large = SMALL | {"MEMORY_MB": 5000}
-    result = await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("i1", "b", large)], now=1)
+    result = await database.write(claim_rows.claim, [a_claim("i0", "a"), a_claim("i1", "b", large)], now=1)
     assert [(f.node_uuid, f.reason, f.resource_class) for f in result.failures] == [("node-b", "capacity", "MEMORY_MB")]
     assert await database.read(used) == {"a": 0, "b": 0}
     assert await database.read(used, "MEMORY_MB") == {"a": 0, "b": 0}
-    result = await database.write(allocations.claim, [a_claim("i0", "a", {"CUSTOM_GOLD": 1})], now=1)
+    result = await database.write(claim_rows.claim, [a_claim("i0", "a", {"CUSTOM_GOLD": 1})], now=1)
     assert [f.resource_class for f in result.failures] == ["CUSTOM_GOLD"]
-    result = await database.write(allocations.claim, [a_claim("i0", "nowhere")], now=1)
+    result = await database.write(claim_rows.claim, [a_claim("i0", "nowhere")], now=1)
     assert {f.node_uuid for f in result.failures} == {"node-nowhere"}
     assert await database.read(allocations.get_many, ["i0", "i1"]) == {}
 
@@ -97,20 +99,20 @@ async def test_a_claim_replaces_and_a_repeated_one_changes_nothing(database: Dat
     await make_tables(database)
     await database.write(cloud)
     for _ in range(2):
-        assert (await database.write(allocations.claim, [a_claim("i0", "a")], now=1)).claimed
+        assert (await database.write(claim_rows.claim, [a_claim("i0", "a")], now=1)).claimed
         assert await database.read(used) == {"a": 1, "b": 0}
-    assert (await database.write(allocations.claim, [a_claim("i0", "b")], now=1)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "b")], now=1)).claimed
     assert await database.read(used) == {"a": 0, "b": 1}
     three = {name: 3 * amount for name, amount in SMALL.items()}
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", three)], now=1)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "b", three)], now=1)).claimed
     assert await database.read(used) == {"a": 0, "b": 3}
     # What it holds itself does not stand in its way: four are there, and three of them are its own.
     four = {name: 4 * amount for name, amount in SMALL.items()}
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", four)], now=1)).claimed
-    assert not (await database.write(allocations.claim, [a_claim("i1", "b")], now=1)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "b", four)], now=1)).claimed
+    assert not (await database.write(claim_rows.claim, [a_claim("i1", "b")], now=1)).claimed
     # A failed replacement leaves what was held.
     five = {name: 5 * amount for name, amount in SMALL.items()}
-    assert not (await database.write(allocations.claim, [a_claim("i0", "a", five)], now=1)).claimed
+    assert not (await database.write(claim_rows.claim, [a_claim("i0", "a", five)], now=1)).claimed
     assert await database.read(used) == {"a": 0, "b": 4}
     assert await database.read(allocation_audit.audit) == []
 
@@ -122,20 +124,20 @@ async def test_no_consumer_gets_more_than_the_largest_unit(database: Database) -
     await database.write(_overcommitted, 4)
     amounts = [SMALL | {"VCPU": number, "MEMORY_MB": 1} for number in range(6)]
     three = [a_claim(f"i{number}", "a", amounts[4]) for number in range(3)]
-    assert (await database.write(allocations.claim, three, now=2)).claimed
+    assert (await database.write(claim_rows.claim, three, now=2)).claimed
     result = await database.write(
-        allocations.claim, [a_claim("i3", "a", amounts[1]), a_claim("i4", "b", amounts[5])], now=3
+        claim_rows.claim, [a_claim("i3", "a", amounts[1]), a_claim("i4", "b", amounts[5])], now=3
     )
     assert [(f.node_uuid, f.reason, f.resource_class) for f in result.failures] == [("node-b", "capacity", "VCPU")]
     assert await database.read(used) == {"a": 12, "b": 0}
     # A server that has more than its host by now, which has become smaller, keeps it, may have less, and can leave.
     await database.write(_overcommitted, 2)
-    assert (await database.write(allocations.claim, [three[0]], now=4)).claimed
-    assert (await database.write(allocations.claim, [a_claim("i0", "a", amounts[3])], now=5)).claimed
-    assert not (await database.write(allocations.claim, [a_claim("i0", "b", amounts[3])], now=6)).claimed
-    assert not (await database.write(allocations.claim, [a_claim("i0", "a", amounts[4])], now=7)).claimed
+    assert (await database.write(claim_rows.claim, [three[0]], now=4)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "a", amounts[3])], now=5)).claimed
+    assert not (await database.write(claim_rows.claim, [a_claim("i0", "b", amounts[3])], now=6)).claimed
+    assert not (await database.write(claim_rows.claim, [a_claim("i0", "a", amounts[4])], now=7)).claimed
     await database.write(allocations.hand_over, "i1", holder="m")
-    assert not (await database.write(allocations.claim, [a_claim("i1", "a", amounts[4], moving="m")], now=8)).claimed
+    assert not (await database.write(claim_rows.claim, [a_claim("i1", "a", amounts[4], moving="m")], now=8)).claimed
     await database.write(allocations.take_back, "i1", holder="m", node_uuid="node-a", now=9, group_uuid=None)
     await database.write(allocations.release, "i0", now=10)
     assert await database.read(used) == {"a": 8, "b": 0}
@@ -153,13 +155,13 @@ def _overcommitted(conn: sa.Connection, total: int) -> None:
 async def test_what_is_held_is_kept_when_asked(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)
-    await database.write(allocations.claim, [a_claim("i0", "a")], now=1)
+    await database.write(claim_rows.claim, [a_claim("i0", "a")], now=1)
     again = [a_claim("i0", "b", keep_held=True), a_claim("i1", "b", keep_held=True)]
-    result = await database.write(allocations.claim, again, now=1)
+    result = await database.write(claim_rows.claim, again, now=1)
     assert result.held == {"i0": "node-a"}
     assert await database.read(used) == {"a": 1, "b": 0}
     moved = [a_claim("i0", "b", keep_held=True, avoid_hosts=("a",))]
-    assert (await database.write(allocations.claim, moved, now=1)).claimed
+    assert (await database.write(claim_rows.claim, moved, now=1)).claimed
     assert await database.read(used) == {"a": 0, "b": 1}
 
 
@@ -167,7 +169,7 @@ async def test_a_claim_of_another_epoch_is_refused(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)
     claims = [a_claim("i0", "a", epoch=1), a_claim("i1", "a", epoch=2), a_claim("gone", "a", epoch=1)]
-    result = await database.write(allocations.claim, claims, now=1)
+    result = await database.write(claim_rows.claim, claims, now=1)
     assert result.stale == ("i1", "gone")
     assert await database.read(used) == {"a": 0, "b": 0}
 
@@ -177,25 +179,25 @@ async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None
     await database.write(cloud, "ab", 4, "g")
     await database.write(add_group, "g", "anti-affinity")
     group = a_group("g", "anti-affinity")
-    assert (await database.write(allocations.claim, [a_claim("i0", "a", server_group=group)], now=1)).claimed
-    result = await database.write(allocations.claim, [a_claim("i1", "a", server_group=group)], now=1)
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "a", server_group=group)], now=1)).claimed
+    result = await database.write(claim_rows.claim, [a_claim("i1", "a", server_group=group)], now=1)
     assert [(f.host, f.reason) for f in result.failures] == [("a", "group")]
-    assert (await database.write(allocations.claim, [a_claim("i1", "b", server_group=group)], now=1)).claimed
-    assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
+    assert (await database.write(claim_rows.claim, [a_claim("i1", "b", server_group=group)], now=1)).claimed
+    assert await database.read(group_members.by_host, "g") == {"a": 1, "b": 1}
     two = a_group("g", "anti-affinity", 2)
     pair = [a_claim("i2", "a", server_group=two), a_claim("i3", "a", server_group=two)]
-    assert not (await database.write(allocations.claim, pair, now=1)).claimed
-    assert (await database.write(allocations.claim, pair[:1], now=1)).claimed
-    assert await database.read(allocations.group_hosts, "g") == {"a": 2, "b": 1}
+    assert not (await database.write(claim_rows.claim, pair, now=1)).claimed
+    assert (await database.write(claim_rows.claim, pair[:1], now=1)).claimed
+    assert await database.read(group_members.by_host, "g") == {"a": 2, "b": 1}
     assert await database.read(allocation_audit.audit) == []
     # Moving a member takes it along; releasing it, even after it became history, gives its place back.
     await database.write(allocations.release, "i1", now=1)
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
-    assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
+    assert await database.read(group_members.by_host, "g") == {"a": 1, "b": 1}
     await database.write(_to_history, "i0")
     await database.write(allocations.release, "i0", now=1)
     await database.write(allocations.release, "i2", now=1, group_uuid="g")
-    assert await database.read(allocations.group_hosts, "g") == {}
+    assert await database.read(group_members.by_host, "g") == {}
     assert await database.read(used) == {"a": 0, "b": 0}
 
 
@@ -205,13 +207,13 @@ async def test_who_claims_nothing_of_a_node_is_a_member_there(database: Database
     await database.write(add_group, "g", "anti-affinity")
     claim = a_claim("i0", "a", {}, server_group=a_group("g", "anti-affinity"))
     for _ in range(2):  # a repeated claim changes nothing
-        assert (await database.write(allocations.claim, [claim], now=1)).claimed
-        assert await database.read(allocations.group_hosts, "g") == {"a": 1}
+        assert (await database.write(claim_rows.claim, [claim], now=1)).claimed
+        assert await database.read(group_members.by_host, "g") == {"a": 1}
         assert await database.read(allocation_audit.audit) == []
     other = a_claim("i1", "a", {}, server_group=a_group("g", "anti-affinity"))
-    assert not (await database.write(allocations.claim, [other], now=1)).claimed
+    assert not (await database.write(claim_rows.claim, [other], now=1)).claimed
     await database.write(allocations.release, "i0", now=2)
-    assert await database.read(allocations.group_hosts, "g") == {}
+    assert await database.read(group_members.by_host, "g") == {}
 
 
 async def test_members_of_groups_are_mended(database: Database) -> None:
@@ -219,11 +221,11 @@ async def test_members_of_groups_are_mended(database: Database) -> None:
     await database.write(cloud, "ab", 4, "g")
     await database.write(add_group, "g", "anti-affinity")
     group = a_group("g", "anti-affinity", 2)
-    await database.write(allocations.claim, [a_claim("i0", "a", server_group=group)], now=1)
-    await database.write(allocations.count_members, "g", {"a": 1, "b": 1})
+    await database.write(claim_rows.claim, [a_claim("i0", "a", server_group=group)], now=1)
+    await database.write(group_members.count, "g", {"a": 1, "b": 1})
     wrong = await database.write(allocation_audit.mend_group, "g")
     assert {(drift.what, drift.recorded, drift.actual) for drift in wrong} == {("a", 2, 1), ("b", 1, 0)}
-    assert await database.read(allocations.group_hosts, "g") == {"a": 1}
+    assert await database.read(group_members.by_host, "g") == {"a": 1}
     assert await database.read(allocation_audit.audit) == []
 
 
@@ -241,20 +243,20 @@ async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
     await database.write(add_group, "g", "affinity")
     group = a_group("g", "affinity")
     apart = [a_claim("i0", "a", server_group=group), a_claim("i1", "b", server_group=group)]
-    assert not (await database.write(allocations.claim, apart, now=1)).claimed
-    assert (await database.write(allocations.claim, apart[:1], now=1)).claimed
-    result = await database.write(allocations.claim, apart[1:], now=1)
+    assert not (await database.write(claim_rows.claim, apart, now=1)).claimed
+    assert (await database.write(claim_rows.claim, apart[:1], now=1)).claimed
+    result = await database.write(claim_rows.claim, apart[1:], now=1)
     assert [(f.host, f.reason) for f in result.failures] == [("b", "group")]
     # The only member may go elsewhere.
-    assert (await database.write(allocations.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
-    assert (await database.write(allocations.claim, apart[1:], now=1)).claimed
-    assert await database.read(allocations.group_hosts, "g") == {"b": 2}
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "b", server_group=group)], now=1)).claimed
+    assert (await database.write(claim_rows.claim, apart[1:], now=1)).claimed
+    assert await database.read(group_members.by_host, "g") == {"b": 2}
 
 
 async def test_audit_finds_and_mends_drift(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud, "ab", 1)
-    await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("stranger", "b")], now=1)
+    await database.write(claim_rows.claim, [a_claim("i0", "a"), a_claim("stranger", "b")], now=1)
     await database.write(_spoil)
     found = await database.read(allocation_audit.audit)
     assert {(drift.kind, drift.where, drift.what) for drift in found} == {
@@ -315,7 +317,7 @@ async def test_a_claim_names_cpus_and_devices(database: Database) -> None:
     await make_tables(database)
     await database.write(numa_cloud)
     claims = [a_claim(f"i{n}", "a", PINNED, topology=pinned(2, GPU)) for n in (0, 1)]
-    assert (await database.write(allocations.claim, claims, now=2)).claimed
+    assert (await database.write(claim_rows.claim, claims, now=2)).claimed
     held = await database.read(topologies.assignments_of, ["i0", "i1"])
     assert {node for node, _ in held.values()} == {"node-a"}
     cpus = sorted(cpu for _, each in held.values() for cell in each.cells for cpu in cell.pins.values())
@@ -323,12 +325,12 @@ async def test_a_claim_names_cpus_and_devices(database: Database) -> None:
     assert len({device.address for _, each in held.values() for device in each.devices}) == 2
     assert await database.read(nothing_wrong)
     # The same claim again changes nothing.
-    assert (await database.write(allocations.claim, claims, now=3)).claimed
+    assert (await database.write(claim_rows.claim, claims, now=3)).claimed
     assert await database.read(topologies.assignments_of, ["i0", "i1"]) == held
     await database.write(allocations.release, "i0", now=4)
     await database.write(allocations.release, "i0", now=4)
     assert len((await database.read(held_cpus))["a"]) == 2
-    assert (await database.write(allocations.claim, [a_claim("i1", "b", PINNED, topology=pinned())], now=5)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i1", "b", PINNED, topology=pinned())], now=5)).claimed
     assert [len(each) for each in (await database.read(held_cpus)).values()] == [0, 2]
     assert await database.read(nothing_wrong)
 
@@ -338,19 +340,19 @@ async def test_a_claim_without_room_in_a_cell_changes_nothing(database: Database
     await database.write(numa_cloud)
     three = {"PCPU": 3, "MEMORY_MB": 512}
     first = [a_claim(f"i{n}", "a", three, topology=pinned(3)) for n in (0, 1)]
-    assert (await database.write(allocations.claim, first, now=2)).claimed
+    assert (await database.write(claim_rows.claim, first, now=2)).claimed
     before = await database.read(held_cpus)
     # Two CPUs are left, in different cells.
     last = [a_claim("i2", "b", PINNED, topology=pinned()), a_claim("i3", "a", PINNED, topology=pinned())]
-    result = await database.write(allocations.claim, last, now=3)
+    result = await database.write(claim_rows.claim, last, now=3)
     assert [(each.host, each.reason) for each in result.failures] == [("a", "topology")]
     # A place, but too little memory.
     large = [a_claim("i2", "b", PINNED | {"MEMORY_MB": 5000}, topology=pinned())]
-    assert (await database.write(allocations.claim, large, now=3)).failures[0].reason == "capacity"
+    assert (await database.write(claim_rows.claim, large, now=3)).failures[0].reason == "capacity"
     assert await database.read(held_cpus) == before and await database.read(nothing_wrong)
     # A node that reports no topology has no room.
     await database.write(_add_plain_host)
-    result = await database.write(allocations.claim, [a_claim("i2", "c", PINNED, topology=pinned())], now=3)
+    result = await database.write(claim_rows.claim, [a_claim("i2", "c", PINNED, topology=pinned())], now=3)
     assert result.failures[0].reason == "topology"
 
 
@@ -361,11 +363,11 @@ def _add_plain_host(conn: sa.Connection) -> None:
 async def test_a_moving_instance_holds_both_places(database: Database) -> None:
     await make_tables(database)
     await database.write(numa_cloud)
-    await database.write(allocations.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
+    await database.write(claim_rows.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
     before = (await database.read(topologies.assignments_of, ["i0"]))["i0"]
     await database.write(allocations.hand_over, "i0", holder="migration")
     new = a_claim("i0", "a", {"PCPU": 4, "MEMORY_MB": 512}, topology=pinned(4))
-    assert (await database.write(allocations.claim, [new], now=3)).claimed
+    assert (await database.write(claim_rows.claim, [new], now=3)).claimed
     assert len((await database.read(held_cpus))["a"]) == 6
     await database.write(allocations.take_back, "i0", holder="migration", node_uuid="node-a", now=4, group_uuid=None)
     assert (await database.read(topologies.assignments_of, ["i0", "migration"])) == {"i0": before}
@@ -375,7 +377,7 @@ async def test_a_moving_instance_holds_both_places(database: Database) -> None:
 async def test_wrong_topologies_are_mended(database: Database) -> None:
     await make_tables(database)
     await database.write(numa_cloud)
-    await database.write(allocations.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
+    await database.write(claim_rows.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
     right = await database.read(held_cpus)
     await database.write(_empty_topology)
     assert not await database.read(nothing_wrong)
@@ -395,25 +397,25 @@ async def test_amounts_groups_and_topologies_are_claimed_together(database: Data
     await database.write(_network_cards)
     traffic = ResourceRequest(groups=(RequestGroup(suffix="_NET", resources={"CUSTOM_TRAFFIC": 5}),))
 
-    def claims(*numbers: int, cpus: int = 2) -> list[allocations.Claim]:
+    def claims(*numbers: int, cpus: int = 2) -> list[claim_rows.Claim]:
         amounts = PINNED | {"PCPU": cpus}
         return [
             a_claim(f"i{number}", "a", amounts, topology=pinned(cpus), resource_request=traffic) for number in numbers
         ]
 
-    assert (await database.write(allocations.claim, claims(0), now=2)).claimed
+    assert (await database.write(claim_rows.claim, claims(0), now=2)).claimed
     held = await database.read(provider_allocations.allocations_of_consumers, ["i0"])
     assert held == {"i0": {"node-a": PINNED, "card-a": {"CUSTOM_TRAFFIC": 5}}}
     assert len((await database.read(held_cpus))["a"]) == 2
     before = await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")
     # Six CPUs and traffic are left, but no cell has five.
-    result = await database.write(allocations.claim, claims(1, cpus=5), now=3)
+    result = await database.write(claim_rows.claim, claims(1, cpus=5), now=3)
     assert result.failures[0].reason == "topology"
     # CPUs for two are left, but traffic for one.
-    assert (await database.write(allocations.claim, claims(1, 2), now=3)).failures[0].reason == "capacity"
+    assert (await database.write(claim_rows.claim, claims(1, 2), now=3)).failures[0].reason == "capacity"
     assert (await database.read(held_cpus), await database.read(used, "CUSTOM_TRAFFIC")) == before
     # The same claim again changes nothing; giving back gives all back.
-    assert (await database.write(allocations.claim, claims(0), now=4)).claimed
+    assert (await database.write(claim_rows.claim, claims(0), now=4)).claimed
     await database.write(allocations.release, "i0", now=5)
     assert await database.read(held_cpus) == {"a": (), "b": ()}
     assert set((await database.read(used, "CUSTOM_TRAFFIC")).values()) == {0} and await database.read(nothing_wrong)
@@ -442,14 +444,14 @@ async def test_the_statements_of_a_claim_with_request_groups_do_not_grow_with_it
             for number in range(first, first + count)
         ]
         with recorded(conn) as found:
-            assert allocations.claim(conn, wanted, now=2).claimed
+            assert claim_rows.claim(conn, wanted, now=2).claimed
         return len(found)
 
     few = await database.write(statements, 0, 2)
     assert await database.write(statements, 2, 8) == few
     assert await database.read(used, "CUSTOM_TRAFFIC") == {"card-a": 10, "card-b": 10}
     more = a_claim("i10", "a", amounts, resource_request=traffic)
-    assert (await database.write(allocations.claim, [more], now=3)).failures[0].reason == "capacity"
+    assert (await database.write(claim_rows.claim, [more], now=3)).failures[0].reason == "capacity"
 
 
 async def test_the_statements_of_a_write_of_many_consumers_do_not_grow_with_them(database: Database) -> None:
@@ -493,10 +495,10 @@ async def test_topologies_outlast_allocations_that_placement_gave_back(database:
     await database.write(numa_cloud)
     await database.write(_network_cards)
     claim = a_claim("i0", "a", PINNED, topology=pinned())
-    await database.write(allocations.claim, [claim], now=2)
+    await database.write(claim_rows.claim, [claim], now=2)
     await database.write(provider_allocations.release, "i0", 3)
     assert len((await database.read(held_cpus))["a"]) == 2
-    assert (await database.write(allocations.claim, [claim], now=4)).claimed
+    assert (await database.write(claim_rows.claim, [claim], now=4)).claimed
     assert len((await database.read(held_cpus))["a"]) == 2 and await database.read(nothing_wrong)
     await database.write(provider_allocations.release, "i0", 5)
     await database.write(allocations.release, "i0", now=6)
@@ -507,7 +509,7 @@ async def test_topologies_of_nobody_are_released(database: Database) -> None:
     """Such as of a migration that an older conductor has ended."""
     await make_tables(database)
     await database.write(numa_cloud)
-    await database.write(allocations.claim, [a_claim("stranger", "a", PINNED, topology=pinned())], now=2)
+    await database.write(claim_rows.claim, [a_claim("stranger", "a", PINNED, topology=pinned())], now=2)
     await database.write(_without_amounts, "stranger")
     assert [line for line in await audit.mend(database, 3) if "orphan of stranger" in line]
     assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
@@ -529,7 +531,7 @@ async def race_of_topologies(databases: list[Database], seed: int = 1) -> None:
         database = databases[number % len(databases)]
         for host in chance.sample("abcd", 4) * 3:
             claim = a_claim(f"i{number}", host, PINNED, topology=request)
-            if (await database.write(allocations.claim, [claim], now=2)).claimed:
+            if (await database.write(claim_rows.claim, [claim], now=2)).claimed:
                 placed.add(number)
                 if chance.random() < 0.3:
                     await database.write(allocations.release, f"i{number}", now=3)
@@ -543,7 +545,7 @@ async def race_of_topologies(databases: list[Database], seed: int = 1) -> None:
     for number in range(60, 80):
         for host in "abcd":
             claim = a_claim(f"i{number}", host, PINNED, topology=request)
-            if (await first.write(allocations.claim, [claim], now=4)).claimed:
+            if (await first.write(claim_rows.claim, [claim], now=4)).claimed:
                 placed.add(number)
                 break
     assert len(placed) == 16
@@ -573,7 +575,7 @@ async def race(databases: list[Database], seed: int = 1) -> None:
             claims = [a_claim(uuid, hosts[0])]
             if chance.random() < 0.5:
                 claims.append(a_claim(other, hosts[1]))
-            result = await database.write(allocations.claim, claims, now=1)
+            result = await database.write(claim_rows.claim, claims, now=1)
             outcomes["claimed" if result.claimed else "refused"] += 1
 
     await asyncio.gather(*(one(number) for number in range(40)))
@@ -602,7 +604,7 @@ async def race_with_placement(databases: list[Database]) -> None:
     async def scheduler(number: int) -> None:
         for _ in range(6):
             claims = [a_claim(f"i{number}", chance.choice("abcd"))]
-            result = await databases[number % 4].write(allocations.claim, claims, now=1)
+            result = await databases[number % 4].write(claim_rows.claim, claims, now=1)
             outcomes["claimed" if result.claimed else "refused"] += 1
             if chance.random() < 0.3:
                 await databases[number % 4].write(allocations.release, f"i{number}", now=1)
@@ -662,9 +664,9 @@ async def race_of_doubles(databases: list[Database]) -> None:
     claims = [(f"i{number}", host) for number in range(16) for host in "abcd"]
     random.Random(3).shuffle(claims)
 
-    async def one(number: int, uuid: str, host: str) -> allocations.ClaimResult:
+    async def one(number: int, uuid: str, host: str) -> claim_rows.ClaimResult:
         database = databases[number % len(databases)]
-        return await database.write(allocations.claim, [a_claim(uuid, host, keep_held=True)], now=1)
+        return await database.write(claim_rows.claim, [a_claim(uuid, host, keep_held=True)], now=1)
 
     results = await asyncio.gather(*(one(number, *each) for number, each in enumerate(claims)))
     held = await check(databases[0])
@@ -683,11 +685,11 @@ async def race_of_groups(databases: list[Database]) -> None:
         database = databases[number % len(databases)]
         policy = "affinity" if number % 2 else "anti-affinity"
         claim = a_claim(f"i{number}", host, server_group=a_group(policy, policy))
-        return (await database.write(allocations.claim, [claim], now=1)).claimed
+        return (await database.write(claim_rows.claim, [claim], now=1)).claimed
 
     won = await asyncio.gather(*(one(number, "abcd"[number // 2 % 4]) for number in range(24)))
-    apart = await databases[0].read(allocations.group_hosts, "anti-affinity")
-    together = await databases[0].read(allocations.group_hosts, "affinity")
+    apart = await databases[0].read(group_members.by_host, "anti-affinity")
+    together = await databases[0].read(group_members.by_host, "affinity")
     assert apart == {"a": 1, "b": 1, "c": 1, "d": 1}
     assert together is not None and len(together) == 1
     assert sum(won) == 4 + sum(together.values())

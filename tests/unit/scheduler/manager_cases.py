@@ -17,6 +17,7 @@ from micronova.db import (
     aggregates,
     allocation_audit,
     allocations,
+    group_members,
     host_states,
     nodes,
     placement_names,
@@ -26,7 +27,9 @@ from micronova.db import (
     server_groups,
     tables,
     topologies,
+    used_amounts,
 )
+from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
@@ -217,7 +220,7 @@ async def test_what_another_scheduler_took_is_found_out(databases: list[Database
     async with cloud(databases[:1], hosts=2, refresh=3600.0) as c:
         await c.select(a_spec(), "first")
         taken = [a_claim(f"i{number}", "h1") for number in range(4)]
-        assert (await c.database.write(allocations.claim, taken, now=micros(CLOCK.now()))).claimed
+        assert (await c.database.write(claim_rows.claim, taken, now=micros(CLOCK.now()))).claimed
         # It believes h1 to be the emptier one, loses there, and takes the other.
         (destination,) = await c.select(a_spec(), "second")
         assert destination.selected.host == "h0"
@@ -326,13 +329,13 @@ async def test_claims_that_are_refused_again_and_again_end_the_request(
     sentences = {"disabled": "is enabled", "group": "is one that the server group allows", "capacity": "has room"}
     tried = []
 
-    def claim(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+    def claim(conn: sa.Connection, claims: list[claim_rows.Claim], *, now: int) -> claim_rows.ClaimResult:
         tried.append(claims)
-        failed = [allocations.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason=reason) for each in claims]
-        return allocations.ClaimResult(failures=tuple(failed))
+        failed = [claim_rows.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason=reason) for each in claims]
+        return claim_rows.ClaimResult(failures=tuple(failed))
 
     async with cloud(databases[:1], hosts=2) as c:
-        monkeypatch.setattr(allocations, "claim", claim)
+        monkeypatch.setattr(claim_rows, "claim", claim)
         error = await no_valid_host(c.select(a_spec(requested_host="h0"), "i0"))
         why = f"the only possible host refuses the claim: the server needs one that {sentences[reason]}"
         assert error is not None and why in error.message
@@ -351,15 +354,15 @@ async def test_a_request_that_lost_races_is_not_refused_because_one_host_refuses
     """h0 refuses the request for good; on h1 others are faster each time, which may end well the next time."""
     taken = itertools.cycle([1, -1])
 
-    def claim(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+    def claim(conn: sa.Connection, claims: list[claim_rows.Claim], *, now: int) -> claim_rows.ClaimResult:
         [each] = claims
         if each.host == "h1":
-            allocations.change_used(conn, {(each.node_uuid, "VCPU"): next(taken)}, now)
-        failed = allocations.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason="capacity")
-        return allocations.ClaimResult(failures=(failed,))
+            used_amounts.change_unchecked(conn, {(each.node_uuid, "VCPU"): next(taken)}, now)
+        failed = claim_rows.ClaimFailure(node_uuid=each.node_uuid, host=each.host, reason="capacity")
+        return claim_rows.ClaimResult(failures=(failed,))
 
     async with cloud(databases[:1], hosts=2, refresh=0.0) as c:
-        monkeypatch.setattr(allocations, "claim", claim)
+        monkeypatch.setattr(claim_rows, "claim", claim)
         with pytest.raises(Unavailable, match="lost 64 races"):
             await c.select(a_spec(), "i0")
 
@@ -368,16 +371,16 @@ async def test_a_host_that_refuses_many_servers_gets_fewer(
     databases: list[Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim accepts one server of a request on h0, for a reason that the filters do not see."""
-    claim = allocations.claim
+    claim = claim_rows.claim
 
-    def one_on_h0(conn: sa.Connection, claims: list[allocations.Claim], *, now: int) -> allocations.ClaimResult:
+    def one_on_h0(conn: sa.Connection, claims: list[claim_rows.Claim], *, now: int) -> claim_rows.ClaimResult:
         if sum(each.host == "h0" for each in claims) > 1:
-            failed = allocations.ClaimFailure(node_uuid="node-h0", host="h0", reason="capacity")
-            return allocations.ClaimResult(failures=(failed,))
+            failed = claim_rows.ClaimFailure(node_uuid="node-h0", host="h0", reason="capacity")
+            return claim_rows.ClaimResult(failures=(failed,))
         return claim(conn, claims, now=now)
 
     async with cloud(databases[:1], hosts=2) as c:
-        monkeypatch.setattr(allocations, "claim", one_on_h0)
+        monkeypatch.setattr(claim_rows, "claim", one_on_h0)
         await c.database.write(add_instances, *(f"i{number}" for number in range(5)))
         hosts = Counter(each.selected.host for each in await c.select(a_spec(), *(f"i{n}" for n in range(5))))
         assert hosts == {"h0": 1, "h1": 4}
@@ -436,9 +439,9 @@ async def test_a_race_for_what_is_shared_reads_no_trees_of_other_hosts(
     async with cloud(databases[:1], hosts=hosts) as c:
         await c.database.write(_with_licences, {f"h{number}": 0 for number in range(hosts)}, 9)
         await c.database.write(add_instances, *(f"i{number}" for number in range(9)))
-        claim, read, roots, stolen = allocations.claim, c.database.read, list[str](), list[int]()
+        claim, read, roots, stolen = claim_rows.claim, c.database.read, list[str](), list[int]()
 
-        def raced(conn: sa.Connection, claims: Any, *, now: int) -> allocations.ClaimResult:
+        def raced(conn: sa.Connection, claims: Any, *, now: int) -> claim_rows.ClaimResult:
             if not stolen:  # another service takes all but two, through the Placement API
                 stolen.append(conn.execute(tables.inventories.update().where(LICENCES).values(used=7)).rowcount)
             return claim(conn, claims, now=now)
@@ -448,7 +451,7 @@ async def test_a_race_for_what_is_shared_reads_no_trees_of_other_hosts(
                 roots.extend(args[0])
             return await read(fn, *args, **kwargs)
 
-        monkeypatch.setattr(allocations, "claim", raced)
+        monkeypatch.setattr(claim_rows, "claim", raced)
         monkeypatch.setattr(c.database, "read", noting)
         error = await no_valid_host(c.select(LICENSED, "i0", "i1", "i2"))
         assert error is not None and "There is room for 2 of 3 servers." in error.message and stolen == [1]
@@ -501,7 +504,7 @@ async def test_a_search_that_ends_early_says_so_and_leaves_steps_to_others(
         steps = {step.name: step.removed for step in explained.filters if step.removed}
         assert steps == {"RequestGroups": 1, "RequestGroupsSearch": 2}
         claim = a_claim("i1", "h0", resource_request=extra_specs.resource_request(spec.flavor, None))
-        result = await c.database.write(allocations.claim, [claim], now=micros(CLOCK.now()))
+        result = await c.database.write(claim_rows.claim, [claim], now=micros(CLOCK.now()))
         assert [each.reason for each in result.failures] == ["search"], "a claim does not say that there is too little"
 
 
@@ -553,9 +556,9 @@ async def _lose_a_claim(c: Cloud, uuids: list[str], monkeypatch: pytest.MonkeyPa
 
     It is enabled right afterwards.
     """
-    claim, refused, loop = allocations.claim, asyncio.Event(), asyncio.get_running_loop()
+    claim, refused, loop = claim_rows.claim, asyncio.Event(), asyncio.get_running_loop()
 
-    def disabled_meanwhile(conn: sa.Connection, claims: Any, *, now: int) -> allocations.ClaimResult:
+    def disabled_meanwhile(conn: sa.Connection, claims: Any, *, now: int) -> claim_rows.ClaimResult:
         if refused.is_set() or [each.consumer_uuid for each in claims] != uuids:
             return claim(conn, claims, now=now)
         _disable(conn, "h0")
@@ -564,7 +567,7 @@ async def _lose_a_claim(c: Cloud, uuids: list[str], monkeypatch: pytest.MonkeyPa
         loop.call_soon_threadsafe(refused.set)
         return result
 
-    monkeypatch.setattr(allocations, "claim", disabled_meanwhile)
+    monkeypatch.setattr(claim_rows, "claim", disabled_meanwhile)
     return refused
 
 
@@ -609,7 +612,7 @@ async def test_what_a_claim_under_way_may_not_get_refuses_nobody(
         write, decided, go_on = c.database.write, asyncio.Event(), asyncio.Event()
 
         async def held_up(fn: Any, *args: Any, **kwargs: Any) -> Any:
-            if fn is allocations.claim and not decided.is_set():
+            if fn is claim_rows.claim and not decided.is_set():
                 decided.set()
                 await go_on.wait()
             return await write(fn, *args, **kwargs)
@@ -655,7 +658,7 @@ async def test_a_server_group_that_was_deleted_rules_nobody(databases: list[Data
         await c.database.write(_delete_group, "g")
         await c.select(spec, "i2", "i3")
         assert sorted((await c.database.read(used)).values()) == [2, 2]
-        assert await c.database.read(allocations.group_hosts, "g") is None
+        assert await c.database.read(group_members.by_host, "g") is None
         assert await c.database.read(nothing_wrong)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.db import tables
-from micronova.db.allocations import Claim
+from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.objects.scheduling import GroupSpec
 

@@ -13,7 +13,9 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler import fleet
 from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
 from micronova.scheduler.filters.base import HostFilter
-from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
 from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table, held_of
 
 
@@ -111,7 +113,7 @@ def test_every_host_has_the_filter_that_removed_it() -> None:
     decision = a_scheduler().preview(table, a_spec(), ["i"], now=NOW, removed_by=removed_by)
     names = [step.name for step in decision.explanation.filters]
     chosen = [each.selected for each in decision.destinations]
-    found = fleet.use_of(table, NOW, 60.0, removed_by, names, chosen)
+    found = fleet.fleet_of(table, NOW, 60.0, removed_by, names, chosen)
     assert found.zones == ("east", "nova")
     assert [each.host for each in found.hosts] == ["h3", "h1", "h2", "h10"], "by zone, then by number"
     told = {each.host: (each.state, found.filters[each.refused_by], each.chosen) for each in found.hosts[:1]}
@@ -126,7 +128,7 @@ def test_every_host_has_the_filter_that_removed_it() -> None:
 def test_hosts_that_the_request_does_not_name_are_not_considered() -> None:
     table, removed_by = a_table(a_host("h1"), a_host("h2")), RemovedBy()
     a_scheduler().preview(table, a_spec(requested_host="h2"), ["i"], now=NOW, removed_by=removed_by)
-    found = fleet.use_of(table, NOW, 60.0, removed_by)
+    found = fleet.fleet_of(table, NOW, 60.0, removed_by)
     assert [each.refused_by for each in found.hosts] == [NOT_CONSIDERED, NOT_REFUSED]
 
 

@@ -10,16 +10,17 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db import allocations, host_states, services, topologies
+from micronova.db import claims as claim_rows
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import compute_nodes, inventories, node_topologies
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.errors import Unavailable
-from micronova.objects.scheduling import HostState
+from micronova.objects.scheduling import HostState, NodeAmount, ServiceState
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, decode_use, encode
 from micronova.scheduler.feed import CHUNK, HostFeed
 from micronova.scheduler.filters.basic import ComputeFilter
-from micronova.scheduler.host_table import Amount, HostTable, ServiceState
+from micronova.scheduler.host_table import HostTable
 from tests.unit.scheduler.claim_cases import PINNED, numa_cloud, pinned
 from tests.unit.scheduler.factory import OPTIONS, a_spec
 from tests.unit.scheduler.rows import a_claim, add_host, make_tables
@@ -75,7 +76,7 @@ async def test_what_others_claim_of_numa_cells_is_followed(tmp_path: Path) -> No
         await feed.refresh(0.0)
         assert use() == NOTHING_USED
         claim = a_claim("i0", "a", PINNED, topology=pinned())
-        assert (await database.write(allocations.claim, [claim], now=await later())).claimed
+        assert (await database.write(claim_rows.claim, [claim], now=await later())).claimed
         await later()
         await feed.refresh(0.0)
         assert [len(cell.pinned) for cell in use().cells.values()] == [2]
@@ -102,7 +103,7 @@ class CountingTable(HostTable):
         self.nodes += len(rows)
         super().update(rows)
 
-    def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
+    def set_amounts(self, amounts: Iterable[NodeAmount]) -> set[str]:
         rows = list(amounts)
         self.amounts += len(rows)
         return super().set_amounts(rows)

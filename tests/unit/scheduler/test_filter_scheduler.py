@@ -31,9 +31,10 @@ from micronova.objects.topology import (
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
-from micronova.scheduler.host_table import HostTable, HostView
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.host_view import HostView
+from micronova.scheduler.no_valid_host import NOT_ENOUGH
 from micronova.scheduler.prefilters import Prefilters
-from micronova.scheduler.refusals import NOT_ENOUGH
 from micronova.scheduler.topologies import LONGEST_AT_ONCE, MOST_STEPS_AT_ONCE, MOST_STEPS_OF_A_REQUEST
 from micronova.scheduler.weights.base import HostWeigher
 from micronova.scheduler.weights.registry import load_weighers
@@ -325,6 +326,26 @@ def group(policy: str, most: int = 1, **hosts: int) -> RequestSpec:
     return a_spec(server_group=GroupSpec(id="g", policy=policy, max_server_per_host=most, hosts=hosts))
 
 
+@pytest.mark.parametrize("named", ["requested_host", "force_host"])
+def test_the_nodes_of_a_named_host_are_filled_after_another_host_was_removed(named: str) -> None:
+    """The rows of the host are then in another order: the last row of the table has taken the place of the removed."""
+    nodes = [a_host(f"n{n}", host="h", capacity={"VCPU": 32, "MEMORY_MB": 2048, "DISK_GB": 100}) for n in range(3)]
+    table = a_table(a_host("gone"), *nodes)
+    table.remove(["uuid-gone"])
+    spec = a_spec(**{named: "h"})
+    decision = a_scheduler().select(table, spec, [f"i{n}" for n in range(6)], now=NOW)
+    assert Counter(each.selected.node for each in decision.destinations) == {"n0": 2, "n1": 2, "n2": 2}
+    with pytest.raises(NoValidHost):
+        a_scheduler().select(table, spec, ["i6"], now=NOW)
+
+
+def test_a_server_is_not_its_own_alternate_after_another_host_was_removed() -> None:
+    table = a_table(a_host("gone"), *(a_host(f"n{n}", host="h") for n in range(3)))
+    table.remove(["uuid-gone"])
+    decision = a_scheduler().select(table, a_spec(requested_host="h"), ["i"], now=NOW)
+    assert decision.destinations[0].alternates == ()
+
+
 def test_groups() -> None:
     def cloud() -> HostTable:
         return a_table(*(a_host(f"h{number}", used={"MEMORY_MB": 512 * number}) for number in range(4)))
@@ -397,6 +418,15 @@ def test_who_holds_resources_stays() -> None:
     assert a_scheduler().select(full, a_spec(), ["a"], now=NOW, held={"a": "uuid-h2"}).destinations[0].alternates == ()
 
 
+def test_a_preview_counts_nothing_of_who_holds_resources_of_a_node_that_is_gone() -> None:
+    table = a_table(a_host("h1"), a_host("h2"))
+    before = free_of(table)
+    held = {"a": "uuid-gone", "b": "uuid-h2"}
+    decision = a_scheduler().preview(table, a_spec(), ["a", "b"], now=NOW, held=held)
+    assert decision.destinations[1].selected.host == "h2"
+    assert free_of(table) == before
+
+
 class Odd(HostWeigher):
     """A weigher that misbehaves in the way it is told."""
 
@@ -457,6 +487,24 @@ def test_a_rebuild_asks_only_what_the_new_image_asks_for() -> None:
 
 
 # --- requests that take long to compare with each kind of host
+
+
+def test_nothing_is_looked_for_before_a_decision_that_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is found by its name in all rows of the table: once for the decision, and not once per filter."""
+    searches: list[str | None] = []
+    find_rows = HostTable.find_rows
+
+    def counted(table: HostTable, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
+        searches.append(node)
+        return find_rows(table, host, node)
+
+    monkeypatch.setattr(HostTable, "find_rows", counted)
+    table = a_table(a_host("h1"), a_host("h2"))
+    asyncio.run(a_scheduler().prepare(table, a_spec(requested_node="h2")))
+    assert searches == []
+    a_scheduler().select(table, a_spec(requested_node="h2"), ["i"], now=NOW)
+    assert searches == ["h2"]
+
 
 ADAPTERS = parse_aliases(
     [

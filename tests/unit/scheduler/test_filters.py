@@ -18,11 +18,12 @@ from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.attributes import TEXTS
 from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter, Scope
-from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, capability_path
+from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.image import ImagePropertiesFilter
-from micronova.scheduler.filters.operators import Requirement
+from micronova.scheduler.filters.operators import Requirement, key_in
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table
 
 
@@ -80,11 +81,11 @@ def test_a_ratio_is_no_whole_number() -> None:
     assert Requirement("<or> 1.5 <or> 16.0").match_column(ratios, float).tolist() == [True, True]
 
 
-def test_scope_of_extra_specs() -> None:
-    assert capability_path("capabilities:cpu_info:features") == "cpu_info:features"
-    assert capability_path("hypervisor_type") == "hypervisor_type"
-    assert capability_path("hw:cpu_policy") is None
-    assert capability_path("trait:HW_CPU") is None
+def test_namespace_of_extra_specs() -> None:
+    assert key_in("capabilities", "capabilities:cpu_info:features") == "cpu_info:features"
+    assert key_in("capabilities", "hypervisor_type") == "hypervisor_type"
+    assert key_in("capabilities", "hw:cpu_policy") is None
+    assert key_in("capabilities", "trait:HW_CPU") is None
 
 
 def passing(each: type[HostFilter], spec: RequestSpec, *hosts: HostState) -> list[str] | None:

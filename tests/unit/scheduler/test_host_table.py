@@ -224,10 +224,10 @@ def test_what_cannot_be_taken_is_left_out_alone(states: list[HostState]) -> None
     for uuid, state in kept.items():
         row = table.index(uuid)
         assert row is not None and table.state(row) == full(state, table)
-    for interner in (table._zones, table._facts, table._aggregates, table._topologies._interner):
+    for interner in (table.zones, table.facts, table.aggregates, table.topologies._interner):
         assert sum(interner._users) == len(kept)
     table.remove(list(kept))
-    assert not any(sum(each._users) for each in (table._zones, table._facts, table._topologies._interner))
+    assert not any(sum(each._users) for each in (table.zones, table.facts, table.topologies._interner))
 
 
 def test_two_bad_rows_give_no_host_the_facts_of_another() -> None:

@@ -1,21 +1,18 @@
 """The paths under which clients reach the compute API."""
 
-import re
 from collections.abc import Sequence
 
 from micronova.http.asgi import App, Receive, Scope, Send
+from micronova.http.mount import below_project
 from micronova.http.service import Route
-
-_ID = re.compile(r"[0-9a-f-]+")  # of a project
 
 
 def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
     """Return the application that is mounted at /compute.
 
-    The API's resources are below /v2.1, /v2.1/PROJECT, /v2 and /v2/PROJECT. /v2 has the same resources with relaxed
-    validation and without microversions. A first segment that begins no route is taken for a project if a resource
-    follows it or if it looks like an id; the request's authentication compares it with the token's. Paths above the
-    versions go to the version documents.
+    The API's resources are below /v2.1, /v2.1/PROJECT, /v2 and /v2/PROJECT; `below_project` says what is taken for a
+    project. /v2 has the same resources with relaxed validation and without microversions. Paths above the versions go
+    to the version documents.
     """
     resources = frozenset(route.path.split("/")[1] for route in routes if route.path)
 
@@ -28,10 +25,9 @@ def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
         inner["micronova.path"] = scope["path"]  # as the client wrote it, which access rules are about
         if version == "v2":
             inner["micronova.is_v2"] = True
-        first, _, more = rest.partition("/")
-        if more and first not in resources and (more.partition("/")[0] in resources or _ID.fullmatch(first)):
-            inner["micronova.project"] = first
-            rest = more
+        project, rest = below_project(rest, resources)
+        if project:
+            inner["micronova.project"] = project
         inner["path"] = f"/v2.1/{rest}" if rest else "/v2.1"
         await api(inner, receive, send)
 

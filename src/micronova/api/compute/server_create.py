@@ -24,7 +24,7 @@ from micronova.api.compute.server_inputs import (
 from micronova.api.links import LINKS, Links
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.objects.block_device import BlockDevice
+from micronova.objects.block_device import BlockDevice, bad_mapping
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
 from micronova.objects.scheduling import SERVER_HINTS
@@ -259,7 +259,7 @@ def _device(item: Device) -> BlockDevice:
     if source == "blank" and uuid:
         raise Invalid(f"Invalid input for field/attribute {where}.uuid: a blank device has none.")
     if source != "blank" and not (uuid or image or volume or snapshot):
-        raise Invalid(f"Block Device Mapping is Invalid: a device of source_type {source} needs a uuid.")
+        raise bad_mapping(f"a device of source_type {source} needs a uuid.")
     destination = given(item.destination_type) or ("local" if source in ("image", "blank") else "volume")
     return BlockDevice(
         uuid="",
@@ -283,7 +283,7 @@ def _device(item: Device) -> BlockDevice:
 
 
 MOST_HINT_BYTES: Final = 8192
-"""Of the scheduler hints of a request, as JSON: about 200 ids. Each of its servers keeps them, twice."""
+"""Bytes that the scheduler hints of a request may have as JSON, about 200 ids: its servers keep them twice each."""
 
 
 def _hints(body: Body) -> dict[str, list[str]]:

@@ -49,7 +49,7 @@ async def authorized_server_to_show(
 def _with_volumes(
     conn: sa.Connection, get: Callable[[sa.Connection, str, str | None], Any], id: str, project: str | None
 ) -> tuple[Any, tuple[BlockDevice, ...]]:
-    return get(conn, id, project), instances.volumes(conn, [id]).get(id, ())
+    return get(conn, id, project), instances.volumes_of(conn, id)
 
 
 def _project(request: Request) -> str | None:

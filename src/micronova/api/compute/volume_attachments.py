@@ -145,13 +145,13 @@ class VolumeAttachments:
     async def _volumes(self, request: Request, id: str) -> list[BlockDevice]:
         """Return the devices of a server that are volumes; since 2.89 those whose attachment is known."""
         row = await authorized_server(self._database, request, id)
-        devices = (await self._database.read(instances.volumes, [row["uuid"]])).get(row["uuid"], ())
+        devices = await self._database.read(instances.volumes_of, row["uuid"])
         return [each for each in devices if each.volume_id and (request.minor < 89 or each.attachment_id)]
 
 
 def _attached(conn: sa.Connection, id: str, volume: str) -> list[BlockDevice]:
     """Return a server's devices with this volume."""
-    return [device for device in instances.volumes(conn, [id]).get(id, ()) if device.volume_id == volume]
+    return [device for device in instances.volumes_of(conn, id) if device.volume_id == volume]
 
 
 def _change(conn: sa.Connection, id: str, volume: str, wanted: Changes) -> None:

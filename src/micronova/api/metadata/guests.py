@@ -75,7 +75,7 @@ def _load(conn: sa.Connection, uuid: str) -> _Guest | None:
     facts = Facts(
         instance=instance_spec(row),
         vifs=vifs(row),
-        block_devices=instances.devices(conn, [uuid]).get(uuid, ()),
+        block_devices=instances.devices_of(conn, uuid),
     )
     migration = server_migrations.open_of(conn, uuid)
     return _Guest(facts, frozenset({row["host"], None if migration is None else migration["dest_compute"]}))

@@ -55,7 +55,7 @@ class AllocationCandidates:
 def _begin(conn: sa.Connection, wanted: ResourceRequest) -> tuple[list[Provider], list[str]]:
     """Check the names that a request has; return the sharing providers and the roots of trees that may serve it."""
     if unknown := placement_names.unknown_classes(conn, wanted.classes):
-        raise Invalid(f"Invalid resource class in resources parameter: No such resource class {', '.join(unknown)}.")
+        raise query.no_such_class(unknown)
     if unknown := placement_names.unknown_traits(conn, wanted.traits):
         raise Invalid(f"No such trait(s): {', '.join(unknown)}.")
     sharing = provider_trees.load_sharing(conn)

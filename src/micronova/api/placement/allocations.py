@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.api.placement import schemas
-from micronova.api.placement.schema import is_uuid, normal_uuid, with_normal_uuids
 from micronova.api.placement.service import Answers
+from micronova.api.placement.uuids import is_uuid, normal_uuid, with_normal_uuids
 from micronova.db import provider_allocations, providers
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import UNKNOWN_TYPE, AllocationRequest

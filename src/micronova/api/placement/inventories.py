@@ -42,6 +42,12 @@ def _shown(row: InventoryRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in FIELDS}
 
 
+def _check_generation(conn: sa.Connection, uuid: str, generation: int) -> None:
+    """Raise Conflict if a provider has another generation than its client has read; NotFound if there is none."""
+    if providers.get(conn, uuid).generation != generation:
+        raise Conflict("resource provider generation conflict", placement_code=providers.CONCURRENT_UPDATE)
+
+
 def _read(conn: sa.Connection, uuid: str) -> tuple[ProviderRow, list[InventoryRow]]:
     return providers.get(conn, uuid), provider_inventories.list_(conn, uuid)
 
@@ -109,9 +115,7 @@ class Inventories:
         generation = body["resource_provider_generation"]
 
         def write(conn: sa.Connection) -> tuple[ProviderRow, InventoryRow]:
-            provider = providers.get(conn, uuid)
-            if provider.generation != generation:
-                raise Conflict("resource provider generation conflict", placement_code=providers.CONCURRENT_UPDATE)
+            _check_generation(conn, uuid, generation)
             values = complete(request, uuid, resource_class, body)
             provider_inventories.change(conn, uuid, resource_class, values, generation, now)
             row = provider_inventories.find(conn, uuid, resource_class)
@@ -126,9 +130,7 @@ class Inventories:
         generation = body["resource_provider_generation"]
 
         def write(conn: sa.Connection) -> tuple[ProviderRow, list[InventoryRow]]:
-            provider = providers.get(conn, uuid)
-            if provider.generation != generation:
-                raise Conflict("resource provider generation conflict", placement_code=providers.CONCURRENT_UPDATE)
+            _check_generation(conn, uuid, generation)
             wanted = {name: complete(request, uuid, name, given) for name, given in body["inventories"].items()}
             try:
                 provider_inventories.replace_all(conn, uuid, wanted, generation, now)

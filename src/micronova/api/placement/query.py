@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from micronova.api.placement.schema import is_uuid
 from micronova.api.placement.schemas import NAMED, NUMBERED
+from micronova.api.placement.uuids import is_uuid
 from micronova.objects.errors import Invalid
 from micronova.placement.model import RequestGroup, ResourceRequest
 
@@ -36,8 +36,13 @@ def resources(text: str) -> dict[str, int]:
     return found
 
 
+def no_such_class(names: Sequence[str]) -> Invalid:
+    """Return the error of a request for resources of unknown classes."""
+    return Invalid(f"Invalid resource class in resources parameter: No such resource class {', '.join(names)}.")
+
+
 def traits(values: Sequence[str], minor: int) -> tuple[tuple[frozenset[str], ...], frozenset[str]]:
-    """Return the required traits, of each set one, and the forbidden ones; raise Invalid."""
+    """Return the required traits (one of each set), and the forbidden ones; raise Invalid."""
     required: list[frozenset[str]] = []
     forbidden: set[str] = set()
     for value in values if minor >= 39 else values[-1:]:
@@ -82,7 +87,7 @@ def _any_of(value: str, minor: int) -> frozenset[str]:
 def aggregates(
     values: Sequence[str], minor: int, suffix: str = ""
 ) -> tuple[tuple[frozenset[str], ...], frozenset[str]]:
-    """Return the aggregates that a provider must be in, of each set one, and those that it must not be in."""
+    """Return the aggregates that a provider must be in (one of each set), and those that it must not be in."""
     if minor < 24 and len(values) > 1:
         raise Invalid(f"Multiple member_of{suffix} parameters are not supported")
     wanted: list[frozenset[str]] = []
@@ -125,9 +130,10 @@ def request(query: Query, minor: int) -> ResourceRequest:
     parts = _parts(query, minor)
     same_subtrees = _same_subtrees(query, parts)
     groups = _groups(parts, minor, frozenset[str]().union(*same_subtrees))
-    numbered = [group for group in groups if group.suffix]
-    if len(numbered) > 1 and "group_policy" not in query:
-        _check_policy_is_needless(numbered)
+    if "group_policy" not in query and sum(bool(group.resources) for group in groups if group.suffix) > 1:
+        raise Invalid(
+            'The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.'
+        )
     if len(groups) > MOST_GROUPS:
         raise Invalid(f"A request may have {MOST_GROUPS} groups.")
     root_required, root_forbidden = _root_traits(query, minor)
@@ -141,13 +147,6 @@ def request(query: Query, minor: int) -> ResourceRequest:
         nested=minor >= 29,
         limit=int(limit[0][:9]) if limit else None,
     )
-
-
-def _check_policy_is_needless(numbered: Sequence[RequestGroup]) -> None:
-    if sum(1 for group in numbered if group.resources) > 1:
-        raise Invalid(
-            'The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.'
-        )
 
 
 def _parts(query: Query, minor: int) -> dict[str, dict[str, Sequence[str]]]:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.api.placement import schemas
 from micronova.api.placement.allocations import allocation_request
 from micronova.api.placement.inventories import complete
-from micronova.api.placement.schema import with_normal_uuids
+from micronova.api.placement.uuids import with_normal_uuids
 from micronova.db import provider_allocations, provider_inventories, providers
 from micronova.db.engine import Database
 from micronova.db.provider_inventories import UnknownClass
@@ -31,32 +31,32 @@ class Reshaper:
         await self._database.write(self._reshape, request)
 
     def _reshape(self, conn: sa.Connection, request: Request) -> None:
-        inventories, now = with_normal_uuids(request.body["inventories"]), micros(self._clock.now())
-        stock = {
+        asked, now = with_normal_uuids(request.body["inventories"]), micros(self._clock.now())
+        inventories = {
             uuid: {name: complete(request, uuid, name, values) for name, values in given["inventories"].items()}
-            for uuid, given in inventories.items()
+            for uuid, given in asked.items()
         }
         changes = [
             allocation_request(request, consumer, body)
             for consumer, body in with_normal_uuids(request.body["allocations"]).items()
         ]
-        provider_allocations.lock_reshape(conn, stock, changes, now)
-        _check_generations(conn, inventories)
+        provider_allocations.lock_reshape(conn, inventories, changes, now)
+        _check_generations(conn, asked)
         try:
             # First everything that is new, so that the allocations fit; then what is no longer there.
-            for uuid, new in sorted(stock.items()):
+            for uuid, new in sorted(inventories.items()):
                 provider_inventories.add_missing(conn, uuid, new, now)
             provider_allocations.replace(conn, changes, now)
-            for uuid, new in sorted(stock.items()):
+            for uuid, new in sorted(inventories.items()):
                 provider_inventories.replace_all(conn, uuid, new, None, now)
         except UnknownClass as error:
             raise Invalid(f"Unable to reshape: {error.message}") from None
 
 
-def _check_generations(conn: sa.Connection, inventories: Mapping[str, Any]) -> None:
+def _check_generations(conn: sa.Connection, asked: Mapping[str, Any]) -> None:
     """Raise Conflict if the generation of a provider is not the given one; Invalid if there is no such provider."""
-    known = providers.get_many(conn, inventories)
-    for uuid, given in sorted(inventories.items()):
+    known = providers.get_many(conn, asked)
+    for uuid, given in sorted(asked.items()):
         if uuid not in known:
             raise Invalid(
                 f"Resource provider {uuid} in inventories not found: No resource provider with uuid {uuid} found.",

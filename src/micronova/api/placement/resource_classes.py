@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from micronova.api.placement import schema, schemas
+from micronova.api.placement import json_schema, schemas
 from micronova.api.placement.service import Answers, path_of
 from micronova.db import placement_names
 from micronova.db.engine import Database
@@ -57,7 +57,7 @@ class ResourceClasses:
     async def ensure(self, request: Request, name: str) -> Response:
         """Add a custom resource class; if there is one already, answer 204."""
         try:
-            schema.check({"name": name}, schemas.resource_class(request.minor))
+            json_schema.check({"name": name}, schemas.resource_class(request.minor))
         except Invalid as error:
             raise Invalid(f"JSON does not validate: {error.message}") from None
         now = micros(self._clock.now())

@@ -5,8 +5,8 @@ from types import EllipsisType
 from typing import Any
 
 from micronova.api.placement import query, schemas
-from micronova.api.placement.schema import normal_uuid
 from micronova.api.placement.service import Answers, path_of
+from micronova.api.placement.uuids import normal_uuid
 from micronova.db import placement_names, provider_trees, providers
 from micronova.db.engine import Database
 from micronova.db.providers import ProviderRow
@@ -104,7 +104,7 @@ def _search(conn: Any, name: str | None, uuid: str | None, group: RequestGroup) 
     if unknown := placement_names.unknown_traits(conn, named):
         raise Invalid(f'Invalid trait(s) in "required" parameter: No such trait(s): {", ".join(unknown)}.')
     if unknown := placement_names.unknown_classes(conn, group.resources):
-        raise Invalid(f"Invalid resource class in resources parameter: No such resource class {', '.join(unknown)}.")
+        raise query.no_such_class(unknown)
     return provider_trees.search(conn, name=name, uuid=uuid, group=group)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import falcon.asgi
 import msgspec
 
-from micronova.api.placement import schema
+from micronova.api.placement import json_schema
 from micronova.http.faults import TITLES, message_of
 from micronova.http.request import Request, Response
 from micronova.http.service import Route, Service
@@ -57,7 +57,7 @@ class PlacementService(Service):
         """Return the last value of each query parameter; raise Invalid for what the schema does not allow."""
         values = {name: given[-1] for name, given in request.raw_query.items()}
         try:
-            schema.check(values, request.route.query(request.minor))
+            json_schema.check(values, request.route.query(request.minor))
         except Invalid as error:
             raise Invalid(f"Invalid query string parameters: {error.message}") from None
         return values
@@ -74,7 +74,7 @@ class PlacementService(Service):
         if b"\\u0000" in raw:
             raise Invalid("Malformed JSON: a text must not have the character U+0000.")
         try:
-            schema.check(value, request.route.body(request.minor))
+            json_schema.check(value, request.route.body(request.minor))
         except Invalid as error:
             raise Invalid(f"JSON does not validate: {error.message}") from None
         return value

@@ -35,17 +35,14 @@ class Usages:
         asked = request.query
         request.authorize({"project_id": asked["project_id"]})
         found = await self._database.read(provider_allocations.usages, asked["project_id"], asked.get("user_id"))
+        total: Counter[str] = Counter()
+        for each in found.values():
+            total.update(each.amounts)
         if request.minor < 38:
-            total: Counter[str] = Counter()
-            for each in found.values():
-                total.update(each.amounts)
             return self._answers.make(request, {"usages": dict(total)})
         kind = asked.get("consumer_type")
         body: dict[str, Any] = {}
         if kind == "all":
-            total = Counter()
-            for each in found.values():
-                total.update(each.amounts)
             many = sum(each.consumers for each in found.values())
             body = {"all": {"consumer_count": many, **total}} if found else {}
         else:

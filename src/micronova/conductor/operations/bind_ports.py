@@ -12,6 +12,7 @@ from micronova.objects import migration_states, states
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF
+from micronova.objects.operations import BIND_PORTS
 
 
 class BindPorts(FollowUpKind):
@@ -21,7 +22,7 @@ class BindPorts(FollowUpKind):
     then that request decides where the ports are.
     """
 
-    name = "bind_ports"
+    name = BIND_PORTS
     action_event = "conductor_bind_ports"
 
     async def run(self, operations: list[Operation]) -> None:

@@ -27,7 +27,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import devices_of, removal_order, work_order
+from micronova.conductor.operations.orders import removal_order, work_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, nodes, server_migrations
 from micronova.objects import migration_states, states
@@ -336,7 +336,8 @@ class RevertResize(ResizedKind):
         """Let the server belong to its destination again, where its guest is, with the new flavor."""
         old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
         instances.set_flavor(conn, row["uuid"], new)
-        instances.replace_devices(conn, row["uuid"], resized(devices_of(conn, row["uuid"]), row["uuid"], old, new))
+        devices = instances.devices_of(conn, row["uuid"])
+        instances.replace_devices(conn, row["uuid"], resized(devices, row["uuid"], old, new))
         destination = cast(InstanceChanges, operation.payload_as(ResizedPayload).destination)
         changes: InstanceChanges = {**destination, "flavor_id": new.id, "flavor": migration["new_flavor"]}
         return self.resized_again(conn, operation, row, migration, error, changes)
@@ -355,7 +356,7 @@ class RevertResize(ResizedKind):
             reason = None if error is None else fault_of(error, now)["message"]
             self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
         away = migration["dest_compute"] != row["host"]
-        step: Step = "bind" if away and self.transitions.has_devices(conn, row) else "finish"
+        step: Step = "bind" if away and instances.has_ports_or_volumes(conn, row) else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])

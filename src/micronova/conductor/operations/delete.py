@@ -1,26 +1,26 @@
 """Deleting a server: its guest, its ports, its claims. It is repeated until it succeeds.
 
-The image of a shelve is deleted by an operation that follows (`discard_image.py`): neither the server's quota nor its
-claim waits for an image service that is away.
+Operations that follow delete the image of a shelve (`discard_image.py`) and give volumes back (`settle_volumes.py`):
+neither the server's quota nor its claim waits for an image service or a volume service that is away.
 """
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations import volume_records
-from micronova.conductor.operations.discard_image import DiscardImage, discard_operation_ids, record_discard
+from micronova.conductor.operations.discard_image import discard_operation_ids, record_discard
 from micronova.conductor.operations.engine import NeverFails, Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order
 from micronova.conductor.operations.transitions import Notification
+from micronova.conductor.operations.volume_records import record_release_of_all
 from micronova.db import allocations, departures, instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import IMAGE_KINDS, UNDO_MOVE, OperationRow
+from micronova.objects.operations import DISCARD_IMAGE, IMAGE_KINDS, SETTLE_VOLUMES, UNDO_MOVE, OperationRow
 from micronova.objects.orders import Report, WorkOrder
 
-_OF_OTHER_SERVICES = (*IMAGE_KINDS, DiscardImage.name, volume_records.NAME)
+_OF_OTHER_SERVICES = (*IMAGE_KINDS, DISCARD_IMAGE, SETTLE_VOLUMES)
 
 
 class Delete(NeverFails, HostKind):
@@ -128,7 +128,7 @@ class Delete(NeverFails, HostKind):
         """Move the server to the deleted ones and release all that it held, in one transaction."""
         # The row is removed, so its changes are not needed.
         record_discard(conn, operation, row, self._engine.now())
-        volumes = volume_records.record_release_of_all(conn, operation, row, self._engine.now())
+        volumes = record_release_of_all(conn, operation, row, self._engine.now())
         instances.move_to_deleted(conn, row, self._engine.now())
         ended = self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])

@@ -11,7 +11,7 @@ from micronova.conductor.operations.made_images import MadeImages
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import DiscardPayload
+from micronova.objects.operations import DISCARD_IMAGE, DiscardPayload
 
 NAMESPACE = uuid.UUID("5d4b9a0c-0f3e-4d0f-8f43-2f0d3c6f8e17")
 """Of the ids of these operations, which follow from their images: one is recorded once."""
@@ -20,7 +20,7 @@ NAMESPACE = uuid.UUID("5d4b9a0c-0f3e-4d0f-8f43-2f0d3c6f8e17")
 class DiscardImage(FollowUpKind):
     """Deletes the image."""
 
-    name = "discard_image"
+    name = DISCARD_IMAGE
     action_event = "conductor_discard_image"
 
     def __init__(self, dependencies: ConductorDependencies) -> None:
@@ -53,7 +53,7 @@ def record_discard(conn: sa.Connection, operation: Operation, row: InstanceRow, 
     operation_rows.follow_up(
         conn,
         row,
-        DiscardImage.name,
+        DISCARD_IMAGE,
         id=discard_operation_ids(row)[0],
         epoch=operation.epoch,
         now=now,

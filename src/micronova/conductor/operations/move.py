@@ -24,7 +24,7 @@ from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.move_names import COLD, LIVE
 from micronova.conductor.operations.move_outcomes import MoveOutcomes
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import devices_of, work_order
+from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, server_migrations, topologies
@@ -239,7 +239,7 @@ class Move(MoveKind):
         assert payload.chosen is not None
         old = msgspec.convert(migration["old_flavor"], Flavor)
         new = msgspec.convert(migration["new_flavor"], Flavor)
-        devices = devices_of(conn, row["uuid"])
+        devices = instances.devices_of(conn, row["uuid"])
         host = _host(operation, row)
         if step not in SOURCE_STEPS:
             devices = resized(devices, row["uuid"], old, new)
@@ -427,7 +427,7 @@ class Move(MoveKind):
         self.transitions.end_event(conn, operation, host=report.host, event=self._event("migrate"))
         assert payload.chosen is not None
         away = payload.chosen.host != row["host"]
-        step: Step = "bind" if away and self.transitions.has_devices(conn, row) else "finish"
+        step: Step = "bind" if away and instances.has_ports_or_volumes(conn, row) else "finish"
         encoded = payload.encode()
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
         return Continue(taken, [Notification(self._names.notifications["migrated"], changed(row, changes))])

@@ -13,7 +13,6 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.move_names import MoveNames
 from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork
-from micronova.conductor.operations.orders import devices_of
 from micronova.conductor.operations.placing import host_changes
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import departures, instances, server_migrations
@@ -74,7 +73,7 @@ class MoveOutcomes:
             server_migrations.stay_on_destination(conn, row, migration, migration_states.COMPLETED, now)
         else:
             instances.set_flavor(conn, row["uuid"], new)
-            devices = resized(devices_of(conn, row["uuid"]), row["uuid"], old, new)
+            devices = resized(instances.devices_of(conn, row["uuid"]), row["uuid"], old, new)
             instances.replace_devices(conn, row["uuid"], devices)
             server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
         after = changed(row, changes)
@@ -160,7 +159,7 @@ class MoveOutcomes:
         if away and arrived:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
             self.copy_is_removed(conn, migration)
-        step: Step = "unbind" if away and arrived and self._transitions.has_devices(conn, row) else "undo"
+        step: Step = "unbind" if away and arrived and instances.has_ports_or_volumes(conn, row) else "undo"
         encoded = payload.encode()
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
         return Continue(taken, self._about_undo("undo", row))

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.db import instances, topologies
+from micronova.db import instances, nodes, topologies
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects import states
@@ -53,7 +53,7 @@ def work_order(
     known = instance_spec(row)
     image = rescue_image or known.image
 
-    devices = devices_of(conn, row["uuid"]) if block_devices is None else block_devices
+    devices = instances.devices_of(conn, row["uuid"]) if block_devices is None else block_devices
     # The image of a server that boots from a volume is in the volume.
     needs_image = rescue_image is not None or root_volume(devices) is None
 
@@ -103,17 +103,12 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
     if found is None:
         return instance
     node, assignment = found
-    if (claimed := topologies.host_of(conn, node)) not in (host, None):
+    if (claimed := nodes.host_of(conn, node)) not in (host, None):
         raise OperationFailed(
             "The server's CPUs and devices are claimed on another host than the one that has to use them.",
             details=f"They are claimed on host {claimed}, and not on host {host}.",
         )
     return msgspec.structs.replace(instance, assignment=assignment)
-
-
-def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
-    """Return the disks of a server."""
-    return instances.devices(conn, [uuid]).get(uuid, ())
 
 
 def size_of(order: WorkOrder) -> int:

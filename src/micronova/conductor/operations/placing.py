@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine, Operation
-from micronova.db import allocations, instances, services
+from micronova.db import claims, instances, services
 from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
@@ -117,7 +117,7 @@ class Placer:
             server.chosen = alternates.pop(0)
             if server.spec.availability_zone not in (None, server.chosen.zone):
                 continue  # the server was pinned to another zone since
-            claim = allocations.Claim.of(
+            claim = claims.Claim.of(
                 server.row["uuid"],
                 server.chosen,
                 server.spec,
@@ -129,12 +129,12 @@ class Placer:
                 return True
         return False
 
-    def _claim_if_up(self, conn: sa.Connection, claim: allocations.Claim) -> bool:
+    def _claim_if_up(self, conn: sa.Connection, claim: claims.Claim) -> bool:
         """Claim an alternate, which may have gone down since the scheduler chose it."""
         now = self._engine.now()
         if not services.host_is_up(conn, claim.host, now, self._service_down_time):
             return False
-        return allocations.claim(conn, [claim], now=now).claimed
+        return claims.claim(conn, [claim], now=now).claimed
 
 
 NO_HOST: Final[InstanceChanges] = {"host": None, "node": None, "node_uuid": None}

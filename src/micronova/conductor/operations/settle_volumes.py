@@ -11,9 +11,8 @@ from collections.abc import Awaitable
 from micronova.clients.volume.client import WORKING, VolumeClient
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
-from micronova.conductor.operations.volume_records import NAME
 from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, Unavailable
-from micronova.objects.operations import SettlePayload
+from micronova.objects.operations import SETTLE_VOLUMES, SettlePayload
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 class SettleVolumes(FollowUpKind):
     """Completes and deletes attachments, and deletes volumes."""
 
-    name = NAME
+    name = SETTLE_VOLUMES
     action_event = "conductor_settle_volumes"
 
     async def run(self, operations: list[Operation]) -> None:

@@ -26,6 +26,7 @@ from micronova.objects import shelved, states
 from micronova.objects.block_device import root_volume
 from micronova.objects.errors import OperationFailed
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.operations import BIND_PORTS
 from micronova.objects.orders import Report, WorkOrder
 
 ACTION = states.ACTIONS["shelve_offload"]
@@ -140,10 +141,10 @@ class Offloading:
         changes: InstanceChanges = {"task_state": None, "fault": fault, "power_state": power, "vm_state": after}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._kind.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=EVENT)
-        if not self._kind.transitions.has_devices(conn, row):
+        if not instances.has_ports_or_volumes(conn, row):
             return NoMoreWork(ended="error")
         id, context = str(uuid.uuid5(NAMESPACE, f"{operation.id} {operation.epoch}")), operation.context
-        operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=operation.epoch, now=now, context=context)
+        operation_rows.follow_up(conn, row, BIND_PORTS, id=id, epoch=operation.epoch, now=now, context=context)
         return NoMoreWork(ended="error", follow_ups=(id,))
 
 

@@ -371,10 +371,6 @@ class Transitions:
             check=check or functools.partial(self.check_not_overtaken, operation),
         )
 
-    def has_devices(self, conn: sa.Connection, row: InstanceRow) -> bool:
-        """Return whether a server has ports or volumes, which have to follow it to another host."""
-        return bool(row["network_info"]) or bool(instances.volumes(conn, [row["uuid"]]))
-
     async def withdraw(self, operation: Operation, vifs: Sequence[VIF]) -> None:
         """Delete the ports that an overtaken attempt created, unless the server has them."""
         created = [vif.port_id for vif in vifs if not vif.preserve_on_delete]

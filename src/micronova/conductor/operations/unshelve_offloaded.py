@@ -21,7 +21,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import devices_of, work_order
+from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import NO_HOST, ServerToPlace, host_changes
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
@@ -131,7 +131,7 @@ class UnshelveOffloaded(SteppedKind):
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to build the guest from the image of its disk, or from its volume."""
         payload = operation.payload_as(UnshelvePayload)
-        image, devices = payload.image, devices_of(conn, row["uuid"])
+        image, devices = payload.image, instances.devices_of(conn, row["uuid"])
         if image is not None:
             # Also a root disk that was made empty is in the image now, with what was installed on it.
             devices = tuple(
@@ -274,4 +274,4 @@ def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, Reque
 
 
 def _boots_from_volume(conn: sa.Connection, uuid: str) -> bool:
-    return root_volume(devices_of(conn, uuid)) is not None
+    return root_volume(instances.devices_of(conn, uuid)) is not None

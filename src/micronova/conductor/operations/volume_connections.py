@@ -42,9 +42,9 @@ class VolumeConnections:
         self._lock_current = lock_current
 
     async def devices(self, uuid: str) -> tuple[BlockDevice, ...]:
-        """Return the volumes among the block devices of a server."""
-        found = await self._engine.database.read(instances.devices, [uuid])
-        return tuple(device for device in found.get(uuid, ()) if device.is_volume)
+        """Return the volumes of a server, also those that are still to be made."""
+        found = await self._engine.database.read(instances.devices_of, uuid)
+        return tuple(device for device in found if device.is_volume)
 
     async def connect(
         self,
@@ -58,10 +58,11 @@ class VolumeConnections:
     ) -> None:
         """Connect the volumes of a server to a host, or without one keep them reserved for the server.
 
-        `only` is the uuid of the device, if it is about one. Those that are connected to the host stay as they are.
-        `lock` says whether the operation may still do that, if it is not that its server has not changed. Without
-        `completes` the volume service is told later that the server has its volume. Raise Stale if the
-        operation is overtaken, OperationFailed if the volume service refuses it, Unavailable if it does not answer.
+        With `only`, the uuid of a device, connect this one alone. Volumes that are connected to the host stay as they
+        are. `lock` locks the server and decides whether the operation may still connect volumes; by default it may
+        unless it is overtaken. Without `completes` the volume service learns later that the server has its volume.
+        Raise Stale if the operation is overtaken, OperationFailed if the volume service refuses the connection,
+        Unavailable if it does not answer.
         """
         found = await self.devices(row["uuid"])
         left = [
@@ -168,7 +169,7 @@ class VolumeConnections:
         row = lock(conn, operation)
         if row is None:
             return False
-        present = {device.uuid: device for device in instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())}
+        present = {device.uuid: device for device in instances.devices_of(conn, row["uuid"])}
         old = []
         for each, new in zip(before, after, strict=True):
             known = present.get(each.uuid)

@@ -11,9 +11,8 @@ from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.instance import InstanceRow
-from micronova.objects.operations import ReleasedVolume, SettlePayload
+from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload
 
-NAME: Final = "settle_volumes"
 NAMESPACE: Final = uuid.UUID("0b7c52f6-4a77-4c0e-9c3a-1b6d5f4e2a90")
 """Of the ids of these operations, which follow from the operations that they come from."""
 
@@ -27,14 +26,15 @@ def record_settle(
     told = [*payload.complete, *payload.keep, *(f"{each.volume_id} {each.attachment_id}" for each in payload.release)]
     id = str(uuid.uuid5(NAMESPACE, " ".join((operation.id, str(operation.epoch), *told))))
     context = operation.context
-    operation_rows.follow_up(conn, row, NAME, id=id, epoch=operation.epoch, now=now, context=context, payload=payload)
+    operation_rows.follow_up(
+        conn, row, SETTLE_VOLUMES, id=id, epoch=operation.epoch, now=now, context=context, payload=payload
+    )
     return (id,)
 
 
 def record_release_of_all(conn: sa.Connection, operation: Operation, row: InstanceRow, now: int) -> tuple[str, ...]:
     """Record the operation that gives back all volumes of a server that is removed; return its id, if it has any."""
-    found = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
-    release = list(released(found))
+    release = list(released(instances.devices_of(conn, row["uuid"])))
     return record_settle(conn, operation, row, now, SettlePayload(release=release, all_attachments=bool(release)))
 
 

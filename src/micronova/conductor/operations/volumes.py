@@ -122,22 +122,22 @@ class VolumeKind(HostKind):
 
     def _settle(self, conn: sa.Connection, operation: Operation, row: InstanceRow, *, failed: bool) -> tuple[str, ...]:
         payload = operation.payload_as(VolumePayload)
-        known = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+        known = instances.devices_of(conn, row["uuid"])
         device = next((each for each in known if each.uuid == payload.device_uuid), None)
-        told = self.settled(conn, operation, payload, device, failed=failed)
+        told = self.change_device(conn, payload, device, failed=failed)
         return record_settle(conn, operation, row, self._engine.now(), told)
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Change the device after success or a failure; return what the volume service has to be told."""
         return SettlePayload()
+
+
+def _taken_from_server(conn: sa.Connection, payload: VolumePayload, device: BlockDevice) -> SettlePayload:
+    """Remove the device of a volume from its server; return what gives the volume back."""
+    instances.remove_device(conn, device.uuid)
+    return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
 
 
 class AttachVolume(VolumeKind):
@@ -152,22 +152,15 @@ class AttachVolume(VolumeKind):
         await self.transitions.volumes.connect(operation, row, row["host"], only=payload.device_uuid, completes=False)
         return operation
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Complete the attachment; after a failure take the device from the server."""
         if device is None or device.attachment_id is None:
             return SettlePayload()
         if not failed:
             return SettlePayload(complete=[device.attachment_id])
-        instances.remove_device(conn, device.uuid)
-        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+        return _taken_from_server(conn, payload, device)
 
 
 class DetachVolume(VolumeKind):
@@ -176,22 +169,15 @@ class DetachVolume(VolumeKind):
     name = "detach_volume"
     action_event = "compute_detach_volume"
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Take the device from the server, and give the volume back; after a failure the server keeps it."""
         if failed:
             return SettlePayload(keep=[payload.volume_id])
         if device is None:
             return SettlePayload()
-        instances.remove_device(conn, device.uuid)
-        return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
+        return _taken_from_server(conn, payload, device)
 
 
 class SwapVolume(VolumeKind):
@@ -232,14 +218,8 @@ class SwapVolume(VolumeKind):
         payload = operation.payload_as(VolumePayload)
         return {"old_volume_id": payload.volume_id, "new_volume_id": _replacement(payload).volume_id or ""}
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Give the device its new volume, and the old one back; after a failure the server keeps the old one."""
         new = _replacement(payload)
@@ -267,14 +247,8 @@ class ExtendVolume(VolumeKind):
         """Return the volume and its new size."""
         return {"volume_id": payload.volume_id, "size_gb": str(payload.size_gb)}
 
-    def settled(
-        self,
-        conn: sa.Connection,
-        operation: Operation,
-        payload: VolumePayload,
-        device: BlockDevice | None,
-        *,
-        failed: bool,
+    def change_device(
+        self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
     ) -> SettlePayload:
         """Record the new size, which a guest that was not told sees when it is started the next time."""
         if device is not None and payload.size_gb:

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume import states, volume_queries
-from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.tables import attachments, volumes
 from micronova.objects.errors import TooLarge
@@ -30,10 +30,10 @@ def get(conn: sa.Connection, attachment_id: str) -> Attachment | None:
 
 def list_attachments(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]
-) -> tuple[list[Attachment], bool]:
-    """Return a page of attachments, and whether there are more."""
+) -> Listed[Attachment]:
+    """Return a page of attachments."""
     rows, more = fetch(conn, attachments.select().where(*conditions), page, *conditions)
-    return [Attachment(**row._mapping) for row in rows], more
+    return Listed([Attachment(**row._mapping) for row in rows], more)
 
 
 def connected(conn: sa.Connection, host: str) -> list[tuple[str, bool]]:

@@ -1,6 +1,6 @@
 """Attachments: reserve a volume for a server, connect it to the server's host, complete, and delete."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -8,15 +8,14 @@ import msgspec
 from msgspec import field
 
 from micronova.embedded.volume import attachment_queries, listing, states
-from micronova.embedded.volume.connecting import Connector, check_mode, flat, sees_connections
-from micronova.embedded.volume.core import UUID, Core, authorized, repeat
-from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.connecting import Connector, check_mode, flat
+from micronova.embedded.volume.core import Core, is_admin_or_service, repeat
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, RESERVED, Attachment, Volume
 from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.tables import attachments
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
-from micronova.http.service import SERVICE_ROLE, Route
+from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import Conflict, Invalid, MicronovaError
 
@@ -113,7 +112,7 @@ class AttachmentHandlers:
         """List attachments with all fields."""
         return await self._list(request, "attachments/detail", partial(_full, request))
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(self, request: Request, path: str, view: Callable[[Attachment], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, attachment_queries.SORTABLE, self._core.settings.max_limit)
         # Compute looks for the attachments of a server, whatever its project is.
         own = not listing.wants_all_projects(request, services=True)
@@ -124,9 +123,8 @@ class AttachmentHandlers:
         for name, values in request.raw_query.items():
             if name in known and (name != "project_id" or not own):
                 conditions.append(_COLUMNS[name].in_(values))
-        found, more = await self._core.database.read(attachment_queries.list_attachments, page, conditions)
-        body = {"attachments": [view(attachment) for attachment in found]}
-        return body | Links(request).next("attachments", path, found[-1].id if found and more else None)
+        found = await self._core.database.read(attachment_queries.list_attachments, page, conditions)
+        return listing.answer(request, "attachments", path, found, view)
 
     async def show(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Show an attachment."""
@@ -235,10 +233,8 @@ class AttachmentHandlers:
         return volume
 
     async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:
-        known = UUID.fullmatch(attachment_id)
-        found = await self._core.database.read(attachment_queries.get, attachment_id) if known else None
-        return authorized(
-            request, found, "volume:get", rule, f"Volume attachment {attachment_id[:64]} could not be found."
+        return await self._core.load(
+            request, attachment_queries.get, attachment_id, noun="Volume attachment", see="volume:get", rule=rule
         )
 
 
@@ -259,7 +255,7 @@ async def check_unused(request: Request, found: Iterable[Attachment]) -> None:
     that the next server has. Administrators may, who have to clean up after a server that is gone.
     """
     connected = [each for each in found if each.instance_uuid and each.connection_info]
-    if not connected or request.context.is_admin or SERVICE_ROLE in request.context.roles:
+    if not connected or is_admin_or_service(request):
         return
     if not await request.service.is_from_service(request):
         raise Conflict(f"Server {connected[0].instance_uuid} uses the volume: detach it there.")
@@ -280,5 +276,5 @@ def _full(request: Request, attachment: Attachment) -> dict[str, Any]:
         "attached_at": iso_micros(attachment.attached_at) or "",
         "detached_at": "",
         "attach_mode": attachment.attach_mode,
-        "connection_info": (attachment.connection_info or {}) if sees_connections(request) else {},
+        "connection_info": (attachment.connection_info or {}) if is_admin_or_service(request) else {},
     }

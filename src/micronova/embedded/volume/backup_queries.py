@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import Backup
 from micronova.embedded.volume.resource_rows import Rows
 from micronova.embedded.volume.tables import backups
@@ -25,11 +25,11 @@ def get(conn: sa.Connection, backup_id: str) -> Backup | None:
 
 def list_backups(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]], with_count: bool
-) -> tuple[list[Backup], bool, int | None]:
-    """Return a page of backups, whether there are more, and how many there are in all if that is asked for."""
+) -> Listed[Backup]:
+    """Return a page of backups."""
     rows, more = fetch(conn, backups.select().where(*conditions), page, *conditions)
     found = [Backup(**row._mapping) for row in rows]
-    return found, more, _ROWS.count(conn, conditions) if with_count else None
+    return Listed(found, more, _ROWS.count(conn, conditions) if with_count else None)
 
 
 def delete(conn: sa.Connection, backup_id: str) -> Backup | None:

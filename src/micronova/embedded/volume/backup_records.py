@@ -17,7 +17,6 @@ from micronova.embedded.volume.backups import brief
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.model import AVAILABLE, CREATING, MAX_SIZE, Backup
 from micronova.embedded.volume.request_bodies import Body, Items, Text, Uuid, uuid
-from micronova.embedded.volume.volume_sources import load_backup
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
@@ -84,7 +83,7 @@ class BackupRecordHandlers:
 
     async def export_record(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Return the record of a backup."""
-        backup = await load_backup(self._core, request, backup_id, request.route.policy or "")
+        backup = await self._core.load_backup(request, backup_id, request.route.policy or "")
         if backup.status != AVAILABLE:
             raise Invalid(f"Invalid backup: Backup {backup_id} is {backup.status}: it must be {AVAILABLE}.")
         fields = {name: getattr(backup, name) for name in BackupRecord.__struct_fields__ if name != "file"}
@@ -92,7 +91,7 @@ class BackupRecordHandlers:
         return {"backup-record": {"backup_service": SERVICE, "backup_url": url}}
 
     async def import_record(self, request: Request) -> dict[str, Any]:
-        """Make a backup of the caller's project of a record."""
+        """Create a backup of the caller's project from a record."""
         given: RecordFields = request.body.record
         if given.backup_service != SERVICE:
             raise Invalid(f"Invalid input for field/attribute backup_service: backups are kept by {SERVICE} here.")

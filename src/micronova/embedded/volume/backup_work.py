@@ -39,8 +39,7 @@ class CreateBackup(BackupKind):
     async def run(self, work: Work) -> Apply:
         """Copy the file."""
         operation = work.operation
-        backup = await self.core.database.read(backup_queries.get, operation.resource_id)
-        assert backup is not None  # its row exists for as long as the operation does
+        backup = await self.existing(backup_queries.get, operation.resource_id)
         size, source = backup.size * GIB, self.files.path(operation.payload["copy"], operation.source_id or "")
         await self.files.create_copy(source, BACKUPS, backup.id, operation.id, size, work.reporter(size))
 
@@ -89,7 +88,7 @@ class DeleteBackup(BackupKind):
 
 
 class ImportBackup(BackupKind):
-    """Gives a backup of a record the file that the record names."""
+    """Gives an imported backup the file that its record names."""
 
     name = "import_backup"
     action = Action.IMPORT_BACKUP
@@ -97,8 +96,7 @@ class ImportBackup(BackupKind):
     async def run(self, work: Work) -> Apply:
         """Link the file, unless it is the backup's own."""
         backup_id = work.operation.resource_id
-        backup = await self.core.database.read(backup_queries.get, backup_id)
-        assert backup is not None  # its row exists for as long as the operation does
+        backup = await self.existing(backup_queries.get, backup_id)
         await self.files.link(BACKUPS, work.operation.source_id or "", backup_id, backup.size * GIB)
         return lambda conn, now: backup_queries.record(conn, backup_id, {"status": AVAILABLE}, now)
 
@@ -109,7 +107,7 @@ class ImportBackup(BackupKind):
 
 
 class RestoreBackup(BackupKind):
-    """Makes a volume, new or not, what a backup is."""
+    """Restores a backup to a volume, which may be new."""
 
     name = "restore_backup"
     action = Action.RESTORE_BACKUP
@@ -119,8 +117,7 @@ class RestoreBackup(BackupKind):
     async def run(self, work: Work) -> Apply:
         """Copy the backup; until the copy is complete, a volume that exists is what it was."""
         operation = work.operation
-        volume = await self.core.database.read(volume_queries.get, operation.resource_id)
-        assert volume is not None  # its row exists for as long as the operation does
+        volume = await self.existing(volume_queries.get, operation.resource_id)
         source, size = self.files.path(BACKUPS, operation.source_id or ""), volume.size * GIB
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, work.reporter(size))
 

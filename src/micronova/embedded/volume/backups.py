@@ -1,5 +1,6 @@
 """Backups: full copies of volumes in a directory of their own, which outlive the volumes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from micronova.embedded.volume.model import (
 from micronova.embedded.volume.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.snapshots import ForceDeleteBody, ResetStatusBody
 from micronova.embedded.volume.tables import backups
-from micronova.embedded.volume.volume_sources import Source, load_backup, load_snapshot
+from micronova.embedded.volume.volume_sources import Source
 from micronova.embedded.volume.volumes import VolumeHandlers
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -157,7 +158,9 @@ class BackupHandlers:
         """List backups with all fields."""
         return await self._list(request, "backups/detail", _full)
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(
+        self, request: Request, path: str, view: Callable[[Request, Backup], dict[str, Any]]
+    ) -> dict[str, Any]:
         query = request.raw_query
         page = listing.read_page(query, backup_queries.SORTABLE, self._core.settings.max_limit)
         own = not listing.wants_all_projects(request)
@@ -174,12 +177,12 @@ class BackupHandlers:
 
     async def show(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Show a backup."""
-        return {"backup": _full(request, await load_backup(self._core, request, backup_id))}
+        return {"backup": _full(request, await self._core.load_backup(request, backup_id))}
 
     # --- changing --------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Begin to back a volume or one of its snapshots up."""
+        """Begin to back up a volume or one of its snapshots."""
         asked: NewBackup = request.body.backup
         if truth(asked.incremental):
             raise Invalid("Backups here are full ones: leave incremental out.")
@@ -196,7 +199,7 @@ class BackupHandlers:
             if asked.snapshot_id is None:
                 states.check_volume(volume, "back up by force" if truth(asked.force) else "back up")
             else:
-                snapshot = await load_snapshot(self._core, request, uuid(asked.snapshot_id))
+                snapshot = await self._core.load_snapshot(request, uuid(asked.snapshot_id))
                 if snapshot.volume_id != volume.id or snapshot.status != AVAILABLE:
                     raise Invalid(f"Snapshot {snapshot.id} must be {AVAILABLE}, and one of volume {volume.id}.")
             now = self._core.now()
@@ -270,9 +273,9 @@ class BackupHandlers:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def attempt() -> Backup:
-            backup = await load_backup(self._core, request, backup_id, "backup:update")
+            backup = await self._core.load_backup(request, backup_id, "backup:update")
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
-            return await load_backup(self._core, request, backup_id)
+            return await self._core.load_backup(request, backup_id)
 
         changed = await repeat(f"Backup {backup_id}", attempt)
         return {"backup": brief(request, changed)}
@@ -289,7 +292,7 @@ class BackupHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            backup = await load_backup(self._core, request, backup_id, rule)
+            backup = await self._core.load_backup(request, backup_id, rule)
             if not force and backup.status not in states.DELETABLE_BACKUPS:
                 raise Invalid(
                     f"Invalid backup: Backup {backup_id} is {backup.status}: only one that is "
@@ -317,18 +320,18 @@ class BackupHandlers:
             backup_queries.update(conn, backup, {"status": DELETING}, self._core.now())
 
     async def restore(self, request: Request, backup_id: str) -> dict[str, Any]:
-        """Make a volume, new unless one is named, what the backup is."""
+        """Restore the backup to the volume that the request names, or to a new one."""
         asked: Restore = request.body.restore or Restore()
         operation_id = self._core.new_id()
         draft: Volume | None = None
         if asked.volume_id is None:
-            backup = await load_backup(self._core, request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id, "backup:restore")
             name = stripped(asked.name) or f"restore_backup_{backup_id}"
             source = Source(size=backup.size, bootable=backup.bootable, image_metadata=backup.image_metadata)
             draft = await self._volumes.draft(request, source, name=name)
 
         async def attempt() -> Volume:
-            backup = await load_backup(self._core, request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id, "backup:restore")
             if backup.status != AVAILABLE:
                 raise Invalid(f"Invalid backup: Backup {backup_id} is {backup.status}: it must be {AVAILABLE}.")
             volume = draft
@@ -375,11 +378,11 @@ class BackupHandlers:
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
         status = request.body.reset.status.lower()
-        if status not in ("available", "error"):
-            raise Invalid(f"Must specify a valid status: available or error, not '{status[:64]}'.")
+        if status not in states.BACKUP_STATUSES:
+            raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 
         async def attempt() -> None:
-            backup = await load_backup(self._core, request, backup_id, request.route.policy or "")
+            backup = await self._core.load_backup(request, backup_id, request.route.policy or "")
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
         await repeat(f"Backup {backup_id}", attempt)

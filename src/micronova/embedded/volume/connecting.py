@@ -11,19 +11,17 @@ from micronova.embedded.volume.backend.exports import Connection, Export, Export
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Volume
 from micronova.embedded.volume.qos_specs import front_end_specs
-from micronova.http.request import Request
-from micronova.http.service import SERVICE_ROLE
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
 log = logging.getLogger(__name__)
 
 MODES = ("rw", "ro")
-PAUSE: Final = 1.0  # seconds before the next attempt to have volumes served
+PAUSE: Final = 1.0  # seconds before the next attempt to serve volumes
 
 
 class Connector:
-    """Has volumes served that are attached, and others not."""
+    """Serves the volumes that are attached, and no others."""
 
     def __init__(self, core: Core, exports: Exports | None) -> None:
         """Without `exports` volumes cannot be connected."""
@@ -32,7 +30,7 @@ class Connector:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve what is attached, now and whenever what serves volumes was started again."""
+        """Serve what is attached, now and after each restart of the exporter."""
         if self._exports is not None:
             self._task = keep_running(self._follow, name="volume-exports", clock=self._core.clock)
 
@@ -66,7 +64,7 @@ class Connector:
             await self._exports.resize(volume_id, size)
 
     async def disconnect(self, volume: Volume) -> None:
-        """Stop to serve a volume unless an attachment has a connection to it, after that was recorded."""
+        """Stop serving a volume, after its attachment was removed, unless another attachment has a connection to it."""
         if self._exports is None or volume.id in await self._connected():
             return
         await self._exports.remove(volume.id)
@@ -105,7 +103,7 @@ class Connector:
                 log.error("volume %s cannot be served: %s", export.volume_id, error)
         for volume_id in served - connected.keys():
             if volume_id not in await self._connected():
-                log.info("volume %s is served, but not attached: it is not served any more", volume_id)
+                log.info("volume %s is not attached any more: its export ends", volume_id)
                 await exports.remove(volume_id)
 
 
@@ -129,8 +127,3 @@ def nested(connection: Connection) -> dict[str, Any]:
     """Return a connection as os-initialize_connection answers it: the type, and the data beside it."""
     data = msgspec.to_builtins(connection)
     return {"driver_volume_type": data.pop("driver_volume_type"), "data": data}
-
-
-def sees_connections(request: Request) -> bool:
-    """Return whether the caller may see how a host reaches a volume; the project of a volume may not."""
-    return request.context.is_admin or SERVICE_ROLE in request.context.roles

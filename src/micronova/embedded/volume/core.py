@@ -1,4 +1,4 @@
-"""What all handlers of the volume service share: database, clock, ids, settings, and access to volumes."""
+"""What all handlers of the volume service share: database, clock, ids, settings, and access to resources."""
 
 import random
 import re
@@ -11,10 +11,12 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.common.compute_events import Notifier
 from micronova.embedded.common.revisions import Contended, retry
-from micronova.embedded.volume import volume_queries
-from micronova.embedded.volume.model import Volume
+from micronova.embedded.volume import backup_queries, snapshot_queries, volume_queries
+from micronova.embedded.volume.backend.capabilities import BACKEND
+from micronova.embedded.volume.model import Backup, Snapshot, Volume
 from micronova.embedded.volume.quotas import QUOTAS
 from micronova.http.request import Request
+from micronova.http.service import SERVICE_ROLE
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.ids import new_uuid
@@ -24,8 +26,6 @@ R = TypeVar("R")
 Found = TypeVar("Found", bound="Owned")
 
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-BACKEND: Final = "files"
-"""The name of the only back end, which is also that of its only pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +81,40 @@ class Core:
         self.on_operation()
         return found
 
+    async def load(
+        self,
+        request: Request,
+        get: Callable[[sa.Connection, str], Found | None],
+        id: str,
+        *,
+        noun: str,
+        see: str,
+        rule: str,
+    ) -> Found:
+        """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it."""
+        found = await self.database.read(get, id) if UUID.fullmatch(id) else None
+        if found is None or not request.allows(see, found.target):
+            raise NotFound(f"{noun} {id[:64]} could not be found.")
+        request.authorize(found.target, rule)
+        return found
+
     async def load_volume(self, request: Request, volume_id: str, rule: str = "volume:get") -> Volume:
-        """Return a volume; raise NotFound if the caller may not see it, Forbidden if `rule` does not allow it."""
-        volume = await self.database.read(volume_queries.get, volume_id) if UUID.fullmatch(volume_id) else None
-        return authorized(request, volume, "volume:get", rule, f"Volume {volume_id[:64]} could not be found.")
+        """Return a volume; raise as `load` does."""
+        return await self.load(request, volume_queries.get, volume_id, noun="Volume", see="volume:get", rule=rule)
+
+    async def load_snapshot(self, request: Request, snapshot_id: str, rule: str = "volume:get_snapshot") -> Snapshot:
+        """Return a snapshot; raise as `load` does."""
+        see = "volume:get_snapshot"
+        return await self.load(request, snapshot_queries.get, snapshot_id, noun="Snapshot", see=see, rule=rule)
+
+    async def load_backup(self, request: Request, backup_id: str, rule: str = "backup:get") -> Backup:
+        """Return a backup; raise as `load` does."""
+        return await self.load(request, backup_queries.get, backup_id, noun="Backup", see="backup:get", rule=rule)
 
 
-def authorized(request: Request, found: Found | None, see: str, rule: str, missing: str) -> Found:
-    """Return what was found; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it."""
-    if found is None or not request.allows(see, found.target):
-        raise NotFound(missing)
-    request.authorize(found.target, rule)
-    return found
+def is_admin_or_service(request: Request) -> bool:
+    """Return whether the caller is an administrator, or another service of the cloud."""
+    return request.context.is_admin or SERVICE_ROLE in request.context.roles
 
 
 async def repeat(what: str, attempt: Callable[[], Awaitable[R]]) -> R:

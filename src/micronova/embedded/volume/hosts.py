@@ -7,12 +7,10 @@ import sqlalchemy as sa
 from micronova.embedded.volume import service_rows
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.request_bodies import Body, Text
-from micronova.embedded.volume.services import DOWN_AFTER
 from micronova.embedded.volume.tables import snapshots, volumes
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid, NotFound
 
 _TOTAL = "(total)"
@@ -42,14 +40,14 @@ class HostHandlers:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List the services with the hosts that they run on."""
-        alive = self._core.now() - micros(DOWN_AFTER)
+        now = self._core.now()
         return {
             "hosts": [
                 {
                     "host_name": row.host,
                     "service": row.binary,
                     "zone": self._core.settings.availability_zone,
-                    "service-status": "available" if row.seen_at >= alive else "unavailable",
+                    "service-status": "available" if row.is_up(now) else "unavailable",
                     "service-state": "disabled" if row.disabled else "enabled",
                     "last-update": iso_micros(row.seen_at),
                 }
@@ -74,13 +72,14 @@ class HostHandlers:
         if status not in ("enable", "disable"):
             raise Invalid(f"Invalid status: '{status[:64]}' is neither enable nor disable.")
         disabled = status == "disable"
-        if not await self._core.database.write(service_rows.update, service_rows.VOLUME_SERVICE, host, disabled, None):
+        binary = service_rows.VOLUME_SERVICE
+        if not await self._core.database.write(service_rows.set_disabled, binary, host, disabled, None):
             raise _missing(host)
         return {"host": host, "status": f"{status}d"}
 
 
 def _used_by_project(conn: sa.Connection, host: str) -> dict[str, dict[str, int]]:
-    if not any(row.host == host and row.binary == service_rows.VOLUME_SERVICE for row in service_rows.rows(conn)):
+    if service_rows.get(conn, service_rows.VOLUME_SERVICE, host) is None:
         raise _missing(host)
     used: dict[str, dict[str, int]] = {}
     for table, number, size in _COLUMNS:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -14,6 +14,8 @@ from micronova.http.paging import check_filter, next_link
 from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE
 from micronova.objects.errors import Invalid, NotFound
+
+R = TypeVar("R")
 
 RULES = QueryRules(
     true=frozenset({"1", "t", "true", "on", "y", "yes"}),
@@ -37,6 +39,14 @@ class Page(NamedTuple):
     marker: str | None
     offset: int
     keys: tuple[SortKey, ...]  # the last one is unique
+
+
+class Listed(NamedTuple, Generic[R]):
+    """The resources of a page."""
+
+    resources: list[R]
+    more: bool  # there may be a next page
+    total: int | None = None  # how many there are in all, if that is asked for
 
 
 def read_page(query: Query, sortable: Mapping[str, sa.Column[Any]], most: int) -> Page:
@@ -111,13 +121,13 @@ def wants_count(request: Request) -> bool:
 
 
 def answer(
-    request: Request, collection: str, path: str, found: tuple[list[Any], bool, int | None], view: Callable[[Any], Any]
+    request: Request, collection: str, path: str, listed: Listed[R], view: Callable[[R], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the answer to a list: the resources of a page, the link to the next one, and how many there are in all."""
-    resources, more, count = found
-    body: dict[str, Any] = {collection: [view(each) for each in resources]}
-    body |= Links(request).next(collection, path, resources[-1].id if resources and more else None)
-    return body if count is None else {**body, "count": count}
+    shown = [view(each) for each in listed.resources]
+    body: dict[str, Any] = {collection: shown}
+    body |= Links(request).next(collection, path, shown[-1]["id"] if shown and listed.more else None)
+    return body if listed.total is None else {**body, "count": listed.total}
 
 
 def refuse_unknown(query: Query, known: frozenset[str]) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume import listing
-from micronova.embedded.volume.core import UUID, Core, authorized
-from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.core import Core
+from micronova.embedded.volume.listing import Links, Listed
 from micronova.embedded.volume.tables import messages
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -24,7 +24,7 @@ FILTERS = ("resource_uuid", "resource_type", "event_id", "request_id", "message_
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A row."""
+    """A row of `messages`."""
 
     id: str
     project_id: str
@@ -70,14 +70,12 @@ class MessageHandlers:
         if request.minor >= 31:
             listing.refuse_unknown(query, frozenset(FILTERS))
 
-        def read(conn: sa.Connection) -> tuple[list[Message], bool]:
+        def read(conn: sa.Connection) -> Listed[Message]:
             rows, more = listing.fetch(conn, messages.select().where(*conditions), page, *conditions)
-            return [Message(**row._mapping) for row in rows], more
+            return Listed([Message(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        links = Links(request)
-        body: dict[str, Any] = {"messages": [_view(links, each) for each in found]}
-        return body | links.next("messages", "messages", found[-1].id if found and more else None)
+        found = await self._core.database.read(read)
+        return listing.answer(request, "messages", "messages", found, partial(_view, Links(request)))
 
     async def show(self, request: Request, message_id: str) -> dict[str, Any]:
         """Show a message."""
@@ -89,10 +87,12 @@ class MessageHandlers:
         await self._core.database.write(lambda conn: conn.execute(messages.delete().where(messages.c.id == message_id)))
 
     async def _load(self, request: Request, message_id: str, rule: str) -> Message:
-        found = (
-            await self._core.database.read(_get, message_id, self._core.now()) if UUID.fullmatch(message_id) else None
-        )
-        return authorized(request, found, "message:get", rule, f"Message {message_id[:64]} could not be found.")
+        now = self._core.now()
+
+        def get(conn: sa.Connection, id: str) -> Message | None:
+            return _get(conn, id, now)
+
+        return await self._core.load(request, get, message_id, noun="Message", see="message:get", rule=rule)
 
 
 def _get(conn: sa.Connection, message_id: str, now: int) -> Message | None:

@@ -12,7 +12,6 @@ from micronova.embedded.volume import snapshot_queries, volume_queries
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.model import Snapshot, Volume
 from micronova.embedded.volume.request_bodies import MOST_ITEMS, Body, Items
-from micronova.embedded.volume.volume_sources import load_snapshot
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound, PreconditionFailed, TooLarge
@@ -148,7 +147,7 @@ def handlers(core: Core) -> list[MetadataHandlers]:
     }
     return [
         MetadataHandlers(core, "volume", of_volumes, core.load_volume, _write_of_volume),
-        MetadataHandlers(core, "snapshot", of_snapshots, partial(load_snapshot, core), _write_of_snapshot),
+        MetadataHandlers(core, "snapshot", of_snapshots, core.load_snapshot, _write_of_snapshot),
     ]
 
 

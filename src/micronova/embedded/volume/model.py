@@ -28,11 +28,11 @@ RESTORING_BACKUP: Final = "restoring-backup"
 ERROR_RESTORING: Final = "error_restoring"
 REVERTING: Final = "reverting"
 ATTACHED: Final = "attached"
-"""Statuses of attachments, besides RESERVED, ATTACHING and DETACHING."""
+"""A status of attachments, which also have RESERVED and ATTACHING."""
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """What attaches a volume to a server or a host."""
+    """A row of `attachments`: a volume is reserved for, or attached to, a server or a host."""
 
     id: str
     volume_id: str
@@ -55,7 +55,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
-    """A volume with its metadata and the name of its type."""
+    """A row of `volumes`, with the metadata and attachments of the volume and the name of its type."""
 
     id: str
     project_id: str
@@ -87,7 +87,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot with its metadata."""
+    """A row of `snapshots`, with the metadata of the snapshot."""
 
     id: str
     volume_id: str
@@ -115,7 +115,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """A full copy of a volume, which outlives it."""
+    """A row of `backups`: a full copy of a volume, which outlives it."""
 
     id: str
     volume_id: str
@@ -144,7 +144,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
-    """A volume type."""
+    """A row of `volume_types`."""
 
     id: str
     name: str
@@ -163,7 +163,7 @@ class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that goes on after the answer to a request."""
+    """A row of `operations`: work that goes on after the answer to a request."""
 
     id: str
     kind: str

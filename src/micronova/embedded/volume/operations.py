@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -40,6 +40,8 @@ MOST_OF_PROJECT: Final = 8  # of them those of one project
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
+
+R = TypeVar("R")
 
 Apply = Callable[[sa.Connection, int], Sequence[Event] | None]
 """Records the result of an operation, in the transaction that removes its row; the number is the time.
@@ -94,6 +96,12 @@ class OperationKind(ABC):
 
         Raise Unavailable if something is missing for the moment, Failed or another error if it cannot succeed.
         """
+
+    async def existing(self, get: Callable[[sa.Connection, str], R | None], id: str) -> R:
+        """Return what an operation changes, whose row exists for as long as the operation does."""
+        found = await self.core.database.read(get, id)
+        assert found is not None
+        return found
 
     async def undo(self, operation: Operation) -> None:
         """Remove the files that a failed or cancelled attempt has not completed; it may run twice."""
@@ -157,7 +165,7 @@ def exists(conn: sa.Connection, id: str) -> bool:
 
 
 def cancel(conn: sa.Connection, resource_id: str, *, but: str) -> None:
-    """Say that the results of a resource's operations are not wanted any more, except for one."""
+    """Cancel the operations of a resource, except for one: their results are not wanted any more."""
     of_resource = operations.c.resource_id == resource_id
     conn.execute(operations.update().where(of_resource, operations.c.id != but).values(cancelled=True))
 
@@ -196,7 +204,7 @@ _READY = (
 
 
 class Ready(NamedTuple):
-    """An operation that nothing has to wait for."""
+    """An operation that waits for no earlier one."""
 
     id: str
     kind: str
@@ -279,7 +287,7 @@ class Engine:
 
     async def sweep(self) -> None:
         """Show that this host is alive and how far its work is, and look for operations that others have left."""
-        await self._core.database.write(service_rows.ensure, self._core.host, self._core.now())
+        await self._core.database.write(service_rows.record_alive, self._core.host, self._core.now())
         progress = {id: work.progress for id, work in self._works.items() if work.progress}
         if progress:
             await self._core.database.write(_note_progress, progress)
@@ -335,7 +343,7 @@ class Engine:
         except Interrupted:
             return
         except Exception as error:
-            if (lack := _passing_lack(error)) is not None:
+            if (lack := _temporary_lack(error)) is not None:
                 await self._repeat_later(operation, lack)
             else:
                 await self._fail(kind, operation, error)
@@ -375,7 +383,7 @@ class Engine:
         await self._finish(kind, operation, record)
 
 
-def _passing_lack(error: Exception) -> Unavailable | None:
+def _temporary_lack(error: Exception) -> Unavailable | None:
     """Return what is missing for the moment, else None. A full file system is an error: users can delete something."""
     if isinstance(error, Unavailable):
         return error

@@ -1,6 +1,6 @@
 """QoS specs: limits for the I/O of volumes, which volume types are associated with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -13,7 +13,7 @@ from micronova.embedded.common import revisions
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import listing, type_queries
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.listing import RULES, Links
+from micronova.embedded.volume.listing import RULES, Links, Listed
 from micronova.embedded.volume.request_bodies import MOST_ITEMS, Body, Key, Text, required_name
 from micronova.embedded.volume.tables import qos_specs, volume_types
 from micronova.http.request import Request
@@ -28,7 +28,7 @@ Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 
 
 class QosSpecs(msgspec.Struct, frozen=True, kw_only=True):
-    """A row."""
+    """A row of `qos_specs`."""
 
     id: str
     name: str
@@ -87,13 +87,12 @@ class QosSpecsHandlers:
         query = request.raw_query
         conditions = [qos_specs.c[name].in_(query[name]) for name in ("id", "name", "consumer") if name in query]
 
-        def read(conn: sa.Connection) -> tuple[list[QosSpecs], bool]:
+        def read(conn: sa.Connection) -> Listed[QosSpecs]:
             rows, more = listing.fetch(conn, qos_specs.select().where(*conditions), page, *conditions)
-            return [QosSpecs(**row._mapping) for row in rows], more
+            return Listed([QosSpecs(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        body: dict[str, Any] = {"qos_specs": [_view(each) for each in found]}
-        return body | Links(request).next("qos_specs", "qos-specs", found[-1].id if found and more else None)
+        found = await self._core.database.read(read)
+        return listing.answer(request, "qos_specs", "qos-specs", found, _view)
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create QoS specs."""
@@ -186,9 +185,7 @@ class QosSpecsHandlers:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
         async def attempt() -> None:
-            found = await self._core.database.read(type_queries.get, type_id)
-            if found is None:
-                raise NotFound(f"Volume type {type_id[:64]} could not be found.")
+            found = await self._core.database.read(type_queries.existing, type_id)
             if value is not None and found.qos_specs_id not in (None, value):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
             if value is None and found.qos_specs_id != specs_id:
@@ -203,7 +200,7 @@ class QosSpecsHandlers:
             raise NotFound(f"No such QoS spec {specs_id[:64]}.")
         return found
 
-    async def _change(self, specs_id: str, change: Any) -> None:
+    async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
         async def attempt() -> None:
             found = await self._load(specs_id)
             values, now = change(found), self._core.now()

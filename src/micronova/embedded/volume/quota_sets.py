@@ -19,8 +19,8 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
 
-MAX_LIMIT = 0x7FFFFFFF
-Limit = Annotated[int, Meta(ge=-1, le=MAX_LIMIT)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,10}\Z")]
+LARGEST_LIMIT = 0x7FFFFFFF
+Limit = Annotated[int, Meta(ge=-1, le=LARGEST_LIMIT)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,10}\Z")]
 _ABOUT = ("tenant_id", "id", "project_id")  # what clients send back of an answer
 _LIMIT_NAMES = {
     "gigabytes": ("maxTotalVolumeGigabytes", "totalGigabytesUsed"),
@@ -159,8 +159,10 @@ class QuotaHandlers:
         used = quotas.usage_of(conn, id) if check else {}
         for name, maximum in sorted(wanted.items()):
             resource = resources[name]
-            if not -1 <= maximum <= MAX_LIMIT:
-                raise Invalid(f"Invalid input for field/attribute {name}: a limit is from -1 (none) to {MAX_LIMIT}.")
+            if not -1 <= maximum <= LARGEST_LIMIT:
+                raise Invalid(
+                    f"Invalid input for field/attribute {name}: a limit is from -1 (none) to {LARGEST_LIMIT}."
+                )
             if 0 <= maximum < used.get(resource, 0):
                 raise Invalid(
                     f"Quota {name} limit must be equal or greater than existing resources: {used[resource]} are used."

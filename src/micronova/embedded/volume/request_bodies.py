@@ -7,8 +7,9 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import MAX_SIZE
 from micronova.http import validation
 from micronova.objects.errors import Invalid
@@ -30,7 +31,6 @@ MOST_ITEMS = 128
 Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 """Metadata and extra specs."""
 
-_TRUE = ("true", "1", "on", "yes", "y", "t")
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]"
@@ -41,9 +41,43 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body, or an object in one; unknown fields are refused."""
 
 
+class NewNames(Body, kw_only=True):
+    """The name and the description of a new resource. Old clients write `display_` before both."""
+
+    name: Text | None = None
+    description: Text | None = None
+    display_name: Text | None = None
+    display_description: Text | None = None
+
+    def given_name(self) -> str | None:
+        """Return the name."""
+        return stripped(self.display_name if self.name is None else self.name)
+
+    def given_description(self) -> str | None:
+        """Return the description."""
+        return stripped(self.display_description if self.description is None else self.description)
+
+
+class NameChanges(Body, kw_only=True):
+    """The name and the description that a resource gets. Old clients write `display_` before both."""
+
+    name: Text | None | UnsetType = UNSET
+    description: Text | None | UnsetType = UNSET
+    display_name: Text | None | UnsetType = UNSET
+    display_description: Text | None | UnsetType = UNSET
+
+    def changed_names(self) -> dict[str, str | None]:
+        """Return those of name and description that change, by column."""
+        given = {
+            "name": self.display_name if isinstance(self.name, UnsetType) else self.name,
+            "description": self.display_description if isinstance(self.description, UnsetType) else self.description,
+        }
+        return {column: stripped(value) for column, value in given.items() if not isinstance(value, UnsetType)}
+
+
 def truth(value: bool | str) -> bool:
     """Return a `Flag` as a bool."""
-    return value if isinstance(value, bool) else value.lower() in _TRUE
+    return value if isinstance(value, bool) else value.lower() in RULES.true
 
 
 def gibibytes(value: int | str, field: str = "size") -> int:

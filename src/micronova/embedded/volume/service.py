@@ -20,6 +20,7 @@ from micronova.embedded.volume.core import Core, VolumeServiceSettings
 from micronova.embedded.volume.file_actions import FileActions
 from micronova.embedded.volume.hosts import HostHandlers
 from micronova.embedded.volume.images import Images
+from micronova.embedded.volume.leftover_files import remove_leftovers
 from micronova.embedded.volume.message_handlers import MessageHandlers
 from micronova.embedded.volume.metadata import handlers as metadata_handlers
 from micronova.embedded.volume.model import VolumeType
@@ -30,7 +31,6 @@ from micronova.embedded.volume.row_actions import RowActions
 from micronova.embedded.volume.services import ServiceHandlers
 from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.snapshots import SnapshotHandlers
-from micronova.embedded.volume.sweep import sweep
 from micronova.embedded.volume.tables import metadata
 from micronova.embedded.volume.transfers import TransferHandlers
 from micronova.embedded.volume.type_encryption import TypeEncryptionHandlers
@@ -134,9 +134,9 @@ class VolumeService:
         """Bring the schema up to date, and go on with the operations that earlier processes have left."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
         await self._database.write(type_queries.ensure, self._first_type())
-        await self._database.write(service_rows.ensure, self.core.host, self.core.now())
+        await self._database.write(service_rows.record_alive, self.core.host, self.core.now())
         await self.files.start()
-        await sweep(self.core, self.files)
+        await remove_leftovers(self.core, self.files)
         await self.engine.start()
         await self.connector.start()
         await self.core.notifier.start()

@@ -2,50 +2,76 @@
 
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.tables import services
+from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid
 
 VOLUME_SERVICE: Final = "cinder-volume"
 SCHEDULER: Final = "cinder-scheduler"
 BACKUP_SERVICE: Final = "cinder-backup"
+DOWN_AFTER: Final = 60.0  # seconds after the last sign of life
 
 
-def ensure(conn: sa.Connection, host: str, now: int) -> None:
+class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `services`."""
+
+    binary: str
+    host: str
+    disabled: bool
+    disabled_reason: str | None
+    frozen: bool
+    seen_at: int
+
+    def is_up(self, now: int) -> bool:
+        """Return whether the service has shown a sign of life lately."""
+        return self.seen_at >= now - micros(DOWN_AFTER)
+
+
+def record_alive(conn: sa.Connection, host: str, now: int) -> None:
     """Record that the services of a host are up."""
     for binary, at in ((VOLUME_SERVICE, host), (SCHEDULER, machine(host)), (BACKUP_SERVICE, machine(host))):
-        row = {
-            "binary": binary,
-            "host": at,
-            "disabled": False,
-            "disabled_reason": None,
-            "frozen": False,
-            "seen_at": now,
-        }
-        if not insert_if_absent(conn, services, row):
-            this = sa.and_(services.c.binary == binary, services.c.host == at)
-            conn.execute(services.update().where(this).values(seen_at=now))
+        row = ServiceRow(binary=binary, host=at, disabled=False, disabled_reason=None, frozen=False, seen_at=now)
+        if not insert_if_absent(conn, services, msgspec.structs.asdict(row)):
+            _change(conn, binary, at, seen_at=now)
+
+
+def get(conn: sa.Connection, binary: str, host: str) -> ServiceRow | None:
+    """Return a service, or None."""
+    row = conn.execute(services.select().where(*_this(binary, host))).one_or_none()
+    return None if row is None else ServiceRow(**row._mapping)
+
+
+def rows(conn: sa.Connection) -> list[ServiceRow]:
+    """Return all services."""
+    found = conn.execute(services.select().order_by(services.c.binary, services.c.host))
+    return [ServiceRow(**row._mapping) for row in found]
 
 
 def is_disabled(conn: sa.Connection, host: str) -> bool:
     """Return whether an operator keeps new volumes from a host."""
-    this = sa.and_(services.c.binary == VOLUME_SERVICE, services.c.host == host)
-    return bool(conn.execute(sa.select(services.c.disabled).where(this)).scalar_one_or_none())
+    found = get(conn, VOLUME_SERVICE, host)
+    return found is not None and found.disabled
 
 
 def check_not_frozen(conn: sa.Connection, host: str) -> None:
     """Raise Invalid if an operator keeps the resources of a host as they are."""
-    this = sa.and_(services.c.binary == VOLUME_SERVICE, services.c.host == host)
-    if conn.execute(sa.select(services.c.frozen).where(this)).scalar_one_or_none():
+    found = get(conn, VOLUME_SERVICE, host)
+    if found is not None and found.frozen:
         raise Invalid("The storage service is frozen: its volumes, snapshots and backups stay as they are for now.")
 
 
 def set_frozen(conn: sa.Connection, host: str, frozen: bool) -> bool:
     """Freeze or thaw the volume service of a host; return whether there is one."""
-    this = sa.and_(services.c.binary == VOLUME_SERVICE, services.c.host == host)
-    return conn.execute(services.update().where(this).values(frozen=frozen)).rowcount == 1
+    return _change(conn, VOLUME_SERVICE, host, frozen=frozen)
+
+
+def set_disabled(conn: sa.Connection, binary: str, host: str, disabled: bool, reason: str | None) -> bool:
+    """Enable or disable a service; return whether there is one."""
+    return _change(conn, binary, host, disabled=disabled, disabled_reason=reason)
 
 
 def machine(host: str) -> str:
@@ -53,13 +79,9 @@ def machine(host: str) -> str:
     return host.partition("@")[0]
 
 
-def rows(conn: sa.Connection) -> list[sa.Row[Any]]:
-    """Return all services."""
-    return list(conn.execute(services.select().order_by(services.c.binary, services.c.host)))
+def _change(conn: sa.Connection, binary: str, host: str, **values: Any) -> bool:
+    return conn.execute(services.update().where(*_this(binary, host)).values(values)).rowcount == 1
 
 
-def update(conn: sa.Connection, binary: str, host: str, disabled: bool, reason: str | None) -> bool:
-    """Enable or disable a service; return whether there is one."""
-    this = sa.and_(services.c.binary == binary, services.c.host == host)
-    values = {"disabled": disabled, "disabled_reason": reason}
-    return conn.execute(services.update().where(this).values(values)).rowcount == 1
+def _this(binary: str, host: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return services.c.binary == binary, services.c.host == host

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import service_rows
 from micronova.embedded.volume.attachments import FILTERS as ATTACHMENT_FILTERS
-from micronova.embedded.volume.backend.capabilities import CAPABILITIES
+from micronova.embedded.volume.backend.capabilities import BACKEND, CAPABILITIES
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.backups import FILTERS as BACKUP_FILTERS
-from micronova.embedded.volume.core import BACKEND, Core
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import GIB
 from micronova.embedded.volume.request_bodies import Body, Text
@@ -25,10 +25,8 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.http.versions import since
-from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid, NotFound
 
-DOWN_AFTER: Final = 60.0  # seconds after the last sign of life
 _ABOUT: Final = ("vendor_name", "volume_backend_name", "driver_version", "storage_protocol", "pool_name")
 _FILTERS: Final = {
     "volume": sorted({*VOLUME_FILTERS, "created_at", "updated_at", "consumes_quota"}),
@@ -121,7 +119,7 @@ class ServiceHandlers:
     async def index(self, request: Request) -> dict[str, Any]:
         """List services."""
         rows = await self._core.database.read(service_rows.rows)
-        query, alive = request.raw_query, self._core.now() - micros(DOWN_AFTER)
+        query, now = request.raw_query, self._core.now()
         binary = last(query, "binary") or last(query, "service")
         host = last(query, "host")
         shown = []
@@ -135,7 +133,7 @@ class ServiceHandlers:
                 "host": row.host,
                 "zone": self._core.settings.availability_zone,
                 "status": "disabled" if row.disabled else "enabled",
-                "state": "up" if row.seen_at >= alive else "down",
+                "state": "up" if row.is_up(now) else "down",
                 "updated_at": iso_micros(row.seen_at),
                 "disabled_reason": row.disabled_reason,
             }
@@ -149,7 +147,7 @@ class ServiceHandlers:
         return {"services": shown}
 
     async def enable(self, request: Request) -> dict[str, Any]:
-        """Let a service be used."""
+        """Enable a service."""
         return await self._set(request, False, None)
 
     async def disable(self, request: Request) -> dict[str, Any]:
@@ -168,7 +166,7 @@ class ServiceHandlers:
         binary = body.binary or body.service
         if not binary:
             raise Invalid("Missing required element 'binary' in request body.")
-        if not await self._core.database.write(service_rows.update, binary, body.host, disabled, reason):
+        if not await self._core.database.write(service_rows.set_disabled, binary, body.host, disabled, reason):
             raise NotFound(f"Service {binary[:64]} on host {body.host[:64]} could not be found.")
         shown: dict[str, Any] = {
             "host": body.host,
@@ -194,10 +192,8 @@ class ServiceHandlers:
     async def zones(self, request: Request) -> dict[str, Any]:
         """List availability zones."""
         rows = await self._core.database.read(service_rows.rows)
-        alive = self._core.now() - micros(DOWN_AFTER)
-        up = any(
-            row.binary == service_rows.VOLUME_SERVICE and not row.disabled and row.seen_at >= alive for row in rows
-        )
+        now = self._core.now()
+        up = any(row.binary == service_rows.VOLUME_SERVICE and not row.disabled and row.is_up(now) for row in rows)
         zone = {"zoneName": self._core.settings.availability_zone, "zoneState": {"available": up}}
         return {"availabilityZoneInfo": [zone]}
 
@@ -252,7 +248,7 @@ class ServiceHandlers:
         }
 
     async def extensions(self, request: Request) -> dict[str, Any]:
-        """List the extensions of the API, which are parts of it for long."""
+        """List the extensions of the API, all of which have become part of it."""
         return {"extensions": [{"alias": alias, "name": name, **_EXTENSION} for alias, name in EXTENSIONS.items()]}
 
 

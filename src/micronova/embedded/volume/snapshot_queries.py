@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import Snapshot
 from micronova.embedded.volume.resource_rows import Metadata, Rows
 from micronova.embedded.volume.tables import operations, snapshot_metadata, snapshots
@@ -26,10 +26,10 @@ def get(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
 
 def list_snapshots(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]], with_count: bool
-) -> tuple[list[Snapshot], bool, int | None]:
-    """Return a page of snapshots, whether there are more, and how many there are in all if that is asked for."""
+) -> Listed[Snapshot]:
+    """Return a page of snapshots."""
     rows, more = fetch(conn, snapshots.select().where(*conditions), page, *conditions)
-    return _complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None
+    return Listed(_complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None)
 
 
 def of_volume(conn: sa.Connection, volume_id: str) -> list[Snapshot]:
@@ -39,6 +39,7 @@ def of_volume(conn: sa.Connection, volume_id: str) -> list[Snapshot]:
 
 
 def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Snapshot]:
+    """Return snapshots with their metadata and the progress of their operations."""
     metadata = _METADATA.of(conn, [row.id for row in rows])
     progress: dict[str, int] = {}
     for part in chunks(row.id for row in rows):

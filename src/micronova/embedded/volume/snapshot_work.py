@@ -25,8 +25,7 @@ class CreateSnapshot(SnapshotKind):
     async def run(self, work: Work) -> Apply:
         """Copy the volume's file."""
         operation = work.operation
-        snapshot = await self.core.database.read(snapshot_queries.get, operation.resource_id)
-        assert snapshot is not None  # its row exists for as long as the operation does
+        snapshot = await self.existing(snapshot_queries.get, operation.resource_id)
         size, source = snapshot.size * GIB, self.files.path(VOLUMES, snapshot.volume_id)
         await self.files.create_copy(source, SNAPSHOTS, snapshot.id, operation.id, size, work.reporter(size))
         return lambda conn, now: snapshot_queries.record(conn, snapshot.id, {"status": AVAILABLE}, now)

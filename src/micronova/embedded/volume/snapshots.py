@@ -1,5 +1,6 @@
 """Snapshots: create, list, show, change, delete, and their actions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -10,10 +11,9 @@ from micronova.embedded.volume import listing, operations, quotas, snapshot_quer
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.listing import RULES
 from micronova.embedded.volume.model import AVAILABLE, CREATING, DELETING, Snapshot, Volume
-from micronova.embedded.volume.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
+from micronova.embedded.volume.request_bodies import Body, Flag, Items, NameChanges, NewNames, Text, Uuid, truth, uuid
 from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.tables import snapshots
-from micronova.embedded.volume.volume_sources import load_snapshot
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -23,14 +23,10 @@ FILTERS = frozenset({"name", "status", "volume_id", "metadata", "availability_zo
 _FILTERS_SINCE = {"consumes_quota": 65}
 
 
-class NewSnapshot(Body):
+class NewSnapshot(NewNames, kw_only=True):
     """The snapshot to create."""
 
     volume_id: Uuid | None
-    name: Text | None = None
-    description: Text | None = None
-    display_name: Text | None = None
-    display_description: Text | None = None
     force: Flag | None | UnsetType = UNSET
     metadata: Items | None = None
 
@@ -41,13 +37,8 @@ class NewSnapshotBody(Body):
     snapshot: NewSnapshot
 
 
-class SnapshotChanges(Body):
+class SnapshotChanges(NameChanges):
     """What of a snapshot can change."""
-
-    name: Text | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
-    display_name: Text | None | UnsetType = UNSET
-    display_description: Text | None | UnsetType = UNSET
 
 
 class SnapshotChangesBody(Body):
@@ -68,17 +59,17 @@ class ResetStatusBody(Body):
     reset: NewStatus = field(name="os-reset_status")
 
 
-class ToldStatus(Body):
-    """How far a snapshot is, as the hypervisor's side of it says."""
+class ReportedStatus(Body):
+    """How far a snapshot is, as compute reports it."""
 
     status: Text
     progress: Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
 
 
-class ToldStatusBody(Body):
+class ReportedStatusBody(Body):
     """The body of os-update_snapshot_status."""
 
-    told: ToldStatus = field(name="os-update_snapshot_status")
+    reported: ReportedStatus = field(name="os-update_snapshot_status")
 
 
 class ForceDeleteBody(Body):
@@ -117,10 +108,10 @@ class SnapshotHandlers:
             ),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:delete_snapshot", status=202),
             post(
-                handler=self.tell_status,
+                handler=self.update_status,
                 policy="snapshot_extension:snapshot_actions:update_snapshot_status",
                 action="os-update_snapshot_status",
-                body=ToldStatusBody,
+                body=ReportedStatusBody,
             ),
             post(
                 handler=self.reset_status, policy=f"{admin}reset_status", action="os-reset_status", body=ResetStatusBody
@@ -140,7 +131,7 @@ class SnapshotHandlers:
         """List snapshots with all fields."""
         return await self._list(request, "snapshots/detail", partial(_full, request))
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(self, request: Request, path: str, view: Callable[[Snapshot], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, snapshot_queries.SORTABLE, self._core.settings.max_limit)
         found = await self._core.database.read(
             snapshot_queries.list_snapshots, page, self._conditions(request), listing.wants_count(request)
@@ -173,7 +164,7 @@ class SnapshotHandlers:
 
     async def show(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Show a snapshot."""
-        return {"snapshot": _full(request, await load_snapshot(self._core, request, snapshot_id))}
+        return {"snapshot": _full(request, await self._core.load_snapshot(request, snapshot_id))}
 
     # --- changing --------------------------------------------------------------------------------------------
 
@@ -197,8 +188,8 @@ class SnapshotHandlers:
                 volume_id=volume.id,
                 project_id=volume.project_id,
                 user_id=request.context.user_id,
-                name=stripped(asked.name if asked.name is not None else asked.display_name),
-                description=stripped(asked.description if asked.description is not None else asked.display_description),
+                name=asked.given_name(),
+                description=asked.given_description(),
                 size=volume.size,
                 status=CREATING,
                 told_progress=None,
@@ -239,21 +230,14 @@ class SnapshotHandlers:
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Change name and description."""
         given: SnapshotChanges = request.body.snapshot
-        values = {
-            name: stripped(value)
-            for name, new, old in (
-                ("name", given.name, given.display_name),
-                ("description", given.description, given.display_description),
-            )
-            if not isinstance(value := old if isinstance(new, UnsetType) else new, UnsetType)
-        }
+        values = given.changed_names()
         if request.minor >= 53 and not values:
             raise Invalid("The body changes nothing: give name or description.")
 
         async def attempt() -> Snapshot:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, "volume:update_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:update_snapshot")
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
-            return await load_snapshot(self._core, request, snapshot_id)
+            return await self._core.load_snapshot(request, snapshot_id)
 
         return {"snapshot": _plain(request, await repeat(f"Snapshot {snapshot_id}", attempt))}
 
@@ -262,7 +246,7 @@ class SnapshotHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, "volume:delete_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
             states.check_snapshot(snapshot, "delete")
             await self._core.write(self.begin_delete, snapshot, operation_id, request.context.request_id)
 
@@ -290,23 +274,26 @@ class SnapshotHandlers:
             raise Invalid(f"Must specify a valid status: {', '.join(states.SNAPSHOT_STATUSES)}, not '{status[:64]}'.")
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
             await self._core.database.write(snapshot_queries.update, snapshot, {"status": status}, self._core.now())
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
 
-    async def tell_status(self, request: Request, snapshot_id: str) -> None:
-        """Record what compute says about a snapshot that it makes or deletes."""
-        told: ToldStatus = request.body.told
+    async def update_status(self, request: Request, snapshot_id: str) -> None:
+        """Record what compute reports of a snapshot that it makes or deletes."""
+        reported: ReportedStatus = request.body.reported
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
-            if told.status not in states.TOLD_STATUSES.get(snapshot.status, ()):
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
+            if reported.status not in states.REPORTED_STATUSES.get(snapshot.status, ()):
                 raise Invalid(
-                    f"Provided snapshot status {told.status[:64]} not allowed for snapshot with status "
+                    f"Provided snapshot status {reported.status[:64]} not allowed for snapshot with status "
                     f"{snapshot.status}."
                 )
-            values = {"status": told.status, "told_progress": told.progress or snapshot.told_progress}
+            values = {
+                "status": reported.status,
+                "told_progress": reported.progress or snapshot.told_progress,
+            }
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
@@ -316,7 +303,7 @@ class SnapshotHandlers:
         operation_id = self._core.new_id()
 
         async def attempt() -> None:
-            snapshot = await load_snapshot(self._core, request, snapshot_id, request.route.policy or "")
+            snapshot = await self._core.load_snapshot(request, snapshot_id, request.route.policy or "")
             await self._core.write(self._begin_force_delete, snapshot, operation_id, request.context.request_id)
 
         await repeat(f"Snapshot {snapshot_id}", attempt)

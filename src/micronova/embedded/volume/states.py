@@ -6,6 +6,8 @@ from micronova.embedded.volume.model import (
     ATTACHING,
     AVAILABLE,
     BACKING_UP,
+    CREATING,
+    DELETING,
     DETACHING,
     DOWNLOADING,
     ERROR,
@@ -15,6 +17,7 @@ from micronova.embedded.volume.model import (
     EXTENDING,
     IN_USE,
     RESERVED,
+    RESTORING_BACKUP,
     REVERTING,
     UPLOADING,
     Snapshot,
@@ -35,9 +38,9 @@ ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
 WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP, DOWNLOADING)
 """The statuses of work on a volume that may be attached: they stay while attachments change."""
 
-# What fails leaves the volume in ERROR, a failed delete in ERROR_DELETING and a failed extend in ERROR_EXTENDING.
+# `fail` of the kinds of operations (`*_work.py`) says in which status a failure leaves a volume.
 VOLUME_ACTIONS: Final = {
-    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), "deleting"),
+    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), DELETING),
     "extend": Action((AVAILABLE,), EXTENDING),
     "extend, attached or not": Action((AVAILABLE, IN_USE), EXTENDING),
     "revert": Action((AVAILABLE,), REVERTING),
@@ -47,7 +50,7 @@ VOLUME_ACTIONS: Final = {
     "back up by force": Action((AVAILABLE, IN_USE), BACKING_UP),
     "reimage": Action((AVAILABLE, ERROR), DOWNLOADING),
     "reimage, reserved or not": Action((AVAILABLE, ERROR, RESERVED), DOWNLOADING),
-    "restore a backup": Action((AVAILABLE,), "restoring-backup"),
+    "restore a backup": Action((AVAILABLE,), RESTORING_BACKUP),
     "retype": Action((AVAILABLE,)),
     "set readonly": Action((AVAILABLE,)),
     "snapshot": Action((AVAILABLE,)),
@@ -61,11 +64,11 @@ VOLUME_ACTIONS: Final = {
     "reserve an attachment": Action((AVAILABLE,), RESERVED, ATTACHABLE),
 }
 SNAPSHOT_ACTIONS: Final = {
-    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING), "deleting"),
+    "delete": Action((AVAILABLE, ERROR, ERROR_DELETING), DELETING),
 }
 
-TOLD_STATUSES: Final = {"creating": ("creating", AVAILABLE, ERROR), "deleting": ("deleting", ERROR_DELETING)}
-"""The statuses that compute may tell of a snapshot in a status."""
+REPORTED_STATUSES: Final = {CREATING: (CREATING, AVAILABLE, ERROR), DELETING: (DELETING, ERROR_DELETING)}
+"""The statuses that compute may report of a snapshot, by the status that the snapshot has."""
 DELETABLE_BACKUPS: Final = (AVAILABLE, ERROR, ERROR_DELETING)
 
 VOLUME_STATUSES: Final = (
@@ -73,10 +76,11 @@ VOLUME_STATUSES: Final = (
     "detaching", "maintenance", "restoring-backup", "error_restoring", "reserved", "awaiting-transfer", "backing-up",
     "error_backing-up", "error_extending", "downloading", "uploading", "retyping", "extending",
 )  # fmt: skip
-"""The statuses that an administrator may set."""
+"""The statuses that an administrator may set. Those of snapshots and backups follow."""
 SNAPSHOT_STATUSES: Final = (
     "available", "backing-up", "creating", "deleted", "deleting", "error", "error_deleting", "unmanaging", "restoring"
 )  # fmt: skip
+BACKUP_STATUSES: Final = (AVAILABLE, ERROR)
 
 
 def check_volume(volume: Volume, action: str) -> Action:

@@ -1,7 +1,7 @@
 """The schema of the volume service's own database.
 
-Times are in microseconds, sizes in GiB. A row exists before its file and until its file is removed, so that a file
-without a row is left over from an interrupted operation. Rows of deleted resources are removed.
+Times are in microseconds, sizes in GiB. A row exists before its file and until its file is removed. Rows of deleted
+resources are removed.
 """
 
 import sqlalchemy as sa

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume import listing, quotas, snapshot_queries, type_queries, volume_queries
-from micronova.embedded.volume.core import UUID, Core, authorized, repeat
-from micronova.embedded.volume.listing import Links
+from micronova.embedded.volume.core import UUID, Core, repeat
+from micronova.embedded.volume.listing import Links, Listed
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
 from micronova.embedded.volume.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.tables import snapshots, transfers
@@ -21,13 +21,14 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("id", "name", "volume_id", "created_at")}
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A row. The key itself is not stored."""
+    """A row of `transfers`. The key itself is not stored."""
 
     id: str
     volume_id: str
@@ -119,7 +120,9 @@ class TransferHandlers:
             ),
         ]
 
-    async def _list(self, base: str, rest: str, view: Any, request: Request) -> dict[str, Any]:
+    async def _list(
+        self, base: str, rest: str, view: Callable[[Request, str, Transfer], dict[str, Any]], request: Request
+    ) -> dict[str, Any]:
         """List the transfers that the caller's project offers."""
         query = request.raw_query
         page = listing.read_page(query, SORTABLE, self._core.settings.max_limit)
@@ -128,14 +131,13 @@ class TransferHandlers:
             conditions.append(transfers.c.project_id == request.context.project_id)
         conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
 
-        def read(conn: sa.Connection) -> tuple[list[Transfer], bool]:
+        def read(conn: sa.Connection) -> Listed[Transfer]:
             rows, more = listing.fetch(conn, transfers.select().where(*conditions), page, *conditions)
-            return [Transfer(**row._mapping) for row in rows], more
+            return Listed([Transfer(**row._mapping) for row in rows], more)
 
-        found, more = await self._core.database.read(read)
-        body: dict[str, Any] = {"transfers": [view(request, base, each) for each in found]}
-        following = found[-1].id if found and more else None
-        return body | Links(request).next("transfers", f"{base.lstrip('/')}{rest}", following)
+        found = await self._core.database.read(read)
+        path = f"{base.lstrip('/')}{rest}"
+        return listing.answer(request, "transfers", path, found, partial(view, request, base))
 
     async def show(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Show a transfer that the caller's project offers."""
@@ -203,7 +205,7 @@ class TransferHandlers:
         accepted = await repeat(f"Transfer {transfer_id}", attempt)
         return {"transfer": _brief(request, base, accepted)}
 
-    def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: Any) -> None:
+    def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
         now, defaults = self._core.now(), self._core.settings.quotas
         moved = snapshot_queries.of_volume(conn, volume.id)
         _check_snapshots(volume, moved, transfer.no_snapshots)
@@ -224,9 +226,8 @@ class TransferHandlers:
                 quotas.release(conn, project, amounts)
 
     async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
-        found = await self._core.database.read(_get, transfer_id) if UUID.fullmatch(transfer_id) else None
-        missing = f"Transfer {transfer_id[:64]} could not be found."
-        return authorized(request, found, "volume:get_transfer", rule, missing)
+        see = "volume:get_transfer"
+        return await self._core.load(request, _get, transfer_id, noun="Transfer", see=see, rule=rule)
 
 
 def _get(conn: sa.Connection, transfer_id: str) -> Transfer | None:

@@ -20,8 +20,21 @@ KeySize = Annotated[int, Meta(ge=0, le=0x7FFFFFFF)] | Annotated[str, Meta(patter
 _RULE = "volume_extension:volume_type_encryption:"
 
 
+class TypeEncryption(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `volume_type_encryptions`."""
+
+    volume_type_id: str
+    encryption_id: str
+    provider: str
+    cipher: str | None
+    key_size: int | None
+    control_location: str
+    created_at: int
+    updated_at: int | None
+
+
 class NewEncryption(Body):
-    """The encryption of a type."""
+    """The encryption to create."""
 
     provider: Text
     control_location: Literal["front-end", "back-end"]
@@ -98,14 +111,14 @@ class TypeEncryptionHandlers:
         await self._core.database.write(_delete, type_id, key)
 
 
-def encryption_of(conn: sa.Connection, type_id: str) -> sa.Row[Any] | None:
+def encryption_of(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
     """Return the encryption of a type, or None."""
-    return conn.execute(type_encryptions.select().where(type_encryptions.c.volume_type_id == type_id)).one_or_none()
+    row = conn.execute(type_encryptions.select().where(type_encryptions.c.volume_type_id == type_id)).one_or_none()
+    return None if row is None else TypeEncryption(**row._mapping)
 
 
-def _read(conn: sa.Connection, type_id: str) -> sa.Row[Any] | None:
-    if type_queries.get(conn, type_id) is None:
-        raise NotFound(f"Volume type {type_id[:64]} could not be found.")
+def _read(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
+    type_queries.existing(conn, type_id)
     return encryption_of(conn, type_id)
 
 
@@ -154,7 +167,7 @@ def _values(given: NewEncryption | EncryptionChanges) -> dict[str, Any]:
     return values
 
 
-def _view(found: sa.Row[Any]) -> dict[str, Any]:
+def _view(found: TypeEncryption) -> dict[str, Any]:
     return {
         "volume_type_id": found.volume_type_id,
         "encryption_id": found.encryption_id,

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
-from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import VolumeType
 from micronova.embedded.volume.tables import default_types, snapshots, volume_type_projects, volume_types, volumes
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -23,6 +23,14 @@ _TYPE = sa.select(volume_types)
 def get(conn: sa.Connection, type_id: str) -> VolumeType | None:
     """Return a type by its id, or None."""
     return _one(conn, volume_types.c.id == type_id)
+
+
+def existing(conn: sa.Connection, type_id: str) -> VolumeType:
+    """Return a type by its id; raise NotFound."""
+    found = get(conn, type_id)
+    if found is None:
+        raise NotFound(f"Volume type {type_id[:64]} could not be found.")
+    return found
 
 
 def lock(conn: sa.Connection, type_id: str) -> None:
@@ -56,12 +64,10 @@ def visible_to(project_id: str) -> sa.ColumnElement[bool]:
     return sa.or_(volume_types.c.is_public, named)
 
 
-def list_types(
-    conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]
-) -> tuple[list[VolumeType], bool]:
-    """Return a page of types, and whether there are more."""
+def list_types(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[VolumeType]:
+    """Return a page of types."""
     rows, more = fetch(conn, _TYPE.where(*conditions), page, *conditions)
-    return [VolumeType(**row._mapping) for row in rows], more
+    return Listed([VolumeType(**row._mapping) for row in rows], more)
 
 
 def insert(conn: sa.Connection, type_: VolumeType) -> None:

@@ -1,5 +1,6 @@
 """Volume types: their extra specs, the projects that may use them, and the default types of projects."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -182,7 +183,7 @@ class TypeHandlers:
             conditions.append(volume_types.c.is_public == RULES.boolean("is_public", public))
         if "name" in query:
             conditions.append(volume_types.c.name.in_(query["name"]))
-        found, more = await self._core.database.read(type_queries.list_types, page, conditions)
+        found, more, _ = await self._core.database.read(type_queries.list_types, page, conditions)
         following = found[-1].id if found and more else None
         wanted = last(query, "extra_specs") if request.minor >= 52 else None
         if wanted is not None:
@@ -252,7 +253,9 @@ class TypeHandlers:
             raise NotFound(f"Volume type {type_id[:64]} could not be found.")
         return found
 
-    async def _change(self, request: Request, type_id: str, change: Any) -> VolumeType:
+    async def _change(
+        self, request: Request, type_id: str, change: Callable[[VolumeType], dict[str, Any]]
+    ) -> VolumeType:
         async def attempt() -> VolumeType:
             found = await self._load(request, type_id)
             await self._core.database.write(type_queries.update, found, change(found), self._core.now())

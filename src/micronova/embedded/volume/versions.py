@@ -3,18 +3,17 @@
 The documents need no token. The API's resources are below /v3 and /v3/PROJECT.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from micronova.http.asgi import App, Receive, Scope, Send
+from micronova.http.mount import below_project
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Versions
 
 LEAST, NEWEST = 0, 71  # the minor numbers of our microversions
 VERSIONS: Final = Versions("volume", 3, LEAST, NEWEST)
-_PROJECT = re.compile(r"[0-9a-f-]+")
 
 
 def _document(request: Request) -> dict[str, Any]:
@@ -49,11 +48,7 @@ def routes() -> list[Route]:
 
 
 def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
-    """Return the application that is mounted at /volume.
-
-    A first segment that begins no route is taken for a project if a resource follows it or if it looks like an id; the
-    request's authentication compares it with the token's.
-    """
+    """Return the application that is mounted at /volume; `below_project` says what is taken for a project."""
     resources = frozenset(route.path.split("/")[1] for route in routes if route.path)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,10 +58,9 @@ def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
             return
         inner = dict(scope)
         inner["micronova.path"] = scope["path"]  # as the client wrote it, which access rules are about
-        first, _, more = rest.partition("/")
-        if more and first not in resources and (more.partition("/")[0] in resources or _PROJECT.fullmatch(first)):
-            inner["micronova.project"] = first
-            rest = more
+        project, rest = below_project(rest, resources)
+        if project:
+            inner["micronova.project"] = project
         inner["path"] = f"/v3/{rest}" if rest else "/v3"
         await api(inner, receive, send)
 

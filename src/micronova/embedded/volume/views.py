@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from micronova.embedded.volume.core import is_admin_or_service
 from micronova.embedded.volume.listing import Links
 from micronova.embedded.volume.model import ATTACHED, Attachment, Volume
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
-from micronova.http.service import SERVICE_ROLE
 
 
 class VolumeView:
@@ -78,13 +78,12 @@ class VolumeView:
         return shown
 
     def _attachment(self, attachment: Attachment) -> dict[str, Any]:
-        sees_host = self._admin or SERVICE_ROLE in self._request.context.roles
         return {
             "id": attachment.volume_id,
             "attachment_id": attachment.id,
             "volume_id": attachment.volume_id,
             "server_id": attachment.instance_uuid,
-            "host_name": attachment.attached_host if sees_host else None,
+            "host_name": attachment.attached_host if is_admin_or_service(self._request) else None,
             "device": attachment.mountpoint,
             "attached_at": iso_micros(attachment.attached_at),
         }

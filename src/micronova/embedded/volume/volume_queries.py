@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.volume.listing import Page, fetch
+from micronova.embedded.volume.listing import Listed, Page, fetch
 from micronova.embedded.volume.model import Attachment, Volume
 from micronova.embedded.volume.resource_rows import Metadata, Rows
 from micronova.embedded.volume.tables import attachments, volume_metadata, volume_types, volumes
@@ -24,19 +24,19 @@ update, record, ids, set_metadata = _ROWS.update, _ROWS.record, _ROWS.ids, _META
 
 def get(conn: sa.Connection, volume_id: str) -> Volume | None:
     """Return a volume, or None."""
-    found = with_metadata(conn, conn.execute(_WITH_TYPE.where(volumes.c.id == volume_id)).all())
+    found = _complete(conn, conn.execute(_WITH_TYPE.where(volumes.c.id == volume_id)).all())
     return found[0] if found else None
 
 
 def list_volumes(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]], with_count: bool
-) -> tuple[list[Volume], bool, int | None]:
-    """Return a page of volumes, whether there are more, and how many there are in all if that is asked for."""
+) -> Listed[Volume]:
+    """Return a page of volumes."""
     rows, more = fetch(conn, _WITH_TYPE.where(*conditions), page, *conditions)
-    return with_metadata(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None
+    return Listed(_complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None)
 
 
-def with_metadata(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
+def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
     """Return volumes with their metadata and attachments."""
     metadata = _METADATA.of(conn, [row.id for row in rows])
     attached: dict[str, list[Attachment]] = {}

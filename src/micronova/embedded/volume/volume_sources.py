@@ -6,11 +6,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from micronova.embedded.common.revisions import Changed
-from micronova.embedded.volume import backup_queries, images, snapshot_queries
+from micronova.embedded.volume import images
 from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES
-from micronova.embedded.volume.core import UUID, Core, authorized
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.images import Images
-from micronova.embedded.volume.model import AVAILABLE, IN_USE, Backup, Snapshot
+from micronova.embedded.volume.model import AVAILABLE, IN_USE
 from micronova.embedded.volume.tables import backups, snapshots, volumes
 from micronova.http.request import Request
 from micronova.objects.errors import Invalid
@@ -32,9 +32,10 @@ class Source:
     values: dict[str, str] = field(default_factory=dict)  # of the volume's row
 
 
-def hold(conn: sa.Connection, source: Source) -> None:
-    """Raise Changed if a source cannot be read any more, or is larger than the new volume; nothing changes it until the
-    transaction ends, and then the operation keeps it as it is.
+def lock_source(conn: sa.Connection, source: Source) -> None:
+    """Keep a source as it is until the transaction ends; from then on the operation keeps it.
+
+    Raise Changed if it cannot be read any more, or is larger than the new volume.
     """
     if source.rows is None:
         return
@@ -76,7 +77,7 @@ class Sources:
         return await self._image(request, image, size) if image else Source(size=size)
 
     async def _snapshot(self, request: Request, snapshot_id: str, size: int | None) -> Source:
-        snapshot: Snapshot = await load_snapshot(self._core, request, snapshot_id)
+        snapshot = await self._core.load_snapshot(request, snapshot_id)
         if snapshot.status != AVAILABLE:
             raise Invalid(f"Snapshot {snapshot_id} is {snapshot.status}: it must be {AVAILABLE}.")
         return Source(
@@ -106,7 +107,7 @@ class Sources:
         )
 
     async def _backup(self, request: Request, backup_id: str, size: int | None) -> Source:
-        backup = await load_backup(self._core, request, backup_id)
+        backup = await self._core.load_backup(request, backup_id)
         if backup.status != AVAILABLE:
             raise Invalid(f"Backup {backup_id} is {backup.status}: it must be {AVAILABLE}.")
         return Source(
@@ -130,19 +131,6 @@ class Sources:
             bootable=True,
             image_metadata=images.metadata_of(image),
         )
-
-
-async def load_snapshot(core: Core, request: Request, snapshot_id: str, rule: str = "volume:get_snapshot") -> Snapshot:
-    """Return a snapshot; raise NotFound if the caller may not see it, Forbidden if `rule` does not allow it."""
-    found = await core.database.read(snapshot_queries.get, snapshot_id) if UUID.fullmatch(snapshot_id) else None
-    missing = f"Snapshot {snapshot_id[:64]} could not be found."
-    return authorized(request, found, "volume:get_snapshot", rule, missing)
-
-
-async def load_backup(core: Core, request: Request, backup_id: str, rule: str = "backup:get") -> Backup:
-    """Return a backup; raise NotFound if the caller may not see it, Forbidden if `rule` does not allow it."""
-    found = await core.database.read(backup_queries.get, backup_id) if UUID.fullmatch(backup_id) else None
-    return authorized(request, found, "backup:get", rule, f"Backup {backup_id[:64]} could not be found.")
 
 
 def _at_least(size: int | None, least: int, what: str) -> int:

@@ -1,6 +1,7 @@
 """Volumes: create, list, show, change, delete, and the summary."""
 
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,19 +25,20 @@ from micronova.embedded.volume.request_bodies import (
     Body,
     Flag,
     Items,
+    NameChanges,
+    NewNames,
     Size,
     Text,
     Uuid,
     gibibytes,
     relaxed,
-    stripped,
     uuid,
 )
 from micronova.embedded.volume.snapshots import SnapshotHandlers
 from micronova.embedded.volume.tables import volumes
 from micronova.embedded.volume.type_encryption import encryption_of
 from micronova.embedded.volume.views import VolumeView
-from micronova.embedded.volume.volume_sources import Source, Sources, hold
+from micronova.embedded.volume.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.volume_work import CreateVolume, DeleteVolume
 from micronova.http.paging import check_filter
 from micronova.http.request import Request
@@ -55,15 +57,11 @@ _COMPARISONS = {
 }  # fmt: skip
 
 
-class NewVolume(Body):
+class NewVolume(NewNames):
     """The volume to create."""
 
     versions = {"group_id": since(13), "backup_id": since(47)}
 
-    name: Text | None = None
-    description: Text | None = None
-    display_name: Text | None = None
-    display_description: Text | None = None
     size: Size | None = None
     volume_type: Text | None = None
     metadata: Items | None = None
@@ -85,13 +83,9 @@ class NewVolumeBody(Body):
     hints: dict[str, Any] | None = field(default=None, name="OS-SCH-HNT:scheduler_hints")
 
 
-class VolumeChanges(Body):
+class VolumeChanges(NameChanges):
     """What of a volume can change."""
 
-    name: Text | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
-    display_name: Text | None | UnsetType = UNSET
-    display_description: Text | None | UnsetType = UNSET
     metadata: Items | UnsetType = UNSET
 
 
@@ -142,7 +136,7 @@ class VolumeHandlers:
         """List volumes with all fields."""
         return await self._list(request, "volumes/detail", VolumeView(request).full)
 
-    async def _list(self, request: Request, path: str, view: Any) -> dict[str, Any]:
+    async def _list(self, request: Request, path: str, view: Callable[[Volume], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, volume_queries.SORTABLE, self._core.settings.max_limit)
         found = await self._core.database.read(
             volume_queries.list_volumes, page, self._conditions(request), listing.wants_count(request)
@@ -235,12 +229,11 @@ class VolumeHandlers:
                 snapshot_id=uuid(asked.snapshot_id) if asked.snapshot_id else None,
                 backup_id=uuid(asked.backup_id) if asked.backup_id else None,
             )
-            description = asked.display_description if asked.description is None else asked.description
             volume = await self.draft(
                 request,
                 source,
-                name=stripped(asked.display_name if asked.name is None else asked.name),
-                description=stripped(description),
+                name=asked.given_name(),
+                description=asked.given_description(),
                 type_named=asked.volume_type or None,
                 metadata=asked.metadata or {},
             )
@@ -302,7 +295,7 @@ class VolumeHandlers:
         )
         if not new:
             return
-        hold(conn, source)
+        lock_source(conn, source)
         self.insert(conn, volume)
 
     def insert(self, conn: sa.Connection, volume: Volume) -> None:
@@ -326,19 +319,12 @@ class VolumeHandlers:
     async def update(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
         given: VolumeChanges = request.body.volume
-        values = {
-            name: stripped(value)
-            for name, new, old in (
-                ("name", given.name, given.display_name),
-                ("description", given.description, given.display_description),
-            )
-            if not isinstance(value := old if isinstance(new, UnsetType) else new, UnsetType)
-        }
+        values = given.changed_names()
         if request.minor >= 53 and not values and isinstance(given.metadata, UnsetType):
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def attempt() -> Volume:
-            volume: Volume = await self._core.load_volume(request, volume_id, "volume:update")
+            volume = await self._core.load_volume(request, volume_id, "volume:update")
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
             return await self._core.load_volume(request, volume_id, "volume:update")
 
@@ -346,7 +332,11 @@ class VolumeHandlers:
 
     @staticmethod
     def _change(
-        conn: sa.Connection, volume: Volume, values: dict[str, Any], metadata: dict[str, str] | UnsetType, now: int
+        conn: sa.Connection,
+        volume: Volume,
+        values: dict[str, str | None],
+        metadata: dict[str, str] | UnsetType,
+        now: int,
     ) -> None:
         volume_queries.update(conn, volume, values, now)
         if not isinstance(metadata, UnsetType):

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from micronova.objects.errors import Invalid
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 _DEFAULT_CIDR = "/24"
 

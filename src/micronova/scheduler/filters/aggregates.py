@@ -3,42 +3,36 @@
 from collections.abc import Mapping, Sequence
 
 from micronova.objects.scheduling import RequestSpec
-from micronova.scheduler.aggregate_metadata import values_of
+from micronova.scheduler.aggregate_metadata import PROJECT_KEY, values_of
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.operators import Requirement, check_requirements
-from micronova.scheduler.host_table import Aggregates, Bools, HostView
+from micronova.scheduler.filters.operators import Requirement, check_requirements, key_in
+from micronova.scheduler.host_columns import Aggregates, Bools
+from micronova.scheduler.host_view import HostView
 
-_SCOPE = "aggregate_instance_extra_specs"
+_NAMESPACE = "aggregate_instance_extra_specs"
 
 
 class AggregateInstanceExtraSpecsFilter(HostFilter):
-    """Passes hosts whose aggregates have each extra spec with the scope `aggregate_instance_extra_specs:`.
+    """Passes hosts whose aggregates have each extra spec of the namespace `aggregate_instance_extra_specs`.
 
-    Extra specs without a scope count, too, also those that are meant for another filter or program.
+    Extra specs without a namespace count, too, also those that are meant for another filter or program.
     """
 
     name = "AggregateInstanceExtraSpecsFilter"
     predicate = "is in an aggregate that the extra specs of the flavor ask for"
     lack = "are in other aggregates"
     scope = Scope.REQUEST
-    extra_specs = frozenset({_SCOPE})
+    extra_specs = frozenset({_NAMESPACE})
 
     def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
-        check_requirements(extra_specs, _SCOPE)
+        check_requirements(extra_specs, _NAMESPACE)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        wanted = tuple((key, text) for name, text in spec.flavor.extra_specs.items() if (key := _key(name)) is not None)
+        specs = spec.flavor.extra_specs.items()
+        wanted = tuple((key, text) for name, text in specs if (key := key_in(_NAMESPACE, name)) is not None)
         if not wanted:
             return None
         return hosts.by_aggregates((self.name, *wanted), lambda aggregates: _has_all(aggregates, wanted))
-
-
-def _key(name: str) -> str | None:
-    """Return the key in the metadata of aggregates that an extra spec names, None if it has another scope."""
-    scope, colon, key = name.partition(":")
-    if not colon:
-        return name
-    return key if scope == _SCOPE else None
 
 
 def _has_all(aggregates: Aggregates, wanted: tuple[tuple[str, str], ...]) -> bool:
@@ -93,7 +87,7 @@ class AggregateMultiTenancyIsolation(HostFilter):
 
 
 def _admits(aggregates: Aggregates, project: str) -> bool:
-    keys = {key for _, metadata in aggregates for key in metadata if key.startswith("filter_tenant_id")}
+    keys = {key for _, metadata in aggregates for key in metadata if key.startswith(PROJECT_KEY)}
     projects = frozenset[str]().union(*(values_of(aggregates, key) for key in keys))
     return not projects or project in projects
 

@@ -5,7 +5,8 @@ What changes with use, or differs from host to host, is a column of the table; a
 
 from collections.abc import Callable, Iterable, Mapping
 
-from micronova.scheduler.host_table import Column, Facts, HostView
+from micronova.scheduler.host_columns import Column, Facts
+from micronova.scheduler.host_view import HostView
 
 NUMBERS: dict[str, Callable[[HostView], Column]] = {
     "cpu_allocation_ratio": lambda hosts: hosts.allocation_ratio("VCPU"),

@@ -11,7 +11,8 @@ import numpy as np
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import HostState, RequestSpec
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 class Scope(enum.Enum):

@@ -4,12 +4,11 @@ Zones and excluded hosts count whichever filters are enabled, also for a host th
 they are not filters: Placement is asked for the zone.
 """
 
-import numpy as np
-
 from micronova.objects.explanation import COMPUTE_FILTER
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 class RetryFilter(HostFilter):
@@ -65,7 +64,6 @@ class ComputeFilter(HostFilter):
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        oldest = hosts.now - self.options.service_down_time
-        passes: Bools = hosts.column("last_seen") >= oldest
+        passes = hosts.up_since(hosts.now - self.options.service_down_time)
         passes &= hosts.column("enabled")
-        return np.greater(passes, hosts.column("forced_down"), out=passes)  # a and not b, in one operation
+        return passes

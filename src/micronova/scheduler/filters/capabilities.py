@@ -7,32 +7,33 @@ import numpy as np
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.attributes import NUMBERS, RATIOS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.operators import Requirement, check_requirements
-from micronova.scheduler.host_table import Bools, Facts, HostView
+from micronova.scheduler.filters.operators import Requirement, check_requirements, key_in
+from micronova.scheduler.host_columns import Bools, Facts
+from micronova.scheduler.host_view import HostView
 
-_SCOPE = "capabilities"
+_NAMESPACE = "capabilities"
 
 
 class ComputeCapabilitiesFilter(HostFilter):
-    """Passes hosts that fulfil every extra spec with the scope `capabilities:`, and those without a scope.
+    """Passes hosts that fulfil every extra spec of the namespace `capabilities`, and those without a namespace.
 
-    A host that does not know an extra spec without a scope passes, as in Nova: the spec may be another program's.
+    A host that does not know an extra spec without a namespace passes, as in Nova: the spec may be another program's.
     """
 
     name = "ComputeCapabilitiesFilter"
     predicate = "has the capabilities that the extra specs of the flavor ask for"
     lack = "have other capabilities"
     scope = Scope.HOST
-    extra_specs = frozenset({_SCOPE})
+    extra_specs = frozenset({_NAMESPACE})
 
     def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
-        check_requirements(extra_specs, _SCOPE)
+        check_requirements(extra_specs, _NAMESPACE)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         passes: Bools | None = None
         facts: list[tuple[str, str, bool]] = []
         for key, text in spec.flavor.extra_specs.items():
-            path = capability_path(key)
+            path = key_in(_NAMESPACE, key)
             if path is None:
                 continue
             if path in NUMBERS:
@@ -47,14 +48,6 @@ class ComputeCapabilitiesFilter(HostFilter):
             mask = hosts.by_facts((self.name, *facts), lambda host: _has_all(host, facts))
             passes = mask if passes is None else passes & mask
         return passes
-
-
-def capability_path(key: str) -> str | None:
-    """Return the capability that an extra spec names, None if the spec is not for this filter."""
-    scope, colon, path = key.partition(":")
-    if not colon:
-        return key
-    return path if scope == _SCOPE else None
 
 
 def _has_all(host: Facts, wanted: list[tuple[str, str, bool]]) -> bool:

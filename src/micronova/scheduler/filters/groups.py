@@ -6,7 +6,8 @@ cannot both add the last member. What claims enforce is asked in any case, also 
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 class ServerGroupAntiAffinityFilter(HostFilter):

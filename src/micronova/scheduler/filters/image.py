@@ -6,7 +6,8 @@ from typing import Any
 from micronova.objects.scheduling import RequestSpec
 from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, Facts, HostView
+from micronova.scheduler.host_columns import Bools, Facts
+from micronova.scheduler.host_view import HostView
 
 _ARCHITECTURES = {
     "amd64": "x86_64",

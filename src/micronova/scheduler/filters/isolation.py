@@ -2,7 +2,8 @@
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 class IsolatedHostsFilter(HostFilter):

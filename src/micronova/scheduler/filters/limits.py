@@ -3,7 +3,8 @@
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, Floats, HostView
+from micronova.scheduler.host_columns import Bools, Floats
+from micronova.scheduler.host_view import HostView
 
 
 class NumInstancesFilter(HostFilter):

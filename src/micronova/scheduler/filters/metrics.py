@@ -4,7 +4,8 @@ import numpy as np
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 class MetricsFilter(HostFilter):

@@ -1,4 +1,4 @@
-"""Requirements on capabilities in extra specs: an operator and a value in one string."""
+"""Requirements in extra specs: a key, in a namespace or without any, and an operator and a value in one string."""
 
 import operator
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from micronova.objects.errors import Invalid
-from micronova.scheduler.host_table import Bools, Column
+from micronova.scheduler.host_columns import Bools, Column
 
 _NUMBER: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.ge,  # "=" means at least, as for vcpus
@@ -76,10 +76,18 @@ class Requirement:
         return np.fromiter((self.match(number(value)) for value in values), np.bool_, len(values))
 
 
-def check_requirements(extra_specs: Mapping[str, str], scope: str) -> None:
-    """Raise Invalid if an extra spec of this scope has a requirement that nothing can fulfil."""
+def key_in(namespace: str, name: str) -> str | None:
+    """Return the key that an extra spec has in a namespace, or without any; None if it is in another namespace."""
+    own, colon, key = name.partition(":")
+    if not colon:
+        return name
+    return key if own == namespace else None
+
+
+def check_requirements(extra_specs: Mapping[str, str], namespace: str) -> None:
+    """Raise Invalid if an extra spec of this namespace has a requirement that nothing can fulfil."""
     for name, text in extra_specs.items():
-        if name.startswith(f"{scope}:") and (problem := Requirement(text).problem()):
+        if name.startswith(f"{namespace}:") and (problem := Requirement(text).problem()):
             raise Invalid(
                 f"The extra spec {name} is wrong: {problem}. Right is a value, or an operator and a value: "
                 f"{', '.join((*_NUMBER, *_STRING, '<in>', '<all-in>', '<or>'))}."

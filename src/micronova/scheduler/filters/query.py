@@ -16,7 +16,8 @@ from micronova.objects.errors import Invalid
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.attributes import FACTS, NUMBERS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,

@@ -8,7 +8,8 @@ from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 
 
 def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
@@ -21,33 +22,28 @@ LITTLE_ROOM = "have too little room"  # of hosts that have too little of a resou
 
 def free_amount(resource_class: str, amount: int) -> str:
     """Return what a host has that has an amount of a resource class free, for users."""
-    match resource_class:
-        case "VCPU":
-            return f"has {amount} free vCPU{'s' if amount != 1 else ''}"
-        case "MEMORY_MB" if amount % 1024:
-            return f"has {amount} MiB of free memory"
-        case "MEMORY_MB":
-            return f"has {amount // 1024} GiB of free memory"
-        case "DISK_GB":
-            return f"has {amount} GiB of free disk"
-        case _:
-            return f"has {amount} of {resource_class} free"
+    return f"has {_amount(resource_class, amount, 'free')}"
 
 
 def large_enough(resource_class: str, amount: int) -> str:
     """Return what a host is that may give one server an amount of a resource class, for users."""
+    return f"is large enough for {_amount(resource_class, amount)}"
+
+
+def _amount(resource_class: str, amount: int, adjective: str = "") -> str:
+    """Return an amount in words: 2 free vCPUs, 512 MiB of free memory."""
+    before = f"{adjective} " if adjective else ""
     match resource_class:
         case "VCPU":
-            shown = f"{amount} vCPU{'s' if amount != 1 else ''}"
+            return f"{amount} {before}vCPU{'s' if amount != 1 else ''}"
         case "MEMORY_MB" if amount % 1024:
-            shown = f"{amount} MiB of memory"
+            return f"{amount} MiB of {before}memory"
         case "MEMORY_MB":
-            shown = f"{amount // 1024} GiB of memory"
+            return f"{amount // 1024} GiB of {before}memory"
         case "DISK_GB":
-            shown = f"{amount} GiB of disk"
+            return f"{amount} GiB of {before}disk"
         case _:
-            shown = f"{amount} of {resource_class}"
-    return f"is large enough for {shown}"
+            return f"{amount} of {resource_class} {adjective}".rstrip()
 
 
 class _Resource(HostFilter):

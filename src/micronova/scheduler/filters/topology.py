@@ -19,7 +19,8 @@ from micronova.placement import extra_specs
 from micronova.scheduler.cell_columns import decides
 from micronova.scheduler.filters.base import FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_view import HostView
 from micronova.scheduler.topologies import Passes
 
 

@@ -13,7 +13,8 @@ from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import Aggregates, Floats, HostView
+from micronova.scheduler.host_columns import Aggregates, Floats
+from micronova.scheduler.host_view import HostView
 
 
 class WeigherOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +38,11 @@ class HostWeigher(ABC):
     lower_is_better: ClassVar[bool] = False  # the multiplier is negated
 
     def __init__(self, multiplier: float = 1.0) -> None:
-        self.multiplier = multiplier  # negative prefers the hosts that a positive one prefers least
+        self.multiplier = multiplier  # a negative one reverses the preference
         self._key = ("multiplier", self.setting, multiplier, self.lower_is_better)
 
     @classmethod
-    def made(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
+    def of(cls, multiplier: float, options: WeigherOptions) -> "HostWeigher":
         """Return a weigher with these settings."""
         return cls(multiplier)
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import HostView
+from micronova.scheduler.host_view import HostView
 from micronova.scheduler.weights.base import HostWeigher, WeigherOptions
 
 
@@ -70,7 +70,7 @@ class MetricsWeigher(HostWeigher):
         self._lacking = lacking  # the weight of hosts without one of the metrics
 
     @classmethod
-    def made(cls, multiplier: float, options: WeigherOptions) -> "MetricsWeigher":
+    def of(cls, multiplier: float, options: WeigherOptions) -> "MetricsWeigher":
         return cls(multiplier, options.metrics.ratios(), options.metrics.weight_of_unavailable)
 
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:

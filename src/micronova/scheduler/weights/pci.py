@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import Scope
-from micronova.scheduler.host_table import HostView
+from micronova.scheduler.host_view import HostView
 from micronova.scheduler.weights.base import HostWeigher
 
 MOST_DEVICES = 100

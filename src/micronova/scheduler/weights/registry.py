@@ -54,13 +54,13 @@ def load_weighers(
     options: WeigherOptions | None = None,
     with_plugins: bool = True,
 ) -> list[HostWeigher]:
-    """Return all weighers; `multipliers` by name are before those of the settings, and a plugin's default is 1.
+    """Return all weighers. `multipliers`, by name, replace those of the settings; the default of a plugin's is 1.
 
     Weighers with the multiplier 0 are among them: aggregates may have another one.
     """
     given = options or WeigherOptions()
     known = multipliers_of(given) | dict(multipliers or {})
-    made = [cls.made(known[name], given) for name, cls in BUILT_IN.items()]
+    made = [cls.of(known[name], given) for name, cls in BUILT_IN.items()]
     if with_plugins:
         made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, known))]
     return made

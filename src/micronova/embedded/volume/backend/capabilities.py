@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+BACKEND: Final = "files"
+"""The name of the only back end, which is also that of its only pool."""
 CAPABILITIES: Final[Mapping[str, Any]] = {
     "vendor_name": "Micronova",
-    "volume_backend_name": "files",
+    "volume_backend_name": BACKEND,
     "driver_version": "1",
     "storage_protocol": "nbd",
-    "pool_name": "files",
+    "pool_name": BACKEND,
     "thin_provisioning_support": True,
     "thick_provisioning_support": False,
     "multiattach": True,

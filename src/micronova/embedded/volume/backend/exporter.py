@@ -47,7 +47,7 @@ class ExportedFiles:
             await self._client.ask(m.Serve(volume_id=export.volume_id, readonly=export.readonly), opened)
 
     async def remove(self, volume_id: str) -> None:
-        """Stop to serve a volume."""
+        """Stop serving a volume."""
         await self._client.ask(m.End(volume_id=volume_id))
 
     async def resize(self, volume_id: str, size: int) -> None:

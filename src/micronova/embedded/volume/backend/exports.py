@@ -44,7 +44,7 @@ class Exports(Protocol):
         """Serve a volume; return when hosts can connect. Do nothing if it is served already."""
 
     async def remove(self, volume_id: str) -> None:
-        """Stop to serve a volume; do nothing if it is not served."""
+        """Stop serving a volume; do nothing if it is not served."""
 
     async def resize(self, volume_id: str, size: int) -> None:
         """Show those who use a volume that its file has become larger; do nothing if it is not served."""
@@ -53,7 +53,7 @@ class Exports(Protocol):
         """Return the volumes that are served."""
 
     async def lost(self) -> None:
-        """Return when what serves volumes has to be told again which ones."""
+        """Return when the exporter has ended, so that the next one has to be told which volumes to serve."""
 
     @property
     def live_copies(self) -> "LiveCopies | None":

@@ -33,7 +33,7 @@ SNAPSHOTS: Final = "snapshots"
 BACKUPS: Final = "backups"
 EXPORTS: Final = "exports"
 """The directory that has, for each volume that was ever served, one for copies while they are made."""
-KINDS: Final = (VOLUMES, SNAPSHOTS, BACKUPS)
+DIRECTORIES: Final = (VOLUMES, SNAPSHOTS, BACKUPS)
 """The directories of files that have a row."""
 
 BLOCK: Final = 4 << 20  # bytes that are copied between two reports
@@ -65,7 +65,7 @@ class Files:
         """Create the directories; only the user of the service can read them."""
 
         def make() -> None:
-            for name in (*KINDS, _LOCKS):
+            for name in (*DIRECTORIES, _LOCKS):
                 (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
         await self.run(make)

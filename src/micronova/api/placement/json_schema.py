@@ -4,13 +4,12 @@ Its messages have the form that clients of Placement know: what is wrong, then t
 """
 
 import re
-import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from micronova.api.placement.uuids import is_uuid
 from micronova.objects.errors import Invalid
 
-T = TypeVar("T")
 Schema = Mapping[str, Any]
 _LONGEST_SHOWN: Final = 300
 _MOST_NAMED: Final = 10
@@ -27,31 +26,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def check(value: Any, schema: Schema) -> None:
     """Raise Invalid, with the reason, for a value that does not validate."""
     _check(value, schema, "schema")
-
-
-def is_uuid(text: object) -> bool:
-    """Return whether a text is a uuid, with or without hyphens."""
-    if not isinstance(text, str):
-        return False
-    try:
-        return str(uuid.UUID(text)).replace("-", "") == text.replace("-", "").replace("urn:uuid:", "").lower()
-    except ValueError:
-        return False
-
-
-def normal_uuid(text: str) -> str:
-    """Return a uuid as it is stored: one thing has one name; raise Invalid if the text is none."""
-    if not is_uuid(text):
-        raise Invalid(f"{_shown(text)} is not a uuid.")
-    return str(uuid.UUID(text))
-
-
-def with_normal_uuids(given: Mapping[str, T]) -> dict[str, T]:
-    """Return values by their uuids as these are stored; raise Invalid if a key is no uuid, or two are the same."""
-    found = {normal_uuid(key): value for key, value in given.items()}
-    if len(found) != len(given):
-        raise Invalid("A uuid is there twice, written in two ways.")
-    return found
 
 
 def _shown(value: object) -> str:
@@ -78,7 +52,7 @@ def _check(value: Any, schema: Schema, place: str) -> None:
 def _type(value: Any, wanted: Any, schema: Schema, place: str) -> None:
     names = wanted if isinstance(wanted, list) else [wanted]
     known = tuple(kind for name in names for kind in _TYPES[name])
-    if not isinstance(value, known) or (isinstance(value, bool)):
+    if not isinstance(value, known) or isinstance(value, bool):
         _fail(f"{_shown(value)} is not of type {', '.join(map(repr, names))}", "type", place)
 
 

@@ -1,7 +1,7 @@
-"""The sentence that users read if there is no host for their servers.
+"""The message of NoValidHost, which users read if there is no host for their servers.
 
 It says what no host is or has, how many hosts were refused for which reason, and for how many servers of a request
-there is room. No host and no other server is named. It names no filters, except those that failed.
+there is room. It names no host and no other server, and no filter, except those that failed.
 """
 
 from collections import Counter
@@ -27,9 +27,7 @@ _REFUSED_CLAIMS: Final = {
     "search": "was searched to the end for the further resources that the flavor asks for",
     "topology": "has NUMA nodes and PCI devices for the server",
 }
-
-
-CLAIM_LACK: Final = "refuse the claim"
+CLAIM_LACK: Final = "refuse the claim"  # of hosts that refuse one; users read "3 hosts …"
 
 
 class Removal(NamedTuple):
@@ -49,7 +47,7 @@ class Room(NamedTuple):
     servers: int
 
 
-def sentence(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only: bool) -> str:
+def message(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only: bool) -> str:
     """Return why there is no host; `only`: the request is about one host."""
     if not removals:
         return f"{NOT_ENOUGH}."
@@ -57,7 +55,7 @@ def sentence(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only
     if only and len(removals) == 1:
         [refused] = removals
         needed = f"the server needs one that {refused.describe()}"
-        return f"{NOT_ENOUGH}: the only possible host {_one(refused.lack)}: {needed}.{remark}"
+        return f"{NOT_ENOUGH}: the only possible host {_singular(refused.lack)}: {needed}.{remark}"
     other = "other " if spec.ignore_hosts else ""
     zone = f"in the availability zone {_shortened(spec.availability_zone)}" if spec.availability_zone else ""
     refusals = sorted((each for each in removals if not each.narrows), key=lambda each: (each.certain, -each.hosts))
@@ -82,8 +80,8 @@ def claims_refused(decision: Explanation, reasons: Collection[str]) -> NoValidHo
     left = decision.filters[-1].remaining if decision.filters else decision.hosts
     refused = FilterStep(name=claim_step(reasons), removed=left, remaining=0)
     told = msgspec.structs.replace(decision, filters=(*decision.filters, refused))
-    message = f"{NOT_ENOUGH}: no host {accepts_claim(reasons)}."
-    return NoValidHost(message, hosts=decision.hosts, placed=0, reasons=told.reasons())
+    text = f"{NOT_ENOUGH}: no host {accepts_claim(reasons)}."
+    return NoValidHost(text, hosts=decision.hosts, placed=0, reasons=told.reasons())
 
 
 def claim_step(reasons: Collection[str]) -> str:
@@ -123,10 +121,10 @@ def _counts(refused: Sequence[Removal], most: int) -> str:
     unknown = {each.lack for each in refused if not each.certain}
     ordered = sorted(hosts.items(), key=lambda lack: (lack[0] not in unknown, -lack[1]))
     first, *others = ordered[:most]
-    parts = [f"{counted(first[1], 'host')} {_of(*first)}"]
-    parts += [f"{count} {_of(lack, count)}" for lack, count in others]
+    parts = [f"{counted(first[1], 'host')} {_agreeing(*first)}"]
+    parts += [f"{count} {_agreeing(lack, count)}" for lack, count in others]
     if further := sum(count for _, count in ordered[most:]):
-        parts.append(f"{further} {_of('are refused for other reasons', further)}")
+        parts.append(f"{further} {_agreeing('are refused for other reasons', further)}")
     return ", ".join(parts)
 
 
@@ -135,11 +133,12 @@ def _shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _of(lack: str, hosts: int) -> str:
-    return _one(lack) if hosts == 1 else lack
+def _agreeing(lack: str, hosts: int) -> str:
+    """Return a predicate in the singular for one host, else in the plural."""
+    return _singular(lack) if hosts == 1 else lack
 
 
-def _one(lack: str) -> str:
+def _singular(lack: str) -> str:
     """Return a predicate in the singular."""
     verb, _, rest = lack.partition(" ")
     return f"{_SINGULAR.get(verb, verb)} {rest}"

@@ -1,4 +1,4 @@
-"""Cleaning up after a crash: parts of files that no operation works on.
+"""Removing what a crash has left behind: parts of files that no operation works on.
 
 A whole file without a row is not removed. A delete removes the file before the row, so no crash leaves one. A database
 that was lost, restored from an old backup or mistaken for another one does, and then the files are all that is left.
@@ -13,15 +13,16 @@ import sqlalchemy as sa
 from micronova.embedded.volume import backup_queries, snapshot_queries, volume_queries
 from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES, Files
 from micronova.embedded.volume.core import UUID, Core
+from micronova.embedded.volume.operations import IMAGE
 from micronova.embedded.volume.tables import operations
 
 log = logging.getLogger(__name__)
 
-_PART: Final = re.compile(rf"({UUID.pattern})\.(?P<operation>{UUID.pattern})(\.image)?\.part")
+_PART: Final = re.compile(rf"({UUID.pattern})\.(?P<operation>{UUID.pattern})(\.{IMAGE})?\.part")
 _ROWS: Final = {VOLUMES: volume_queries.ids, SNAPSHOTS: snapshot_queries.ids, BACKUPS: backup_queries.ids}
 
 
-async def sweep(core: Core, files: Files) -> int:
+async def remove_leftovers(core: Core, files: Files) -> int:
     """Remove parts of files that nothing completes, and return how many. Requests and operations may run meanwhile."""
     removed = 0
     for kind, ids in _ROWS.items():

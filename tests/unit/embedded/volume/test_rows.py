@@ -1,0 +1,47 @@
+"""The types of rows say what is in the tables."""
+
+from typing import get_type_hints
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.embedded.volume import tables
+from micronova.embedded.volume.message_handlers import Message
+from micronova.embedded.volume.model import Attachment, Backup, Operation, Snapshot, Volume, VolumeType
+from micronova.embedded.volume.qos_specs import QosSpecs
+from micronova.embedded.volume.service_rows import ServiceRow
+from micronova.embedded.volume.transfers import Transfer
+from micronova.embedded.volume.type_encryption import TypeEncryption
+
+TYPES: list[tuple[type, sa.Table, set[str]]] = [
+    (Volume, tables.volumes, {"type_name", "metadata", "attachments"}),
+    (Snapshot, tables.snapshots, {"metadata", "progress"}),
+    (Backup, tables.backups, set()),
+    (Attachment, tables.attachments, set()),
+    (VolumeType, tables.volume_types, set()),
+    (TypeEncryption, tables.type_encryptions, set()),
+    (QosSpecs, tables.qos_specs, set()),
+    (Operation, tables.operations, set()),
+    (ServiceRow, tables.services, set()),
+    (Transfer, tables.transfers, set()),
+    (Message, tables.messages, set()),
+]
+
+
+@pytest.mark.parametrize(("row", "table", "more"), TYPES)
+def test_a_row_has_the_columns_of_its_table(row: type, table: sa.Table, more: set[str]) -> None:
+    """`more` are the fields that come from other tables."""
+    hints = get_type_hints(row)
+    assert set(hints) == {column.name for column in table.columns} | more
+    for column in table.columns:
+        assert (type(None) in getattr(hints[column.name], "__args__", ())) == column.nullable, column.name
+        if not isinstance(column.type, sa.JSON):
+            plain = column.type.python_type
+            assert hints[column.name] in (plain, plain | None), column.name
+
+
+def test_every_table_of_rows_that_are_read_whole_has_a_type() -> None:
+    pairs = {"volume_metadata", "snapshot_metadata", "default_types", "volume_type_projects"}
+    quotas = {"quota_usages", "quota_limits", "quota_class_limits"}
+    typed = {table.name for _, table, _ in TYPES}
+    assert {table.name for table in tables.metadata.sorted_tables} == typed | pairs | quotas
