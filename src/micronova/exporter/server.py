@@ -245,7 +245,9 @@ class Exporter:
         async with volume.lock:  # a daemon that is being started may have seen the old size
             if volume.daemon is None:
                 return
-            if volume.readonly and volume.file >= 0:  # QEMU resizes no node that it may not write
+            if volume.file < 0:
+                raise Gone("the volume service has not passed its file to this exporter yet")
+            if volume.readonly:  # QEMU resizes no node that it may not write
                 await self._stop_daemon(volume)
                 await self._start_daemon(volume)
             else:

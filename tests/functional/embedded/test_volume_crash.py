@@ -16,7 +16,7 @@ import pytest
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.leftover_files import remove_leftovers
 from micronova.embedded.volume.operations import Engine
-from tests.unit.embedded.volume.world import World, world
+from tests.unit.embedded.volume.world import TIMEOUT, World, world
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -92,7 +92,7 @@ async def test_a_death_in_each_operation(cloud: World, monkeypatch: pytest.Monke
             status = ""
             await cloud.do("DELETE", path)
             path = path.partition("?")[0]
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), TIMEOUT)
     monkeypatch.undo()
     await restart(cloud)
     await cloud.until(path, status)

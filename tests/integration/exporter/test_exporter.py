@@ -177,6 +177,20 @@ async def test_a_readonly_volume_grows(tmp_path: Path, volume_id: str) -> None:
         assert "Permission denied" in await cloud.io(volume_id, "write -P 7 0 4k", check=False)
 
 
+async def test_a_new_exporter_resizes_what_it_was_given_again(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        file = cloud.file(volume_id)
+        await cloud.serve(volume_id, readonly=True)
+        await cloud.die()
+        await cloud.run()
+        os.truncate(file, 128 * MIB)
+        with pytest.raises(Unavailable, match="not passed"):
+            await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        await cloud.serve(volume_id, readonly=True)
+        await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        await cloud.io(volume_id, "read 127M 1M", readonly=True)
+
+
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a b", "-x", ""])
 async def test_names_that_are_no_copies_are_refused(tmp_path: Path, volume_id: str, name: str) -> None:
     async with world(tmp_path) as cloud:

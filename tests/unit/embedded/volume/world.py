@@ -22,7 +22,7 @@ ALICE, BOB = "alice@p1", "bob@p2"  # of two projects
 READER = "rita@p1/reader"
 ADMIN = "root@p0/admin,member,reader"
 NEWEST = 71
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 class FakeImages:
