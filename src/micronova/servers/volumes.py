@@ -186,7 +186,7 @@ class ServerVolumes:
         if device is None:
             raise NotFound(f"Volume {volume_id[:64]} could not be found.")
         check_lock(context, row)
-        row = await self._free(row, WAIT)
+        row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
         new = await self._checked_for_swap(context, client, volume_id, new_id)
