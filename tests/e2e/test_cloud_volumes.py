@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from tests.e2e.cloud import RealCloud, real_cloud
-from tests.e2e.guests import until
+from tests.e2e.guests import Guest, until
 from tests.people import Person
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -73,3 +73,40 @@ async def test_a_volume_is_attached_extended_swapped_and_detached(can_run_guests
         for each in (volume_id, other):
             await person.do("DELETE", f"{VOLUMES}/{each}")
         await tenant.clear()
+
+
+SECTOR = 1 << 20  # at which the guest writes: 512 MiB from the begin of its disk, far behind the image
+
+
+async def _written(guest: Guest) -> str:
+    """Return what the guest has written to its root disk."""
+    return await guest.ssh(f"dd if=/dev/vda bs=512 skip={SECTOR} count=1 2>/dev/null | tr -d '\\0'")
+
+
+async def test_a_guest_on_a_volume_is_copied_shelved_and_rebuilt(can_run_guests: None) -> None:
+    async with real_cloud(RealCloud()) as cloud:
+        tenant = await cloud.tenant("10.87.0.0/24")
+        person = tenant.person
+        root = {
+            "boot_index": 0, "uuid": cloud.image, "source_type": "image", "destination_type": "volume",
+            "volume_size": 1, "delete_on_termination": True,
+        }  # fmt: skip
+        guest = await tenant.boot("rhea", imageRef="", block_device_mapping_v2=[root])
+        await guest.ready()
+        [held] = (await guest.show())["os-extended-volumes:volumes_attached"]
+        await guest.ssh(f"echo kept | dd of=/dev/vda bs=512 seek={SECTOR} conv=notrunc 2>/dev/null; sync")
+        image = (await person.do("POST", f"{guest.path}/action", {"createImage": {"name": "copy"}}))["image_id"]
+        await guest.act("shelve", status="SHELVED_OFFLOADED")
+        await status_is(person, held["id"], "reserved")
+        await guest.act("unshelve", status="ACTIVE")
+        await guest.ready()
+        assert await _written(guest) == "kept\n"
+        await guest.act("rebuild", {"imageRef": cloud.image}, status="ACTIVE")
+        await guest.ready()
+        assert await _written(guest) == "", "the volume has the image again"
+        assert (await guest.show())["os-extended-volumes:volumes_attached"] == [held]
+        copy = await tenant.boot("copy", imageRef=image)
+        await copy.ready()
+        assert await _written(copy) == "kept\n", "the image has what was written before it was made"
+        await tenant.clear()
+        await cloud.wait_clean()

@@ -430,6 +430,7 @@ _VOLUME_ACTIONS: dict[str, Callable[[Things], Any]] = {
     "os-terminate_connection": lambda t: {"os-terminate_connection": {"connector": {"host": "x"}}},
     "os-retype": lambda t: {"os-retype": {"new_type": t["volume type"]}},
     "os-volume_upload_image": lambda t: {"os-volume_upload_image": {"image_name": SECRET}},
+    "os-reimage": lambda t: {"os-reimage": {"image_id": t["image"]}},
     "revert": lambda t: {"revert": {"snapshot_id": t["volume snapshot"]}},
     "os-set_image_metadata": lambda t: {"os-set_image_metadata": {"metadata": {SECRET: SECRET}}},
     "os-show_image_metadata": lambda t: {"os-show_image_metadata": None},

@@ -447,15 +447,18 @@ async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) ->
 # --- the users of services ------------------------------------------------------------------------------------------
 
 # What the role `service` is for, besides what everybody may: compute connects volumes of all projects, and deletes
-# those that go with their server; the network and volume services tell compute what happens to ports and volumes
+# those that go with their server, and snapshots of images that were not made; it has images written to volumes that
+# are rebuilt; the network and volume services tell compute what happens to ports and volumes
 # of servers.
 SERVICES_MAY = {
     *(f"volume GET /{path}" for path in ("volumes", "volumes/detail", "volumes/summary", "volumes/{volume_id}")),
     "volume GET /attachments", "volume GET /attachments/detail", "volume DELETE /volumes/{volume_id}",
     *(f"volume POST /volumes/{{volume_id}}/action os-{action}" for action in (
         "reserve", "unreserve", "begin_detaching", "roll_detaching", "attach", "detach", "initialize_connection",
-        "terminate_connection",
+        "terminate_connection", "reimage",
     )),
+    *(f"volume GET /snapshots{rest}" for rest in ("", "/detail", "/{snapshot_id}")),
+    "volume DELETE /snapshots/{snapshot_id}",
     "volume POST /attachments", "volume POST /attachments/{attachment_id}/action os-complete",
     *(f"volume {method} /attachments/{{attachment_id}}" for method in ("GET", "PUT", "DELETE")),
     "volume POST /snapshots/{snapshot_id}/action os-update_snapshot_status",
@@ -824,6 +827,7 @@ BY_NATURE = {
             "os-detach",
             "os-retype",
             "revert",
+            "os-reimage",
             "os-volume_upload_image",
             "os-force_delete",
         )

@@ -258,6 +258,11 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         await cloud.settled()
         await user.delete(f"{volumes}/{volume}", 202)
         await cloud.settled()
+        root = {"boot_index": 0, "source_type": "image", "destination_type": "volume", "volume_size": 1}
+        mapping = [{**root, "uuid": base, "delete_on_termination": True}]
+        from_volume = (await user.boot(imageRef=None, block_device_mapping_v2=mapping))["id"]
+        await user.act(from_volume, "createImage", {"name": "of-volumes"})
+        await cloud.settled()
         await user.post(volumes, attachment(volume), 200)  # the end of the server returns it
         async with cloud.faults({"operation": "pause", "kind": "fail"}, {"operation": "attach_interface"}):
             await user.act(id, "pause")

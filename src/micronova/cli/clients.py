@@ -171,8 +171,7 @@ class Clients:
         override = process.settings.glance.endpoint_override
         if self._image_client is not None or not self._has("image", override):
             return self._image_client
-        here = process.url if process.agent is None else process.agent.url
-        url: str | Callable[[], str] = override or f"{here}/image"
+        url: str | Callable[[], str] = override or self._image_url()
         if self._in_catalog("image", override):
             url = functools.partial(self.catalog().known_endpoint, "image")
         key = process.settings.glance.ticket_key or ("image" in process.roles and process.keys.ticket_key)
@@ -184,23 +183,28 @@ class Clients:
         )
         return self._image_client
 
+    def _image_url(self) -> str:
+        """Return the URL of the embedded image service that tickets have: hosts reach it there, or the agents do."""
+        process = self._process
+        return f"{process.url if process.agent is None else process.agent.url}/image"
+
     def image_uploads(self) -> ImageUploads:
-        """Return what the compute agents of this process upload images with."""
+        """Return what the compute agents and the volume service of this process upload images with."""
         process = self._process
         service = process.settings.glance.endpoint_override
         if not self._is_embedded("image"):
             return ImageUploads(service, ca_file=self._authorities)
         application = MountedApp(process, "/image")
-        return ImageUploads(service, here=lambda: f"{process.url}/image", application=application)
+        return ImageUploads(service, here=self._image_url, application=application)
 
     def image_downloads(self) -> ImageDownloads:
-        """Return what the drivers of this process download images with."""
+        """Return what the drivers and the volume service of this process download images with."""
         process = self._process
         service = process.settings.glance.endpoint_override
         if not self._is_embedded("image"):
             return ImageDownloads(service, ca_file=self._authorities)
         application = MountedApp(process, "/image")
-        return ImageDownloads(service, here=lambda: f"{process.url}/image", application=application)
+        return ImageDownloads(service, here=self._image_url, application=application)
 
     def certificates(self) -> Certificates:
         """Return what has the certificates of signed images: a directory, and the key manager if there is one."""

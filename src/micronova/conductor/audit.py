@@ -25,6 +25,7 @@ from micronova.db.engine import Database
 from micronova.db.listed import one_of
 from micronova.db.tables import (
     allocations,
+    block_devices,
     compute_nodes,
     consumers,
     deleted_instances,
@@ -175,8 +176,13 @@ async def _unfilled(images: _AskedImages, failed: Mapping[str, str]) -> list[Fin
 
 _BUSY = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
 _IMAGE = instances.c.system_metadata[shelved.SHELVED_IMAGE].as_string()
+_BOOTS_FROM_VOLUME = sa.exists().where(
+    block_devices.c.instance_uuid == instances.c.uuid,
+    block_devices.c.volume_id.is_not(None),
+    block_devices.c.device["boot_index"].as_integer() == 0,
+)
 _NEEDED = sa.select(instances.c.uuid, _IMAGE.label("image")).where(
-    instances.c.vm_state == states.SHELVED_OFFLOADED, instances.c.uuid.not_in(_BUSY)
+    instances.c.vm_state == states.SHELVED_OFFLOADED, instances.c.uuid.not_in(_BUSY), ~_BOOTS_FROM_VOLUME
 )
 
 

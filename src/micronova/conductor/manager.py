@@ -20,6 +20,7 @@ from micronova.conductor.operations.bind_ports import BindPorts
 from micronova.conductor.operations.build import Build
 from micronova.conductor.operations.confirm_revert import ConfirmResize, RevertResize
 from micronova.conductor.operations.create_image import CreateImage
+from micronova.conductor.operations.create_volume_image import CreateVolumeImage
 from micronova.conductor.operations.delete import Delete
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import DiscardImage
@@ -130,6 +131,7 @@ class ConductorManager:
             AttachInterface(dependencies),
             DetachInterface(dependencies),
             *(CreateImage(dependencies, kind) for kind in ("create_image", "create_backup")),
+            CreateVolumeImage(dependencies),
             *(Move(dependencies, kind, scheduler, max_attempts) for kind in MOVE_KINDS),
             ConfirmResize(dependencies),
             RevertResize(dependencies),

@@ -333,6 +333,11 @@ class ServiceClient:
         raise_for(answer, "GET", path)
         return answer.body
 
+    async def upload(self, path: str, data: bytes, *, token: str | None = None) -> None:
+        """Send what is not JSON."""
+        headers = {"content-type": "application/octet-stream"}
+        raise_for(await self._send("PUT", path, data, token, headers), "PUT", path)
+
     async def _send(
         self,
         method: str,
@@ -343,7 +348,7 @@ class ServiceClient:
         *,
         proves_service: bool = False,
     ) -> Answer:
-        data = None if body is None else msgspec.json.encode(body)
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         proof: dict[str, str] = {}
         for attempt in (1, 2):
             if proves_service:

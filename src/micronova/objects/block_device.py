@@ -120,7 +120,7 @@ def with_names(devices: Iterable[BlockDevice]) -> list[BlockDevice]:
     Local disks come first on their bus, and have no names here.
     """
     found = list(devices)
-    taken = {_full(device.device_name) for device in found if device.device_name}
+    taken = {full_name(device.device_name) for device in found if device.device_name}
     local = sum(not device.is_volume for device in found)
     taken |= {f"/dev/vd{_letters(number)}" for number in range(local)}
     root = root_volume(found)
@@ -129,7 +129,7 @@ def with_names(devices: Iterable[BlockDevice]) -> list[BlockDevice]:
         if not device.is_volume:
             named.append(device)
             continue
-        name = _full(device.device_name) if device.device_name else None
+        name = full_name(device.device_name) if device.device_name else None
         if name is None:
             prefix = f"/dev/{_PREFIXES.get(device.disk_bus or '', 'vd')}"
             name = next(each for number in range(len(taken) + 1) if (each := prefix + _letters(number)) not in taken)
@@ -138,7 +138,8 @@ def with_names(devices: Iterable[BlockDevice]) -> list[BlockDevice]:
     return named
 
 
-def _full(name: str) -> str:
+def full_name(name: str) -> str:
+    """Return the name of a device with its directory."""
     return name if name.startswith("/dev/") else f"/dev/{name}"
 
 

@@ -11,6 +11,8 @@ MOST_PROPERTY_BYTES: Final = 65_536
 SNAPSHOT: Final = "snapshot"
 BACKUP: Final = "backup"
 """The property `image_type` of images that were made of servers."""
+MAPPING: Final = "block_device_mapping"
+"""The property of images that bring block devices along: volumes, or snapshots of volumes."""
 CANNOT_UPLOAD: Final = (
     "Images of servers cannot be made: hosts upload only to the embedded image service, with glance.ticket_key set."
 )
@@ -49,6 +51,8 @@ class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
     signature: ImageSignature | None = None  # if the data has to be verified before it is used
     kernel: "ImageMeta | None" = None  # that boots the disk, with a ramdisk or without; None: firmware boots it
     ramdisk: "ImageMeta | None" = None
+    # The property of this name, whole; it is no property here, because a server has block devices of its own.
+    block_device_mapping: str = ""
 
     @property
     def property_bytes(self) -> int:

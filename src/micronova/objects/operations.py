@@ -25,13 +25,14 @@ VERSIONS: Final[Mapping[str, int]] = {
     "unrescue": 1,
     "change_password": 1,
     "trigger_crash_dump": 1,
-    "rebuild": 1,
+    "rebuild": 2,
     "soft_delete": 1,
     "restore": 1,
     "attach_interface": 1,
     "detach_interface": 1,
     "create_image": 1,
     "create_backup": 1,
+    "create_volume_image": 1,
     "resize": 1,
     "migrate": 1,
     "confirm_resize": 1,
@@ -39,10 +40,10 @@ VERSIONS: Final[Mapping[str, int]] = {
     "bind_ports": 1,
     "evacuate": 2,
     "live_migrate": 1,
-    "shelve": 1,
+    "shelve": 2,
     "shelve_offload": 1,
     "unshelve": 1,
-    "unshelve_offloaded": 1,
+    "unshelve_offloaded": 2,
     "discard_image": 1,
     "undo_move": 1,
     "attach_volume": 1,
@@ -61,6 +62,7 @@ INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
     "change_password": "changePassword",
     "create_image": "createImage",
     "create_backup": "createBackup",
+    "create_volume_image": "createImage",
     "confirm_resize": "confirmResize",
     "revert_resize": "revertResize",
     "live_migrate": "live-migration",
@@ -71,7 +73,7 @@ INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
 
 Messages to users have them, too, unless `states.Action.label` says otherwise."""
 
-IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
+IMAGE_KINDS: Final = ("create_image", "create_backup", "create_volume_image", "shelve")
 """Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
 
 BIND_PORTS: Final = "bind_ports"
@@ -97,7 +99,7 @@ def instance_action(kind: str) -> str:
 
 Step = Literal[
     "new", "schedule", "dispatched", "rotate", "cleanup", "done",
-    "prep", "migrate", "bind", "finish", "unbind", "undo", "offload",
+    "prep", "migrate", "bind", "finish", "unbind", "undo", "offload", "reimage",
 ]  # fmt: skip
 """Where the work on an operation continues; each kind says in its module what its steps do."""
 
@@ -234,6 +236,8 @@ class RebuildPayload(Payload, kw_only=True):
     begun: bool = False  # the host may have begun to replace the guest
     unchanged: bool = False  # the host has said so, and has not got the order again since
     stopped: bool  # the server was stopped: its new guest is not started
+    reimage: bool = False  # the root disk is a volume, which gets the image
+    asked: bool = False  # the volume service is writing the image, or has done it
 
 
 class InterfacePayload(Payload, kw_only=True):
@@ -281,6 +285,8 @@ class ImagePayload(Payload, kw_only=True):
     excess: list[str] = []  # of a backup: older ones to delete when it is complete
     kept: bool = True  # False: the image itself is one of those
     error: str = ""  # why the image is being deleted
+    volumes: list[str] = []  # of which snapshots are made for the image
+    without_image: bool = False  # of a shelve: the root disk is a volume, of which no image is made
 
 
 class ChosenPayload(RequestedPayload, kw_only=True):
@@ -346,7 +352,7 @@ class EvacuatePayload(MigrationPayload, kw_only=True):
 class UnshelvePayload(ChosenPayload, kw_only=True):
     """The payload of the unshelving of a server that has no host."""
 
-    image: ImageMeta | None = None  # the image of its disk, as the first attempt has found it
+    image: ImageMeta | None = None  # the image of its disk, if it is local, as the first attempt has found it
     image_gone: bool = False  # there is no such image: no host was looked for
     wait_for_plugs: list[str] = []
 

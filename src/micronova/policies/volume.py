@@ -2,7 +2,7 @@
 
 Cinder declares no scope types, so that its rules take tokens of any scope. Here resources belong to projects, and rules
 take tokens for a project only. The role `service` suffices for compute's user to see and attach volumes, and to delete
-those that go with their server.
+those that go with their server, and the snapshots of an image that was not made.
 """
 
 from micronova.policies.enforcer import Rule
@@ -49,6 +49,8 @@ RULES = (
     Rule("volume:delete_volume_metadata", MEMBER, "Remove metadata of a volume."),
     Rule("volume:extend", MEMBER, "Make a volume larger."),
     Rule("volume:extend_attached_volume", MEMBER, "Make a volume larger that is attached (since 3.42)."),
+    Rule("volume:reimage", MEMBER_OR_SERVICE, "Replace the content of a volume by an image."),
+    Rule("volume:reimage_reserved", MEMBER_OR_SERVICE, "The same of a volume that is reserved for a server."),
     Rule("volume:retype", MEMBER, "Change the type of a volume."),
     Rule("volume:revert_to_snapshot", MEMBER, "Revert a volume to its newest snapshot."),
     Rule("volume:update_readonly_flag", MEMBER, "Say whether a volume is read-only."),
@@ -148,11 +150,11 @@ RULES = (
     Rule("volume:get_snapshot_metadata", READER, "Show the metadata of a snapshot."),
     Rule("volume:update_snapshot_metadata", MEMBER, "Change the metadata of a snapshot."),
     Rule("volume:delete_snapshot_metadata", MEMBER, "Remove metadata of a snapshot."),
-    Rule("volume:get_all_snapshots", READER, "List snapshots."),
-    Rule("volume:get_snapshot", READER, "Show a snapshot."),
+    Rule("volume:get_all_snapshots", READER_OR_SERVICE, "List snapshots."),
+    Rule("volume:get_snapshot", READER_OR_SERVICE, "Show a snapshot."),
     Rule("volume:create_snapshot", MEMBER, "Create a snapshot."),
     Rule("volume:update_snapshot", MEMBER, "Change the name and the description of a snapshot."),
-    Rule("volume:delete_snapshot", MEMBER, "Delete a snapshot."),
+    Rule("volume:delete_snapshot", MEMBER_OR_SERVICE, "Delete a snapshot."),
     Rule("volume_extension:extended_snapshot_attributes", READER, "See the project and the progress of a snapshot."),
     Rule(
         "snapshot_extension:snapshot_actions:update_snapshot_status",

@@ -48,6 +48,7 @@ from micronova.servers.create_rules import (
 )
 from micronova.servers.create_volumes import CREATION_TIME, NewServerVolumes, VolumePlan, has_volumes
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_devices import devices_of
 from micronova.servers.image_refs import named_image
 from micronova.servers.lookups import (
     check_destination,
@@ -113,8 +114,9 @@ class ServerCreator:
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
         if image is None:
-            check_boot_source(image, flavor, request)
-        devices = merge_devices(request, flavor, image)
+            check_boot_source(image, flavor, request, request.block_devices)
+        of_image = await self._devices_of_image(context, request, image)
+        devices = merge_devices(request.block_devices, flavor, image, of_image)
         from_volume = root_volume(devices) is not None
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
         if from_volume and request.trusted_certs:
@@ -124,8 +126,9 @@ class ServerCreator:
         )
         if from_volume:
             image = image or volumes.image
-        check_boot_source(image, flavor, request)
+        check_boot_source(image, flavor, request, devices)
         if image is not None:
+            image = msgspec.structs.replace(image, block_device_mapping="")  # the server has its own devices
             self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
@@ -205,10 +208,21 @@ class ServerCreator:
         return flavor, key, group, zone_to_keep(conn, request, self._default_schedule_zone)
 
     async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
-        if request.image_id is None:
-            return None
-        fetch = partial(named_image, self._image_client, context, request.image_id)
-        return await self._images.get((context.token, request.image_id), fetch)
+        return None if request.image_id is None else await self._cached_image(context, request.image_id)
+
+    async def _cached_image(self, context: RequestContext, id: str) -> ImageMeta:
+        return await self._images.get((context.token, id), partial(named_image, self._image_client, context, id))
+
+    async def _devices_of_image(
+        self, context: RequestContext, request: CreateRequest, image: ImageMeta | None
+    ) -> list[BlockDevice]:
+        """Return the block devices of the server's image, or of the one that its root volume is to be made of."""
+        if image is None:
+            root = next(device for device in request.block_devices if device.boot_index == 0)
+            if root.image_id is None:
+                return []
+            image = await self._cached_image(context, root.image_id)
+        return devices_of(image)
 
     async def _plan_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
         if self._network_client is None:

@@ -26,6 +26,7 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
 from micronova.objects.orders import InjectedFile
 from micronova.objects.scheduling import RequestSpec
+from micronova.servers.image_devices import merged
 
 LONGEST_SERVER_NAME = 255
 
@@ -88,13 +89,15 @@ def parse_zone(text: str | None) -> tuple[str | None, str | None, str | None]:
     return zone or None, host or None, node or None
 
 
-def check_boot_source(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
+def check_boot_source(
+    image: ImageMeta | None, flavor: Flavor, request: CreateRequest, devices: Sequence[BlockDevice]
+) -> None:
     """Refuse a request without an image or a bootable volume, and an image that cannot be booted with this flavor."""
     if image is None:
-        if not any(device.boot_index == 0 for device in request.block_devices):
+        if not any(device.boot_index == 0 for device in devices):
             raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
         return
-    if root_volume(request.block_devices) is not None:
+    if root_volume(devices) is not None:
         flavor = msgspec.structs.replace(flavor, disk=0)  # the volume has its own size
         check_bootable(image, flavor, allow_zero_disk=True)
         return
@@ -176,9 +179,14 @@ def image_needs_config_drive(image: ImageMeta | None) -> bool:
     return image is not None and image.properties.get("img_config_drive") == "mandatory"
 
 
-def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | None) -> list[BlockDevice]:
-    """Return the disks that the request, the image and the flavor ask for."""
-    devices = list(request.block_devices)
+def merge_devices(
+    requested: Sequence[BlockDevice], flavor: Flavor, image: ImageMeta | None, of_image: Sequence[BlockDevice] = ()
+) -> list[BlockDevice]:
+    """Return the disks that the request, the image and the flavor ask for.
+
+    `of_image` are the block devices of the image, or of the one that the volume is made of that the server boots from.
+    """
+    devices = merged(requested, of_image)
     for device in devices:
         if not device.is_volume and device.source_type in ("volume", "snapshot"):
             raise bad_mapping(f"a device of source_type {device.source_type} has the destination_type volume.")

@@ -20,6 +20,7 @@ from micronova.servers.volumes import ServerVolumes
 log = logging.getLogger(__name__)
 
 EXTENDED: Final = "volume-extended"
+REIMAGED: Final = "volume-reimaged"
 _OF_PORTS = frozenset(get_args(PortEvent))
 
 
@@ -50,6 +51,9 @@ class ExternalEvents:
             return False
         if event.name == EXTENDED:
             return event.tag is not None and await self._volumes.extended(context, row, event.tag)
+        if event.name == REIMAGED:
+            # The conductor that waits for it asks the volume service itself, so that nothing depends on the event.
+            return event.tag is not None and await self._volumes.has(row, event.tag)
         if not await self._apply(context, row, event):
             return False
         try:

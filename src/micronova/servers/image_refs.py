@@ -85,4 +85,4 @@ class BootImages:
             known = " or ".join(formats)
             raise Invalid(f"The {what} {id} of image {image.id} has the format {found.disk_format}, and not {known}.")
         # Nothing else of it counts, and the server keeps it in its row.
-        return msgspec.structs.replace(found, properties={})
+        return msgspec.structs.replace(found, properties={}, block_device_mapping="")

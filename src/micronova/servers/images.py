@@ -6,32 +6,38 @@ IMAGE_CREATION_TIME is over.
 """
 
 import asyncio
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.clients.image.client import ATTRIBUTES, ImageClient
 from micronova.db import instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved, states
+from micronova.objects.block_device import root_volume
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotSupported, QuotaExceeded, Unavailable
 from micronova.objects.ids import new_uuid
-from micronova.objects.image import BACKUP, CANNOT_UPLOAD, SNAPSHOT
+from micronova.objects.image import BACKUP, CANNOT_UPLOAD, MAPPING, SNAPSHOT
 from micronova.objects.instance import InstanceRow, fault_of
-from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload
+from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload, Step
 from micronova.servers.actions import ServerActions, check_state
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_devices import NEW_FORM, mapping_of
+from micronova.servers.volumes import volume_client_of
+from micronova.servers.waiting import wait_for_operation
 
 ANSWER_TIME: Final = IMAGE_CREATION_TIME / 2
 """Seconds that the API waits for the image service. Less than IMAGE_CREATION_TIME, so that no image appears after
 conductors may take the operation."""
 _NOT_INHERITED: Final = frozenset(
     {
-        "block_device_mapping",
-        "bdm_v2",
+        MAPPING,
+        NEW_FORM,
         "mappings",
         "cinder_encryption_key_id",
         "cinder_encryption_key_deletion_policy",
@@ -51,6 +57,7 @@ class ServerImages:
     def __init__(
         self, dependencies: RequestDependencies, actions: ServerActions, *, non_inheritable: tuple[str, ...]
     ) -> None:
+        self._dependencies = dependencies
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
@@ -69,10 +76,8 @@ class ServerImages:
 
     async def is_volume_backed(self, row: InstanceRow) -> bool:
         """Return whether the root disk of a server is a volume."""
-        found = await self._database.read(instances.devices, [row["uuid"]])
-        return any(
-            device.boot_index == 0 and device.destination_type == "volume" for device in found.get(row["uuid"], ())
-        )
+        found = await self._database.read(instances.volumes, [row["uuid"]])
+        return root_volume(found.get(row["uuid"], ())) is not None
 
     async def snapshot(self, context: RequestContext, row: InstanceRow, name: str, metadata: Mapping[str, str]) -> str:
         """Accept a request for an image of a server; return the image's id."""
@@ -98,6 +103,64 @@ class ServerImages:
         payload = ImagePayload(excess=list(older[max(0, rotation - 1) :])[::-1], kept=rotation > 0)
         return await self._create(context, row, "create_backup", document, payload)
 
+    async def of_volumes(
+        self, context: RequestContext, row: InstanceRow, name: str, metadata: Mapping[str, str]
+    ) -> str:
+        """Make snapshots of the volumes of a server, and an image that names them; return the image's id.
+
+        The API does that, with the token of its user. A conductor deletes what there is, if it does not come to an end.
+        """
+        # No host takes part: whether its driver can copy disks does not matter.
+        action = dataclasses.replace(states.ACTIONS["create_image"], capability=None)
+        check_state(action, row)
+        self._check_no_quiesce(row)
+        image_client, client = self._client(), volume_client_of(self._dependencies)
+        document = self._document(context, row, name, SNAPSHOT, metadata)
+        for key in ("image_type", "instance_uuid", "user_id"):  # Nova has them in images of local disks alone
+            if key not in metadata:
+                del document[key]
+        document["min_disk"] = 0 if row["image"] is None else row["image"]["min_disk"]  # not that of the flavor's disk
+        found = await self._database.read(instances.devices_of, row["uuid"])
+        volumes = [device.volume_id for device in found if device.is_volume and device.volume_id]
+        left = await client.snapshots_left(context.token)
+        if left is not None and left < len(volumes):
+            raise QuotaExceeded("Quota exceeded for resources: snapshots")
+        id, payload = new_uuid(self._random), ImagePayload(volumes=volumes)
+        operations = await self._record(context, row, "create_volume_image", action, id, payload)
+
+        async def make() -> None:
+            mapping = []
+            for device in found:
+                snapshot = None
+                if device.is_volume and device.volume_id:
+                    title = f"snapshot for {name}"[:LONGEST_NAME]
+                    snapshot = await client.create_snapshot(device.volume_id, title, context.token, image_id=id)
+                mapping.append(mapping_of(device, snapshot))
+            own = {MAPPING: msgspec.json.encode(mapping).decode(), NEW_FORM: "True"}
+            if row["root_device_name"]:
+                own["root_device_name"] = row["root_device_name"]
+            await image_client.create_without_data(
+                {**document, **own, "id": id}, context.token, share_with=_shared_with(context, row)
+            )
+
+        await self._answered(context, row, id, operations, payload, make())
+        overtaken = await self._database.write(_start, id, payload, "done")
+        await self._conductor.run_operations(context.for_bus(), operations)
+        late = f"The image of instance {row['uuid']} is still being made: look at it later."
+        ended = None if overtaken else await wait_for_operation(self._database, self._clock, id, late)
+        if overtaken or (ended is not None and ended["result"] != "success"):
+            raise _overtaken(action, row)
+        return id
+
+    def _check_no_quiesce(self, row: InstanceRow) -> None:
+        image = row["image"]
+        wanted = "" if image is None else image["properties"].get("os_require_quiesce", "")
+        if str(wanted).lower() in ("yes", "true", "1"):
+            raise Invalid(
+                "The image of the server requires that its file systems are quiesced (os_require_quiesce), which is "
+                "not supported for servers whose root disk is a volume."
+            )
+
     async def of_shelved(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept a request for the image of a server that is shelved: `ServerShelving.shelve`."""
         document = self._document(context, row, f"{row['display_name']}-shelved"[:LONGEST_NAME], SNAPSHOT, {})
@@ -111,7 +174,26 @@ class ServerImages:
         if not client.takes_uploads:
             raise NotSupported(CANNOT_UPLOAD)
         id = new_uuid(self._random)
-        operations = await self._database.write(
+        operations = await self._record(context, row, kind, action, id, payload)
+        created = client.create({**document, "id": id}, context.token, share_with=_shared_with(context, row))
+        await self._answered(context, row, id, operations, payload, created)
+        overtaken = await self._database.write(_start, id, payload, "new")
+        await self._conductor.run_operations(context.for_bus(), operations)
+        if overtaken:
+            raise _overtaken(action, row)
+        return id
+
+    async def _record(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        kind: str,
+        action: states.Action,
+        id: str,
+        payload: ImagePayload,
+    ) -> tuple[str, ...]:
+        """Record an operation with this id, which conductors leave alone for IMAGE_CREATION_TIME."""
+        return await self._database.write(
             self._actions.check_and_record,
             context,
             row["uuid"],
@@ -121,25 +203,26 @@ class ServerImages:
             operation_id=id,
             deferred_for=IMAGE_CREATION_TIME,
         )
-        owner = row["project_id"]
+
+    async def _answered(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        id: str,
+        operations: tuple[str, ...],
+        payload: ImagePayload,
+        created: Awaitable[None],
+    ) -> None:
+        """Wait until an image is created; if that fails, let a conductor delete what there is, and raise the error."""
         try:
             async with asyncio.timeout(ANSWER_TIME):
-                await client.create(
-                    {**document, "id": id}, context.token, share_with=owner if owner != context.project_id else None
-                )
+                await created
         except (MicronovaError, TimeoutError) as error:
             reason = error if isinstance(error, MicronovaError) else Unavailable("The image service does not answer.")
             await self._database.write(self._record_failure, row["uuid"], id, payload, reason)
             await self._conductor.run_operations(context.for_bus(), operations)
             raise reason from None
         payload.answered = True
-        overtaken = await self._database.write(_start, id, payload)
-        await self._conductor.run_operations(context.for_bus(), operations)
-        if overtaken:
-            raise Conflict(
-                f"Cannot '{action.shown_name}' instance {row['uuid']}: another request has changed it meanwhile."
-            )
-        return id
 
     def _record_failure(
         self, conn: sa.Connection, uuid: str, id: str, payload: ImagePayload, error: MicronovaError
@@ -194,9 +277,18 @@ class ServerImages:
         return document
 
 
-def _start(conn: sa.Connection, id: str, payload: ImagePayload) -> bool:
-    """Let conductors take the operation; return whether a later request has ended it, or will."""
-    if operation_rows.start_deferred(conn, id, "new", payload) and operation_rows.has_current_epoch(conn, id):
+def _shared_with(context: RequestContext, row: InstanceRow) -> str | None:
+    """Return the project that gets the image of its server, if another one makes it."""
+    return row["project_id"] if row["project_id"] != context.project_id else None
+
+
+def _overtaken(action: states.Action, row: InstanceRow) -> Conflict:
+    return Conflict(f"Cannot '{action.shown_name}' instance {row['uuid']}: another request has changed it meanwhile.")
+
+
+def _start(conn: sa.Connection, id: str, payload: ImagePayload, step: Step) -> bool:
+    """Let conductors take the operation at this step; return whether a later request has ended it, or will."""
+    if operation_rows.start_deferred(conn, id, step, payload) and operation_rows.has_current_epoch(conn, id):
         return False
     found = operation_rows.get(conn, id)
     if found is None or found["result"] == "cancelled":

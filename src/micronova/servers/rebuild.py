@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import sqlalchemy as sa
 
+from micronova.clients.volume.client import IN_USE
 from micronova.db import instances, quotas
 from micronova.db.secrets import Secrets
 from micronova.objects import states
-from micronova.objects.block_device import root_volume
+from micronova.objects.block_device import BlockDevice, root_volume
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid, NotSupported
+from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_cpus import CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
@@ -35,6 +36,7 @@ from micronova.servers.create_rules import (
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 from micronova.servers.lookups import public_key
+from micronova.servers.volumes import volume_client_of
 
 KIND = "rebuild"
 
@@ -49,6 +51,7 @@ class RebuildRequest:
     admin_password: str | None = None
     preserve_ephemeral: bool = False
     allow_zero_disk: bool = True  # policy allows local root disks without a size limit
+    reimages_volumes: bool = False  # a root disk that is a volume gets the image: since 2.93
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +62,14 @@ class _Accepted:
     request: RebuildRequest
     image: ImageMeta
     password: str
+    root: BlockDevice | None  # the root disk, if it is a volume
 
 
 class ServerRebuilder:
     """Accepts requests to rebuild servers."""
 
     def __init__(self, dependencies: RequestDependencies) -> None:
+        self._dependencies = dependencies
         self._database = dependencies.database
         self._random = dependencies.random
         self._conductor = dependencies.conductor
@@ -81,27 +86,64 @@ class ServerRebuilder:
         """Accept a request; return the server as it is then, and the password of its administrator."""
         check_lock(context, row)
         devices = await self._database.read(instances.volumes, [row["uuid"]])
-        if root_volume(devices.get(row["uuid"], ())) is not None:
-            raise NotSupported("Servers whose root disk is a volume cannot be rebuilt yet.")
-        _check(row)
+        root = root_volume(devices.get(row["uuid"], ()))
+        _check(row, root)
         image = await named_image(self._image_client, context, request.image_id)
-        self._check_image(row, image, request)
+        if image.block_device_mapping:
+            raise Invalid(f"Image {image.id} is unacceptable: it is a snapshot of volumes, and has no disk of its own.")
+        self._check_image(row, image, request, root)
         if "trusted_certs" in request.changes:
             request.changes["trusted_certs"] = self._signatures.trusted(request.changes["trusted_certs"])
         trusted = request.changes.get("trusted_certs", row["trusted_certs"])
-        image = await self._boot_images.complete(
-            image, trusted, ram=row["flavor"]["ram"], token=context.token, seen_by=context.token
-        )
+        if root is None:
+            image = await self._boot_images.complete(
+                image, trusted, ram=row["flavor"]["ram"], token=context.token, seen_by=context.token
+            )
+        else:
+            if trusted:
+                raise Invalid("Image certificate validation is not supported for servers that boot from volumes.")
+            await self._check_volume(context, root, image, request)
         password = request.admin_password or make_password(self._random)
-        accepted = _Accepted(context=context, request=request, image=image, password=password)
+        accepted = _Accepted(context=context, request=request, image=image, password=password, root=root)
         operations, rebuilt = await self._database.write(self._begin, row["uuid"], accepted)
         await self._conductor.run_operations(context.for_bus(), operations)
         return rebuilt, password
 
-    def _check_image(self, row: InstanceRow, image: ImageMeta, request: RebuildRequest) -> None:
+    async def _check_volume(
+        self, context: RequestContext, root: BlockDevice, image: ImageMeta, request: RebuildRequest
+    ) -> None:
+        """Raise Invalid if the volume that a server boots from cannot get an image, or may not get another one."""
+        client = volume_client_of(self._dependencies)
+        try:
+            volume = await client.volume(root.volume_id or "", context.token)
+        except NotFound:
+            raise Invalid(f"Invalid volume: volume {root.volume_id} could not be found.") from None
+        if not request.reimages_volumes:
+            if volume.image_metadata.get("image_id") != image.id:
+                raise Invalid(
+                    f"Image {image.id} is unacceptable: Unable to rebuild with a different image for a volume-backed "
+                    "server. Since 2.93 its volume gets the image."
+                )
+            return
+        # One that an earlier rebuild has left without an image can get one.
+        if volume.status != IN_USE and root.connected_host is not None:
+            raise Invalid(f"Invalid volume: volume '{volume.id}' status must be '{IN_USE}'. Currently {volume.status}.")
+        if len(volume.attached_to) > 1:
+            raise Invalid(
+                f"Invalid volume: volume '{volume.id}' is attached to other servers, too: it keeps its image."
+            )
+        if image.min_disk > volume.size or image.size > volume.size << 30:
+            raise Invalid(
+                f"Image {image.id} is unacceptable: it does not fit into volume {volume.id} of {volume.size} GB."
+            )
+
+    def _check_image(
+        self, row: InstanceRow, image: ImageMeta, request: RebuildRequest, root: BlockDevice | None
+    ) -> None:
         """Raise Invalid or Forbidden if the server cannot have this image."""
         flavor = msgspec.convert(row["flavor"], Flavor)
-        check_bootable(image, flavor, allow_zero_disk=request.allow_zero_disk)
+        local = flavor if root is None else msgspec.structs.replace(flavor, disk=0)  # a volume has its own size
+        check_bootable(image, local, allow_zero_disk=root is not None or request.allow_zero_disk)
         self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
@@ -122,7 +164,7 @@ class ServerRebuilder:
         context, request, image = accepted.context, accepted.request, accepted.image
         row = instances.lock_existing(conn, id)
         check_lock(context, row)
-        _check(row)
+        _check(row, accepted.root)
         check_capability(conn, states.ACTIONS[KIND], row)
         limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
         check_item_limits(request.changes.get("metadata", {}), request.injected_files, limits)
@@ -131,13 +173,13 @@ class ServerRebuilder:
             **self._key(conn, context, request.changes),
             "task_state": states.ACTIONS[KIND].task_state,
             "progress": 0,
-            "image_ref": image.id,
+            "image_ref": image.id if accepted.root is None else row["image_ref"],
             "image": msgspec.to_builtins(image),
         }
         if request.injected_files or image_needs_config_drive(image):
             changes["config_drive"] = True
         secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.injected_files))
-        operations = self._recorder.record(conn, context, row, KIND, changes, _payload(row), secrets=secrets)
+        operations = self._recorder.record(conn, context, row, KIND, changes, _payload(row, accepted), secrets=secrets)
         instances.change_image(conn, id, image)
         return operations, instances.lock_existing(conn, id)
 
@@ -151,12 +193,12 @@ class ServerRebuilder:
         return {"key_data": public_key(conn, context, name)}
 
 
-def _check(row: InstanceRow) -> None:
+def _check(row: InstanceRow, root: BlockDevice | None) -> None:
     """Raise Conflict if the server's state does not allow a rebuild, Invalid if it has no image to replace."""
     check_state(states.ACTIONS[KIND], row)
     if row["launched_at"] is None:
         raise Conflict(f"Cannot 'rebuild' instance {row['uuid']} while it has never been active")
-    if row["image_ref"] is None:
+    if row["image_ref"] is None and root is None:
         raise Invalid("The server was not made from an image: it cannot be rebuilt with one.")
 
 
@@ -166,8 +208,11 @@ def _placed_cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
     return replace(wanted, sockets=1, cores=1, threads=1)
 
 
-def _payload(row: InstanceRow) -> RebuildPayload:
+def _payload(row: InstanceRow, accepted: _Accepted) -> RebuildPayload:
     previous: ImageData | None = row["image"]
     return RebuildPayload(
-        previous_image_ref=row["image_ref"], previous_image=previous, stopped=row["vm_state"] == states.STOPPED
+        previous_image_ref=row["image_ref"],
+        previous_image=previous,
+        stopped=row["vm_state"] == states.STOPPED,
+        reimage=accepted.root is not None and accepted.request.reimages_volumes,
     )

@@ -2,12 +2,13 @@
 
 import msgspec
 
+from micronova.clients.volume.client import IN_USE
 from micronova.db import instances, nodes
 from micronova.db.secrets import Secrets
 from micronova.objects import states
 from micronova.objects.block_device import root_volume
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.guest_properties import check_image_properties
 from micronova.objects.image import MOST_PROPERTY_BYTES, NO_DISKS, ImageMeta
 from micronova.objects.instance import FlavorData, InstanceRow
@@ -15,6 +16,8 @@ from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_devices import NEW_FORM
+from micronova.servers.volumes import volume_client_of
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -28,6 +31,7 @@ class ServerRescue:
 
     def __init__(self, dependencies: RequestDependencies, actions: ServerActions, *, rescue_image_id: str) -> None:
         """`rescue_image_id` is the image of requests that name none; empty: the server's own."""
+        self._dependencies = dependencies
         self._database = dependencies.database
         self._random = dependencies.random
         self._actions = actions
@@ -49,7 +53,7 @@ class ServerRescue:
         check_lock(context, row)
         check_state(action, row)
         image = await self._image(context, row, image_id)
-        await self._check_root(row, image, allows_volumes)
+        await self._check_volumes(context, row, image, allows_volumes)
         password = password or make_password(self._random)
         payload = RescuePayload(action=ACTION, image=image)
         await self._actions.begin(context, row, ACTION, action, payload, secrets=Secrets(admin_password=password))
@@ -102,22 +106,36 @@ class ServerRescue:
         own = msgspec.convert(row["image"], ImageMeta)
         return msgspec.structs.replace(image, kernel=own.kernel, ramdisk=own.ramdisk)
 
-    async def _check_root(self, row: InstanceRow, image: ImageMeta, allows_volumes: bool) -> None:
-        """Raise Invalid if the server boots from a volume and the image does not leave its disks in their places."""
-        if root_volume(await self._database.read(instances.devices_of, row["uuid"])) is None:
-            return
-        if not allows_volumes or not all(name in image.properties for name in STABLE_PROPERTIES):
+    async def _check_volumes(
+        self, context: RequestContext, row: InstanceRow, image: ImageMeta, allows_volumes: bool
+    ) -> None:
+        """Raise Invalid if the server boots from a volume and the image does not leave its disks in their places.
+
+        Raise Conflict if a volume is not in use, as it is while it is being detached or extended.
+        """
+        devices = await self._database.read(instances.devices_of, row["uuid"])
+        if root_volume(devices) is not None and not (
+            allows_volumes and all(name in image.properties for name in STABLE_PROPERTIES)
+        ):
             raise Invalid(
                 f"Instance {row['uuid']} cannot be rescued: Cannot rescue a volume-backed instance. Since 2.87 an "
                 f"image with {' and '.join(STABLE_PROPERTIES)} can."
             )
+        for device in devices:
+            if device.is_volume and device.volume_id:
+                volume = await volume_client_of(self._dependencies).volume(device.volume_id, context.token)
+                if volume.status != IN_USE:
+                    raise Conflict(
+                        f"Invalid volume: volume '{volume.id}' status must be '{IN_USE}'. Currently in "
+                        f"'{volume.status}' status"
+                    )
 
 
 def check_rescue_image(image: ImageMeta, flavor: FlavorData) -> None:
     """Raise Invalid if a server with this flavor cannot be rescued with an image."""
     refused = f"Requested rescue image '{image.id}' is not supported: "
     properties = image.properties
-    if properties.get("block_device_mapping") not in (None, "", "[]") or properties.get("bdm_v2"):
+    if image.block_device_mapping or properties.get(NEW_FORM):
         raise Invalid(f"{refused}it is a snapshot of volumes.")
     if image.status != "active":
         raise Invalid(f"{refused}it is {image.status}, not active.")

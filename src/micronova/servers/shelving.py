@@ -1,5 +1,7 @@
 """Shelving servers: their disks become images (`servers/images.py`), they leave their hosts, and they come back."""
 
+import dataclasses
+
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
@@ -7,9 +9,9 @@ from micronova.db import aggregates, instances
 from micronova.objects import states
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, NotSupported
+from micronova.objects.errors import Conflict
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import Payload, PowerPayload, UnshelvePayload
+from micronova.objects.operations import ImagePayload, Payload, PowerPayload, UnshelvePayload
 from micronova.servers.action_recorder import ActionRecorder
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
@@ -32,11 +34,15 @@ class ServerShelving:
         self._default_zone = dependencies.default_zone
 
     async def shelve(self, context: RequestContext, row: InstanceRow) -> None:
-        """Accept the request to shelve a server: its disk becomes an image."""
-        if await self._images.is_volume_backed(row):
-            raise NotSupported("Servers whose root disk is a volume cannot be shelved yet.")
+        """Accept the request to shelve a server: its disk becomes an image, or, if it is a volume, leaves the host."""
         check_lock(context, row)
-        await self._images.of_shelved(context, row)
+        if not await self._images.is_volume_backed(row):
+            await self._images.of_shelved(context, row)
+            return
+        # Nothing is copied: whether the driver can do that does not matter.
+        action = dataclasses.replace(states.ACTIONS["shelve"], capability=None)
+        payload = ImagePayload(without_image=True, answered=True)
+        await self._actions.begin(context, row, action.name, action, payload)
 
     async def offload(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept the request to take a shelved server from its host."""

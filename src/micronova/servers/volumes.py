@@ -274,6 +274,10 @@ class ServerVolumes:
                 raise
         return True
 
+    async def has(self, row: InstanceRow, volume_id: str) -> bool:
+        """Return whether a server has a volume."""
+        return any(device.volume_id == volume_id for device in await self._volumes(row))
+
     async def extended(self, context: RequestContext, row: InstanceRow, volume_id: str) -> bool:
         """Let a guest see that its volume has grown; return False if that is not possible now."""
         found = [device for device in await self._volumes(row) if device.volume_id == volume_id]

@@ -36,7 +36,7 @@ async def restart(cloud: World) -> None:
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("what", [
     "blank", "copy", "image", "snapshot", "delete", "delete snapshot", "extend", "revert", "upload", "backup",
-    "restore", "delete backup",
+    "restore", "delete backup", "reimage",
 ])  # fmt: skip
 async def test_a_death_in_each_operation(cloud: World, monkeypatch: pytest.MonkeyPatch, what: str, done: bool) -> None:
     source = await cloud.create(name="source")
@@ -47,7 +47,8 @@ async def test_a_death_in_each_operation(cloud: World, monkeypatch: pytest.Monke
     await cloud.until(f"/backups/{backup['id']}", "available")
     method = {
         "blank": "create_blank", "copy": "create_copy", "image": "complete", "snapshot": "create_copy",
-        "extend": "grow", "revert": "replace_by_copy", "backup": "create_copy", "restore": "replace_by_copy",
+        "extend": "grow", "revert": "replace_by_copy", "reimage": "complete", "backup": "create_copy",
+        "restore": "replace_by_copy",
     }  # fmt: skip
     reached = asyncio.Event()
     owner: Any = Files if what != "upload" else type(cloud.images)
@@ -69,12 +70,13 @@ async def test_a_death_in_each_operation(cloud: World, monkeypatch: pytest.Monke
         case "snapshot":
             body = {"snapshot": {"volume_id": source["id"]}}
             path = f"/snapshots/{(await cloud.do('POST', '/snapshots', body))['snapshot']['id']}"
-        case "extend" | "revert" | "upload":
+        case "extend" | "revert" | "upload" | "reimage":
             path = f"/volumes/{source['id']}"
             action, fields = {
                 "extend": ("os-extend", {"new_size": 2}),
                 "revert": ("revert", {"snapshot_id": snapshot["id"]}),
                 "upload": ("os-volume_upload_image", {"image_name": "x"}),
+                "reimage": ("os-reimage", {"image_id": image}),
             }[what]
             assert (await cloud.act(source["id"], action, **fields)).status == 202
         case "backup":

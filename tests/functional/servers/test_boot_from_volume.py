@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from micronova.cli.volume_images import VolumeImages
+from micronova.objects.errors import NotFound
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
-from tests.functional.servers.embedded_services import image
+from tests.functional.servers.embedded_services import image, ok
 from tests.functional.servers.test_volumes import Volumes
 
 CLOUD = CloudOptions(roles=("volume", "image"))
@@ -52,9 +54,8 @@ async def test_a_volume_is_made_of_an_image(cloud: Cloud, user: Caller, volumes:
     await user.wait_for(server, "VERIFY_RESIZE")
     await user.act(server, "confirmResize", None, 204)
     await user.wait_for(server, "ACTIVE")
-    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"createImage": {"name": "i"}})
-    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
-    assert "yet" in await user.refused(501, "POST", f"/servers/{server}/action", {"shelve": None})
+    backup = {"createBackup": {"name": "b", "backup_type": "daily", "rotation": 1}}
+    assert "volume-backed" in await user.refused(400, "POST", f"/servers/{server}/action", backup)
     await cloud.assert_clean()
     await user.delete(f"/servers/{server}")
     await user.gone(server)
@@ -113,3 +114,198 @@ async def test_sizes_that_are_refused(user: Caller, size: int, text: str) -> Non
     body = user.body(imageRef=None, block_device_mapping_v2=[device(source, volume_size=size)])
     answer = await user.request("POST", "/servers", body)
     assert answer.status == 400, answer.body
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "SHUTOFF", "PAUSED", "SUSPENDED"])
+async def test_shelve_and_unshelve(cloud: Cloud, user: Caller, volumes: Volumes, state: str) -> None:
+    """A server that boots from a volume leaves its host at once, and no image is made; its volumes wait for it."""
+    source, data = await image(user), await volumes.create()
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    path = f"/servers/{server}/os-volume_attachments"
+    await user.post(path, {"volumeAttachment": {"volumeId": data}}, 200)
+    held = [each["volumeId"] for each in (await user.get(path))["volumeAttachments"]]
+    for action in {"SHUTOFF": ["os-stop"], "PAUSED": ["pause"], "SUSPENDED": ["suspend"]}.get(state, []):
+        await user.act(server, action)
+        await user.wait_for(server, state)
+    before = await _image_ids(user)
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    assert await _image_ids(user) == before
+    for each in held:
+        await volumes.until(each, "reserved")
+    assert (await user.admin.show(server))["OS-EXT-SRV-ATTR:host"] is None
+    assert await _events(user, server, "shelve") == {"compute_shelve_offload_instance": "Success"}
+    await cloud.assert_clean()
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    for each in held:
+        await volumes.until(each, "in-use")
+    assert await _events(user, server, "unshelve") == {
+        "schedule_instances": "Success", "compute_unshelve_instance": "Success"
+    }  # fmt: skip
+    assert [each["volumeId"] for each in (await user.get(path))["volumeAttachments"]] == held
+    await cloud.assert_clean()
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await volumes.until(data, "available")
+    await cloud.assert_clean()
+
+
+async def test_a_shelve_that_fails(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """A guest that its host cannot switch off goes on; a server that no host can take stays offloaded."""
+    source = await image(user)
+    server = (await user.boot(name="fails", imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    async with cloud.faults({"operation": "power_off", "kind": "fail", "name": "fails"}):
+        await user.act(server, "shelve")
+        shown = await user.wait_for(server, "ACTIVE")
+    assert shown["OS-EXT-STS:task_state"] is None
+    assert await _events(user, server, "shelve") == {"compute_shelve_offload_instance": "Error"}
+    await cloud.assert_clean()
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    [held] = (await user.get(f"/servers/{server}/os-volume_attachments"))["volumeAttachments"]
+    async with cloud.faults({"operation": "spawn", "kind": "abort", "name": "fails"}):
+        await user.act(server, "unshelve")
+        await cloud.settled()
+        await user.wait_for(server, "SHELVED_OFFLOADED")
+    await volumes.until(held["volumeId"], "reserved")
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    await cloud.assert_clean()
+
+
+async def _image_ids(user: Caller) -> set[str]:
+    return {each["id"] for each in (await ok(user, "GET", "/image/v2/images"))["images"]}
+
+
+async def _events(user: Caller, server: str, name: str) -> dict[str, str]:
+    """Return the results of the events of the newest action of a server with this name."""
+    listed = (await user.admin.get(f"/servers/{server}/os-instance-actions"))["instanceActions"]
+    newest = next(each for each in listed if each["action"] == name)
+    shown = await user.admin.get(f"/servers/{server}/os-instance-actions/{newest['request_id']}")
+    return {each["event"]: each["result"] for each in shown["instanceAction"]["events"]}
+
+
+async def _root(user: Caller, server: str) -> str:
+    held = (await user.get(f"/servers/{server}/os-volume_attachments"))["volumeAttachments"]
+    return str(next(each["volumeId"] for each in held if each["device"] == "/dev/vda"))
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "SHUTOFF"])
+async def test_rebuild_writes_the_image_to_the_volume(cloud: Cloud, user: Caller, volumes: Volumes, state: str) -> None:
+    """Since 2.93 the root volume gets the image, be it another one or the same; it stays the same volume."""
+    source, other, data = await image(user), await image(user, size=2048, os_distro="zork"), await volumes.create()
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    await user.post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
+    root = await _root(user, server)
+    if state == "SHUTOFF":
+        await user.act(server, "os-stop")
+        await user.wait_for(server, "SHUTOFF")
+    for wanted in (other, other, source):
+        body = {"rebuild": {"imageRef": wanted, "name": "again"}}
+        shown = (await user.post(f"/servers/{server}/action", body))["server"]
+        assert shown["image"] == "" and shown["status"] == "REBUILD"
+        await user.wait_for(server, state)
+        volume = await volumes.until(root, "in-use")
+        assert volume["volume_image_metadata"]["image_id"] == wanted
+        assert await _events(user, server, "rebuild") == {
+            "rebuild_server": "Success", "compute_rebuild_instance": "Success"
+        }  # fmt: skip
+    assert await _root(user, server) == root and (await volumes.show(data))["status"] == "in-use"
+    await cloud.assert_clean()
+
+
+async def test_rebuild_before_2_93(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """The volume stays as it is, so that the image must be the one that it was made of."""
+    source, other = await image(user), await image(user)
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    root, old = await _root(user, server), user.at(92)
+    message = await old.refused(400, "POST", f"/servers/{server}/action", {"rebuild": {"imageRef": other}})
+    assert "different image for a volume-backed" in message
+    await old.post(f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
+    await user.wait_for(server, "ACTIVE")
+    assert await _root(user, server) == root
+    await cloud.assert_clean()
+
+
+async def test_rebuilds_of_volumes_that_are_refused(user: Caller, volumes: Volumes) -> None:
+    source = await image(user)
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    path = f"/servers/{server}/action"
+    large = await image(user, min_disk=2)
+    assert "does not fit" in await user.refused(400, "POST", path, {"rebuild": {"imageRef": large}})
+    made = (await user.post(path, {"createImage": {"name": "safe"}}))["image_id"]
+    assert "snapshot of volumes" in await user.refused(400, "POST", path, {"rebuild": {"imageRef": made}})
+    certified = {"rebuild": {"imageRef": source, "trusted_image_certificates": ["c"]}}
+    assert "certificate" in await user.refused(400, "POST", path, certified)
+    stranger = await image(user.cloud.caller())
+    assert "could not be found" in await user.refused(400, "POST", path, {"rebuild": {"imageRef": stranger}})
+
+
+async def test_a_rebuild_whose_image_cannot_be_written(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is in ERROR; a rebuild with an image that is there mends it."""
+    source, lost = await image(user), await image(user)
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    root = await _root(user, server)
+
+    def gone(self: Any, image_id: str) -> AsyncIterator[bytes]:
+        raise NotFound(f"There is no image {image_id}.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VolumeImages, "download", gone)
+        await user.post(f"/servers/{server}/action", {"rebuild": {"imageRef": lost}})
+        shown = await user.wait_for(server, "ERROR")
+    assert root in shown["fault"]["message"]
+    await volumes.until(root, "error")
+    await user.post(f"/servers/{server}/action", {"rebuild": {"imageRef": source}})
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(root, "in-use")
+    await cloud.assert_clean()
+
+
+async def test_rescue(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """Since 2.87 an image that says what the rescue disk is leaves the volumes in their places."""
+    source, rescue = await image(user), await image(user, hw_rescue_device="disk", hw_rescue_bus="virtio")
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    root, path = await _root(user, server), f"/servers/{server}/action"
+    body = {"rescue": {"rescue_image_ref": rescue}}
+    assert "volume-backed" in await user.at(86).refused(400, "POST", path, body)
+    half = await image(user, hw_rescue_bus="usb")
+    for wrong in ({"rescue_image_ref": source}, {"rescue_image_ref": half}, None):
+        assert "volume-backed" in await user.refused(400, "POST", path, {"rescue": wrong})
+    await volumes.request("POST", f"/volumes/{root}/action", {"os-begin_detaching": {}})
+    assert "in-use" in await user.refused(409, "POST", path, body)
+    await volumes.request("POST", f"/volumes/{root}/action", {"os-roll_detaching": {}})
+    await user.post(path, body, 200)
+    await user.wait_for(server, "RESCUE")
+    assert (await volumes.show(root))["status"] == "in-use"
+    await user.act(server, "unrescue")
+    await user.wait_for(server, "ACTIVE")
+    assert await _root(user, server) == root
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("what", ["shelve", "rebuild"])
+async def test_a_delete_while_the_guest_is_switched_off(
+    cloud: Cloud, user: Caller, volumes: Volumes, what: str
+) -> None:
+    """A server that is deleted meanwhile gives its volumes back, and nothing goes on."""
+    source, data = await image(user), await volumes.create()
+    server = (await user.boot(name="goes", imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    await user.post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
+    async with cloud.faults({"operation": "power_off", "kind": "hang", "name": "goes", "count": 1}):
+        await user.act(server, what, {"imageRef": source} if what == "rebuild" else None)
+        await cloud.fault_struck()
+        await user.delete(f"/servers/{server}")
+        await user.gone(server)
+
+    async def only_data() -> bool | None:
+        return await volumes.ids() == {data} or None
+
+    await cloud.until(only_data, "the root volume to be deleted")
+    await volumes.until(data, "available")
+    await cloud.assert_clean()

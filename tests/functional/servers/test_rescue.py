@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.db.tables import block_devices, operations
+from micronova.db.tables import operations
 from micronova.virt.driver import GuestPlan
 from micronova.virt.fake.driver import FakeDriver
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
@@ -146,24 +146,6 @@ async def test_a_rescue_disk_as_a_lun_on_a_host_that_has_none(
         await user.gone(id)
     finally:
         await host.stop()
-
-
-@only_in_one_process("changes a row that no request can make yet")
-async def test_a_server_that_boots_from_a_volume(cloud: Cloud, user: Caller) -> None:
-    id = (await _boot(user))["id"]
-    of_server = block_devices.c.instance_uuid == id
-    [row] = await cloud.read(sa.select(block_devices).where(of_server))
-    assert cloud.process.database is not None
-    volume = {**row.device, "destination_type": "volume"}
-    await cloud.process.database.write(
-        lambda conn: conn.execute(sa.update(block_devices).where(of_server).values(device=volume))
-    )
-    stable, half = await image(user, **STABLE), await image(user, hw_rescue_bus="usb")
-    for minor, picture in ((86, stable), (87, half), (87, None)):
-        body = {"rescue": {"rescue_image_ref": picture} if picture else None}
-        message = await user.at(minor).refused(400, "POST", f"/servers/{id}/action", body)
-        assert "Cannot rescue a volume-backed instance" in message
-    await _rescue(user.at(87), id, rescue_image_ref=stable)
 
 
 async def test_a_server_that_is_stopped_or_has_failed(cloud: Cloud, user: Caller) -> None:

@@ -13,13 +13,14 @@ from micronova.conductor.operations.engine import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from tests.distort import DistortedBus, Distortion
-from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, one_process, only_in_one_process
+from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process, only_in_one_process
+from tests.functional.servers.embedded_services import image
 from tests.functional.servers.test_volumes import Volumes, attachment, extended
 
 pytestmark = only_in_one_process("distorts the bus, and crashes the conductor at chosen steps")
 
 QUICK = CloudOptions(
-    roles=("volume",),
+    roles=("volume", "image"),
     settings={
         "default": {"report_interval": 0.1, "service_down_time": 5.0},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
@@ -48,13 +49,13 @@ async def _story(cloud: Cloud) -> None:
     """Boot with volumes, attach one more, fail to attach, extend, swap, fail to swap, move, detach, delete."""
     user = cloud.caller()
     volumes = Volumes(user)
-    first, second = await volumes.create(), await volumes.create()
+    first, second, source = await volumes.create(), await volumes.create(), await image(user)
     devices = [
-        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": source},
         {"source_type": "volume", "destination_type": "volume", "uuid": first},
         {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True},
     ]
-    server = (await user.boot(name="with-volumes", block_device_mapping_v2=devices))["id"]
+    server = (await user.boot(name="with-volumes", imageRef=source, block_device_mapping_v2=devices))["id"]
     path = f"/servers/{server}/os-volume_attachments"
     async with cloud.faults({"operation": "attach_volume", "kind": "fail", "name": "with-volumes"}):
         await user.refused(500, "POST", path, attachment(second))
@@ -95,6 +96,46 @@ async def _story(cloud: Cloud) -> None:
     assert await volumes.attachments() == []
 
 
+async def _story_of_roots(cloud: Cloud) -> None:
+    """Boot from a volume, make an image of it, shelve, unshelve, boot from the image, and rebuild."""
+    user = cloud.caller()
+    volumes = Volumes(user)
+    source = await image(user)
+    root = {
+        "source_type": "image", "destination_type": "volume", "boot_index": 0, "uuid": source, "volume_size": 1,
+        "delete_on_termination": True,
+    }  # fmt: skip
+    server = (await user.boot(name="from-volume", imageRef=None, block_device_mapping_v2=[root]))["id"]
+    made = (await user.post(f"/servers/{server}/action", {"createImage": {"name": "safe"}}))["image_id"]
+    [held] = (await user.get(f"/servers/{server}/os-volume_attachments"))["volumeAttachments"]
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    await volumes.until(held["volumeId"], "reserved")
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(held["volumeId"], "in-use")
+    other = (await user.boot(imageRef=made))["id"]
+    await user.post(f"/servers/{server}/action", {"rebuild": {"imageRef": await image(user)}})
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(held["volumeId"], "in-use")
+    for each in (await volumes.request("GET", "/snapshots"))["snapshots"]:  # volumes with snapshots are not deleted
+        await volumes.request("DELETE", f"/snapshots/{each['id']}")
+
+    async def no_snapshots() -> bool | None:
+        return (await volumes.request("GET", "/snapshots"))["snapshots"] == [] or None
+
+    await cloud.until(no_snapshots, "the snapshots to be deleted")
+    for each in (server, other):
+        await user.delete(f"/servers/{each}")
+        await user.gone(each)
+
+    async def none_left() -> bool | None:
+        return await volumes.ids() == set() or None
+
+    await cloud.until(none_left, "the volumes to be deleted")
+    await cloud.assert_clean()
+
+
 async def _migrate(user: Caller, server: str) -> None:
     await user.admin.act(server, "migrate")
     await user.wait_for(server, "VERIFY_RESIZE")
@@ -107,6 +148,7 @@ async def test_operations_end_when(name: str, tmp_path_factory: pytest.TempPathF
     options = dataclasses.replace(QUICK, wrap_bus=_wrapped(BUSES[name]))
     async with one_process(tmp_path_factory.mktemp("cloud"), options) as cloud:
         await _story(cloud)
+        await _story_of_roots(cloud)
 
 
 async def test_operations_end_when_the_conductor_crashes_after_a_step(
@@ -124,6 +166,15 @@ async def test_operations_end_when_the_conductor_crashes_after_a_step(
         ("settle_volumes", "told"),
         ("migrate", "connected"),
         ("delete", "dispatched"),
+        ("shelve", "dispatched"),
+        ("shelve", "connected"),
+        ("shelve", "offload"),
+        ("unshelve_offloaded", "connected"),
+        ("unshelve_offloaded", "dispatched"),
+        ("rebuild", "prep"),
+        ("rebuild", "connected"),
+        ("rebuild", "asked"),
+        ("rebuild", "dispatched"),
     }
 
     def crash(kind: str, step: str) -> None:
@@ -134,4 +185,5 @@ async def test_operations_end_when_the_conductor_crashes_after_a_step(
     options = dataclasses.replace(QUICK, after_commit=crash)
     async with one_process(tmp_path_factory.mktemp("cloud"), options) as cloud:
         await _story(cloud)
+        await _story_of_roots(cloud)
     assert not due, f"nothing came to {due}"

@@ -14,7 +14,7 @@ from micronova.db.engine import Database
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.http.versions import since, until
-from micronova.objects.errors import Invalid, NotSupported
+from micronova.objects.errors import Invalid
 from micronova.servers.images import ServerImages
 
 
@@ -57,7 +57,7 @@ def routes(database: Database, images: ServerImages) -> list[Route]:
         await _check_metadata(images, request, wanted.metadata)
         if await images.is_volume_backed(row):
             request.authorize(server_target(row), "os_compute_api:servers:create_image:allow_volume_backed")
-            raise NotSupported("Images of servers whose root disk is a volume cannot be made yet.")
+            return _answer(request, await images.of_volumes(request.context, row, name, wanted.metadata))
         return _answer(request, await images.snapshot(request.context, row, name, wanted.metadata))
 
     async def create_backup(request: Request, id: str) -> Response:

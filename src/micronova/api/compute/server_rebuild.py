@@ -140,4 +140,5 @@ def _rebuild_request(request: Request) -> RebuildRequest:
         admin_password=None if asked.admin_pass is UNSET else asked.admin_pass,
         preserve_ephemeral=asked.preserve_ephemeral is not UNSET and inputs.flag(asked.preserve_ephemeral),
         allow_zero_disk=request.allows(ZERO_DISK),
+        reimages_volumes=request.minor >= 93,
     )

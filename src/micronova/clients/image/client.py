@@ -10,7 +10,7 @@ import msgspec
 from micronova.http.client import ServiceClient
 from micronova.http.tickets import Tickets, download_subject, manage_subject, upload_subject
 from micronova.objects.errors import NotFound, Unavailable
-from micronova.objects.image import BACKUP, LONGEST_PROPERTY, ImageMeta
+from micronova.objects.image import BACKUP, LONGEST_PROPERTY, MAPPING, ImageMeta
 
 TICKET_LIFETIME = 900.0  # seconds within which a host has to start the download or upload
 
@@ -20,7 +20,9 @@ PAGE = 100
 Documents = list[dict[str, Any]]
 
 # Attributes of an image: the API shows properties beside them in one flat object.
-_OURS = frozenset(ImageMeta.__struct_fields__) - {"signature", "kernel", "ramdisk"}  # made of properties later
+_OURS = frozenset(ImageMeta.__struct_fields__) - {
+    "signature", "kernel", "ramdisk", MAPPING,  # made of properties
+}  # fmt: skip
 ATTRIBUTES = _OURS | {
     "visibility",
     "protected",
@@ -110,6 +112,17 @@ class ImageClient:
             path = f"{_checked_path(document['id'])}/members"
             await self._service.request("POST", path, {"member": share_with}, token=token)
 
+    async def create_without_data(
+        self, document: Mapping[str, Any], token: str, *, share_with: str | None = None
+    ) -> None:
+        """Create an image as the user that is active and has no data: its properties are all that there is to it.
+
+        Glance makes an image active when it gets data of known formats, be it none.
+        """
+        formats = {"disk_format": "qcow2", "container_format": "bare"}
+        await self.create({**document, **formats}, token, share_with=share_with)
+        await self._service.upload(f"{_checked_path(document['id'])}/file", b"", token=token)
+
     async def backups(self, instance_uuid: str, backup_type: str, *, owner: str, token: str) -> Sequence[str]:
         """Return the ids of the backups of a server that a project has and the user may see, the newest first."""
         wanted = {"instance_uuid": instance_uuid, "backup_type": backup_type, "image_type": BACKUP}
@@ -127,6 +140,10 @@ class ImageClient:
     async def get_made(self, image_id: str) -> ImageMeta:
         """Return an image that was made of a server; raise NotFound if there is none."""
         return from_wire(await self._manage("GET", image_id))
+
+    async def document_of_made(self, image_id: str) -> dict[str, Any]:
+        """Return the document of an image that its user has been found to see; raise NotFound if there is none."""
+        return dict(await self._manage("GET", image_id))
 
     async def delete_made(self, image_id: str) -> None:
         """Delete an image that was made of a server; raise NotFound if there is none."""
@@ -184,8 +201,16 @@ class ImageClient:
 def from_wire(image: dict[str, Any]) -> ImageMeta:
     """Return an image of the API, in which attributes and properties stand side by side; cut long properties."""
     known = {name: image[name] for name in _OURS if image.get(name) is not None}
-    known["properties"] = {name: _kept(value) for name, value in properties_of(image).items()}
+    known["properties"] = {name: _kept(value) for name, value in properties_of(image).items() if name != MAPPING}
+    known[MAPPING] = _mapping(image.get(MAPPING))
     return msgspec.convert(known, ImageMeta)
+
+
+def _mapping(value: Any) -> str:
+    """Return the block devices of an image as JSON, as the API has them; "" if there are none."""
+    if value in (None, "", "[]", []):
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def properties_of(image: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,15 @@ from micronova.objects.volume import Connection, connection_of
 
 VERSION: Final = "3.44"
 """The microversion of requests: attachments with `os-complete`."""
+REIMAGE_VERSION: Final = "3.68"
+"""The first microversion with `os-reimage`."""
 CREATING: Final = frozenset({"creating", "downloading"})
 """The statuses of a volume that is being made."""
 WORKING: Final = CREATING | {"extending", "uploading", "backing-up"}
 """The statuses of a volume that the volume service works on: they end without a request."""
+IN_USE: Final = "in-use"
+"""The status of a volume that a server has."""
+_FOR_IMAGE: Final = "image_id"  # in the metadata of snapshots
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +81,15 @@ class VolumeClient:
         """Say that a server keeps a volume after all."""
         await self._act(volume_id, "os-roll_detaching")
 
+    async def reimage(self, volume_id: str, image_id: str) -> None:
+        """Begin to replace the content of a volume, which is reserved and not connected, by an image.
+
+        Raise Invalid if its status does not allow it.
+        """
+        body = {"os-reimage": {"image_id": image_id, "reimage_reserved": True}}
+        path = f"/volumes/{_quoted(volume_id)}/action"
+        await self._send("POST", path, body, version=REIMAGE_VERSION)
+
     async def _act(self, volume_id: str, action: str, token: str | None = None) -> None:
         await self._send("POST", f"/volumes/{_quoted(volume_id)}/action", {action: {}}, token=token)
 
@@ -85,6 +99,35 @@ class VolumeClient:
         """Return a snapshot; raise NotFound."""
         found = (await self._send("GET", f"/snapshots/{_quoted(snapshot_id)}", token=token))["snapshot"]
         return msgspec.convert(found, Snapshot)
+
+    async def snapshots_left(self, token: str) -> int | None:
+        """Return how many more snapshots the quota of a user's project allows; None if it has no limit."""
+        absolute = (await self._send("GET", "/limits", token=token))["limits"]["absolute"]
+        most = int(absolute.get("maxTotalSnapshots", -1))
+        return None if most < 0 else most - int(absolute.get("totalSnapshotsUsed", 0))
+
+    async def create_snapshot(self, volume_id: str, name: str, token: str, *, image_id: str) -> str:
+        """Begin a snapshot of a volume, which may be in use, as a user; return its id.
+
+        `image_id` is the image that it is made for; `snapshots_for` finds it by that.
+        """
+        wanted = {"volume_id": volume_id, "name": name, "force": True, "metadata": {_FOR_IMAGE: image_id}}
+        return str((await self._send("POST", "/snapshots", {"snapshot": wanted}, token=token))["snapshot"]["id"])
+
+    async def snapshots_for(self, volume_id: str, image_id: str) -> list[str]:
+        """Return the ids of the snapshots of a volume that were made for an image."""
+        wanted = {"all_tenants": "1", "volume_id": volume_id, "metadata": str({_FOR_IMAGE: image_id})}
+        found = (await self._send("GET", f"/snapshots/detail?{urllib.parse.urlencode(wanted)}"))["snapshots"]
+        # What a service does not filter by, it ignores.
+        return [
+            each["id"]
+            for each in found
+            if each["volume_id"] == volume_id and each.get("metadata", {}).get(_FOR_IMAGE) == image_id
+        ]
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Delete a snapshot; raise Invalid if it is being made."""
+        await self._send("DELETE", f"/snapshots/{_quoted(snapshot_id)}")
 
     async def volume_types(self, token: str) -> dict[str, str]:
         """Return the names of the volume types that a user may see, by their ids."""
@@ -143,8 +186,10 @@ class VolumeClient:
             path = None if following is None else f"/attachments?{urllib.parse.urlsplit(following).query}"
         return found
 
-    async def _send(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
-        headers = {"openstack-api-version": f"volume {VERSION}"}
+    async def _send(
+        self, method: str, path: str, body: Any = None, *, token: str | None = None, version: str = VERSION
+    ) -> Any:
+        headers = {"openstack-api-version": f"volume {version}"}
         return await self._service.request(
             method, f"/v3{path}", body, token=token, headers=headers, proves_service=token is None
         )

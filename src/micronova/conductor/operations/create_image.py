@@ -34,6 +34,7 @@ from micronova.objects.orders import Progress, Report, WorkOrder
 _EVENTS: Final = {
     "create_image": "compute_snapshot_instance",
     "create_backup": "compute_backup_instance",
+    "create_volume_image": "api_snapshot_instance",
     "shelve": "compute_shelve_instance",
 }
 _UPLOADS: Final = (states.IMAGE_UPLOADING, states.SHELVING_IMAGE_UPLOADING)

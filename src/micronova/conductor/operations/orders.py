@@ -10,6 +10,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.db import instances, nodes, topologies
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
+from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, attached_volumes, root_volume
 from micronova.objects.clock import seconds
 from micronova.objects.errors import OperationFailed
@@ -113,6 +114,15 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
 def size_of(order: WorkOrder) -> int:
     """Return how many bytes of a message an order takes."""
     return len(msgspec.msgpack.encode(order))
+
+
+def switch_off_order(conn: sa.Connection, operation: Operation, row: InstanceRow, *, now: int) -> WorkOrder:
+    """Return the order to switch off a guest whose volumes are taken from its host.
+
+    A guest that does not run cannot shut itself down: it is switched off as that of a soft delete.
+    """
+    kind = "stop" if row["vm_state"] == states.ACTIVE else "soft_delete"
+    return work_order(conn, operation, row, now=now, kind=kind)
 
 
 def removal_order(

@@ -2,8 +2,9 @@
 
 Steps: `unbind` (the server's ports are unbound, and stay its own) → `offload` (the host removes the guest): the server
 has no host and no claim any more. Before `unbind` the image is looked for once more, because it is all that is left of
-the server's disk; if it is gone, the server stays SHELVED. Once the host has its order, nothing but a later request
-stops the operation. A host that is down removes the guest when it is back and reads the record of the departure.
+the server's disk, unless that is a volume; if it is gone, the server stays SHELVED. Once the host has its order,
+nothing but a later request stops the operation. A host that is down removes the guest when it is back and reads the
+record of the departure.
 """
 
 import functools
@@ -22,6 +23,7 @@ from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.db import operations as operation_rows
 from micronova.objects import shelved, states
+from micronova.objects.block_device import root_volume
 from micronova.objects.errors import OperationFailed
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import BIND_PORTS
@@ -49,8 +51,7 @@ class Offloading:
             await self._kind.transitions.cancel(operation)
             return
         if operation.step != "offload":
-            image = shelved.image_of(row)
-            if image is None or await self._images.status(image) != COMPLETE:
+            if not await self._keeps_disk(row):
                 await self.fail(operation, OperationFailed("The image of the server is gone: unshelve the server."))
                 return
             await self._unbind(operation, row)
@@ -69,6 +70,13 @@ class Offloading:
         if operation.step != "offload":
             self._kind.transitions.notify("shelve_offload.start", operation, row)
         await self._kind.transitions.send(operation, order)
+
+    async def _keeps_disk(self, row: InstanceRow) -> bool:
+        """Return whether the server's disk is a volume, or there is an image of it."""
+        if root_volume(await self._kind.transitions.volumes.devices(row["uuid"])) is not None:
+            return True
+        image = shelved.image_of(row)
+        return image is not None and await self._images.status(image) == COMPLETE
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         await self._kind.transitions.volumes.connect(operation, row, None)
@@ -115,14 +123,22 @@ class Offloading:
         return NoMoreWork(ended="success", notifications=[Notification("shelve_offload.end", changed(row, changes))])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Leave the server SHELVED on its host, and bind its ports again, which may be unbound."""
-        if not await self._kind.commit_failure(operation, error, self._failed):
+        """Leave the server on its host, and bind its ports again, which may be unbound.
+
+        It stays SHELVED. One whose root disk is a volume stays as it was, or is STOPPED if its guest is off.
+        """
+        if not await self._kind.commit_failure(operation, error, self.failed):
             await self._kind.transitions.cancel(operation)
 
-    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+    def failed(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, power: int | None = None
+    ) -> NoMoreWork:
+        """Record a failure; `power` is the guest's power state, if the host has just changed it."""
         now = self._engine.now()
         fault = fault_of(error, now)
-        changes: InstanceChanges = {"task_state": None, "fault": fault}
+        power = row["power_state"] if power is None else power
+        after = states.after_power_change(row["vm_state"], power)
+        changes: InstanceChanges = {"task_state": None, "fault": fault, "power_state": power, "vm_state": after}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._kind.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=EVENT)
         if not instances.has_ports_or_volumes(conn, row):

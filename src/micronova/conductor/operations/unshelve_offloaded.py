@@ -4,7 +4,8 @@ Steps: `schedule` (find the image, choose and claim a host, bind the ports to it
 guest; if it fails, back to `schedule` for the next host). If no host is left: `unbind` (the ports are unbound), and the
 server is SHELVED_OFFLOADED again, with nothing claimed. The image is deleted only when the guest is built; if it is
 gone or deactivated, the server stays as it is: who puts the image back can try again. The
-order has the properties of the server's own image, which were checked when the server was made.
+order has the properties of the server's own image, which were checked when the server was made. A server whose root
+disk is a volume has no such image, and needs none.
 """
 
 import functools
@@ -25,6 +26,7 @@ from micronova.conductor.operations.placing import NO_HOST, ServerToPlace, host_
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
 from micronova.objects import power_state, shelved, states
+from micronova.objects.block_device import root_volume
 from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
@@ -64,9 +66,9 @@ class UnshelveOffloaded(SteppedKind):
         if loaded is None:
             await self.overtaken(operation)
             return
-        row, spec = loaded
+        row, spec, from_volume = loaded
         if operation.step == "schedule":
-            await self._schedule(operation, row, spec)
+            await self._schedule(operation, row, spec, from_volume)
         elif operation.step == "unbind":
             await self._unbind(operation, row)
         else:
@@ -74,9 +76,9 @@ class UnshelveOffloaded(SteppedKind):
 
     # --- schedule --------------------------------------------------------------------------------------------
 
-    async def _schedule(self, operation: Operation, row: InstanceRow, spec: RequestSpec) -> None:
+    async def _schedule(self, operation: Operation, row: InstanceRow, spec: RequestSpec, from_volume: bool) -> None:
         payload = operation.payload_as(UnshelvePayload)
-        if payload.image is None:
+        if payload.image is None and not from_volume:
             image = shelved.image_of(row)
             found = None if image is None else await self._images.get(image)
             if found is None:
@@ -121,26 +123,28 @@ class UnshelveOffloaded(SteppedKind):
             return None
         if server.payload.chosen is None:
             self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
-            self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
+            if server.payload.image is not None:
+                self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         record_explanation(conn, server)
         return self.order(conn, dispatched, changed(server.row, changes))
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
-        """Return the order to build the guest from the image of its disk."""
+        """Return the order to build the guest from the image of its disk, or from its volume."""
         payload = operation.payload_as(UnshelvePayload)
-        image = payload.image
-        assert image is not None
-        # Also a root disk that was made empty is in the image now, with what was installed on it.
-        devices = tuple(
-            msgspec.structs.replace(device, source_type="image", image_id=image.id)
-            if device.boot_index == 0
-            else device
-            for device in instances.devices_of(conn, row["uuid"])
-        )
+        image, devices = payload.image, instances.devices_of(conn, row["uuid"])
+        if image is not None:
+            # Also a root disk that was made empty is in the image now, with what was installed on it.
+            devices = tuple(
+                msgspec.structs.replace(device, source_type="image", image_id=image.id)
+                if device.boot_index == 0
+                else device
+                for device in devices
+            )
+            row = changed(row, {"image_ref": image.id, "image": msgspec.to_builtins(image)})
         return work_order(
             conn,
             operation,
-            changed(row, {"image_ref": image.id, "image": msgspec.to_builtins(image)}),
+            row,
             kind="build",
             now=self._engine.now(),
             download_url=self._dependencies.download_url,
@@ -218,7 +222,7 @@ class UnshelveOffloaded(SteppedKind):
         event = self.action_event
         if row["host"] is None:
             event = IMAGE_EVENT if payload.image_gone else CONDUCTOR_EVENT
-            if not payload.image_gone and payload.chosen is None:
+            if not payload.image_gone and payload.chosen is None and not _boots_from_volume(conn, row["uuid"]):
                 self.transitions.end_conductor_event(conn, operation, IMAGE_EVENT, outer=True)
         self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
@@ -253,11 +257,21 @@ class UnshelveOffloaded(SteppedKind):
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
     """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made of."""
     made_of = ImageMeta(id="") if row["image"] is None else msgspec.convert(row["image"], ImageMeta)
-    return msgspec.structs.replace(image, properties=made_of.properties, kernel=made_of.kernel, ramdisk=made_of.ramdisk)
+    return msgspec.structs.replace(
+        image,
+        properties=made_of.properties,
+        kernel=made_of.kernel,
+        ramdisk=made_of.ramdisk,
+        block_device_mapping="",
+    )
 
 
-def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec] | None:
-    """Return server and request; None if a later request has overtaken the operation."""
+def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec, bool] | None:
+    """Return server and request, and whether it boots from a volume; None if a later request has overtaken it."""
     row = server_of(conn, operation)
     spec = instances.request_spec(conn, operation.instance_uuid)
-    return None if row is None or spec is None else (row, spec)
+    return None if row is None or spec is None else (row, spec, _boots_from_volume(conn, row["uuid"]))
+
+
+def _boots_from_volume(conn: sa.Connection, uuid: str) -> bool:
+    return root_volume(instances.devices_of(conn, uuid)) is not None

@@ -42,7 +42,8 @@ TRIM = 60.0  # seconds between checks of that limit
 STOP_TIMEOUT = 5.0  # seconds that a stop waits for a request under way
 MAX_RETRY_DELAY = 30.0  # seconds between two attempts to send a new event
 MAX_OLD_RETRY_DELAY = 300.0  # seconds between two attempts to send an old one; they are a tenth of its age apart
-VERSION: Final = {"openstack-api-version": "compute 2.51"}  # the first with volume-extended
+_FIRST_VERSIONS: Final = {"volume-reimaged": 93}
+_OTHERS_SINCE: Final = 51  # the first with volume-extended
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,12 @@ def event_columns() -> tuple[sa.Column[Any], ...]:
         sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then a process is sending it
         sa.Column("attempts", sa.Integer, nullable=False),
     )
+
+
+def _version(batch: Sequence[Event]) -> dict[str, str]:
+    """Return the header of a request with these events: the oldest microversion that has them all."""
+    newest = max(_FIRST_VERSIONS.get(event.name, _OTHERS_SINCE) for event in batch)
+    return {"openstack-api-version": f"compute 2.{newest}"}
 
 
 class Outbox:
@@ -296,7 +303,7 @@ class Notifier:
         try:
             answer = await self._renewing(
                 batch,
-                self._compute.request("POST", "/os-server-external-events", body, headers=VERSION, ok=(404,)),
+                self._compute.request("POST", "/os-server-external-events", body, headers=_version(batch), ok=(404,)),
             )
         except MicronovaError as error:
             log.warning("cannot send %d events to compute, they are sent again: %s", len(batch), error)

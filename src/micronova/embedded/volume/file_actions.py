@@ -1,4 +1,4 @@
-"""Actions that begin work on the file of a volume: extend, revert to a snapshot, make an image."""
+"""Actions that begin work on the file of a volume: extend, revert to a snapshot, write an image, make an image."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,14 +8,14 @@ from msgspec import Meta
 from micronova.embedded.volume import operations, quotas, snapshot_queries, states, volume_queries
 from micronova.embedded.volume.action_routes import action_route
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.images import Images, properties_of
-from micronova.embedded.volume.model import AVAILABLE, IN_USE, Volume
+from micronova.embedded.volume.images import Images, check_fits, find, metadata_of, properties_of
+from micronova.embedded.volume.model import AVAILABLE, IN_USE, RESERVED, Volume
 from micronova.embedded.volume.operations import OperationKind
-from micronova.embedded.volume.request_bodies import Body, Flag, Size, Text, gibibytes, truth
-from micronova.embedded.volume.volume_work import ExtendVolume, RevertVolume, UploadVolume
+from micronova.embedded.volume.request_bodies import Body, Flag, Size, Text, Uuid, gibibytes, truth, uuid
+from micronova.embedded.volume.volume_work import ExtendVolume, ReimageVolume, RevertVolume, UploadVolume
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import SERVICE_ROLE, Route
 from micronova.http.versions import since
 from micronova.objects.errors import Conflict, Invalid
 
@@ -39,6 +39,13 @@ class Upload(Body):
     protected: Flag | None = None
 
 
+class Reimage(Body):
+    """The arguments of os-reimage."""
+
+    image_id: Uuid
+    reimage_reserved: Flag = False
+
+
 class Revert(Body):
     """The arguments of revert."""
 
@@ -57,6 +64,7 @@ class FileActions:
         upload = "volume_extension:volume_actions:upload_image"
         return [
             action_route("os-extend", self.extend, "volume:extend", Extend),
+            action_route("os-reimage", self.reimage, "volume:reimage", Reimage, versions=since(68)),
             action_route("revert", self.revert, "volume:revert_to_snapshot", Revert, versions=since(40)),
             action_route("os-volume_upload_image", self.upload, upload, Upload),
         ]
@@ -113,6 +121,41 @@ class FileActions:
                 request.context.request_id,
                 "revert",
                 source_id=found[0].id,
+            )
+
+        await repeat(f"Volume {volume_id}", attempt)
+
+    async def reimage(self, request: Request, volume_id: str) -> None:
+        """Replace the content of a volume by an image."""
+        asked: Reimage = request.body.arguments
+        if self._images is None:
+            raise Invalid("There is no image service: a volume cannot be made of an image.")
+        volume = await self._core.load_volume(request, volume_id, "volume:reimage")
+        action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
+        states.check_volume(volume, action)
+        # A service has found that the user, whose token it does not have, may see the image.
+        named = uuid(asked.image_id)
+        of_service = SERVICE_ROLE in request.context.roles
+        image = await (
+            self._images.described(named) if of_service else find(self._images, named, request.context.token)
+        )
+        check_fits(image, volume.size)
+        payload = {
+            "image_id": image["id"],
+            "disk_format": image.get("disk_format") or "raw",
+            "image_metadata": metadata_of(image),
+        }
+        operation_id = self._core.new_id()
+
+        async def attempt() -> None:
+            found = await self._core.load_volume(request, volume_id, "volume:reimage")
+            states.check_volume(found, action)
+            if found.status == RESERVED:
+                request.authorize(found.target, "volume:reimage_reserved")
+            if any(each.connector is not None for each in found.attachments):
+                raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host, which has to end first.")
+            await self._core.write(
+                self._begin, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
         await repeat(f"Volume {volume_id}", attempt)

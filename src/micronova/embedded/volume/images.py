@@ -28,6 +28,9 @@ class Images(Protocol):
     async def show(self, image_id: str, token: str) -> Document:
         """Return an image that the user may see; raise NotFound."""
 
+    async def described(self, image_id: str) -> Document:
+        """Return an image that another service has found its user to see; raise NotFound."""
+
     async def named(self, name: str, token: str) -> list[Document]:
         """Return the images of this name that the user may see."""
 

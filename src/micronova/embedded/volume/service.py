@@ -38,7 +38,14 @@ from micronova.embedded.volume.types import TypeHandlers
 from micronova.embedded.volume.versions import VERSIONS, dispatch, root_routes
 from micronova.embedded.volume.volume_events import LOST, OUTBOX
 from micronova.embedded.volume.volume_sources import Sources
-from micronova.embedded.volume.volume_work import CreateVolume, DeleteVolume, ExtendVolume, RevertVolume, UploadVolume
+from micronova.embedded.volume.volume_work import (
+    CreateVolume,
+    DeleteVolume,
+    ExtendVolume,
+    ReimageVolume,
+    RevertVolume,
+    UploadVolume,
+)
 from micronova.embedded.volume.volumes import VolumeHandlers
 from micronova.http.client import ServiceClient
 from micronova.http.faults import compute_fault
@@ -50,7 +57,7 @@ PREFIX = "/v3"
 TYPES = ("block-storage", "volumev3")
 """The types of the service in the catalog."""
 KINDS: tuple[type[OperationKind], ...] = (
-    *(CreateVolume, DeleteVolume, ExtendVolume, RevertVolume, UploadVolume),
+    *(CreateVolume, DeleteVolume, ExtendVolume, ReimageVolume, RevertVolume, UploadVolume),
     *(CreateSnapshot, DeleteSnapshot, CreateBackup, DeleteBackup, ImportBackup, RestoreBackup),
 )
 

@@ -140,7 +140,7 @@ class SnapshotHandlers:
 
     def _conditions(self, request: Request) -> list[sa.ColumnElement[bool]]:
         query, minor = request.raw_query, request.minor
-        own = not listing.wants_all_projects(request)
+        own = not listing.wants_all_projects(request, services=True)
         conditions = [snapshots.c.project_id == request.context.project_id] if own else []
         known = FILTERS | {name for name, first in _FILTERS_SINCE.items() if minor >= first}
         admin = {"project_id"} if request.context.is_admin else set()

@@ -9,6 +9,7 @@ from micronova.embedded.volume.model import (
     CREATING,
     DELETING,
     DETACHING,
+    DOWNLOADING,
     ERROR,
     ERROR_DELETING,
     ERROR_EXTENDING,
@@ -35,7 +36,7 @@ class Action(NamedTuple):
 
 
 ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
-WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP)
+WORKING: Final = (EXTENDING, UPLOADING, BACKING_UP, DOWNLOADING)
 """The statuses of work on a volume that may be attached: they stay while attachments change."""
 
 # `fail` of the kinds of operations (`*_work.py`) says in which status a failure leaves a volume.
@@ -48,6 +49,8 @@ VOLUME_ACTIONS: Final = {
     "upload by force": Action((AVAILABLE, IN_USE), UPLOADING),
     "back up": Action((AVAILABLE,), BACKING_UP),
     "back up by force": Action((AVAILABLE, IN_USE), BACKING_UP),
+    "reimage": Action((AVAILABLE, ERROR), DOWNLOADING),
+    "reimage, reserved or not": Action((AVAILABLE, ERROR, RESERVED), DOWNLOADING),
     "restore a backup": Action((AVAILABLE,), RESTORING_BACKUP, replaces=True),
     "retype": Action((AVAILABLE,)),
     "set readonly": Action((AVAILABLE,)),

@@ -9,6 +9,7 @@ from micronova.embedded.common.compute_events import Event, Outbox
 from micronova.embedded.volume.tables import attachments, events
 
 EXTENDED: Final = "volume-extended"
+REIMAGED: Final = "volume-reimaged"
 
 
 def _still_true(conn: sa.Connection, found: Sequence[Event]) -> set[str]:

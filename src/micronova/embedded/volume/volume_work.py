@@ -29,7 +29,7 @@ from micronova.embedded.volume.model import (
     Volume,
 )
 from micronova.embedded.volume.operations import IMAGE, Apply, Failed, OperationKind, Work
-from micronova.embedded.volume.volume_events import EXTENDED
+from micronova.embedded.volume.volume_events import EXTENDED, REIMAGED
 from micronova.imageformat.inspector import inspect, refuse
 from micronova.objects.errors import Invalid, Unavailable
 
@@ -49,8 +49,46 @@ class VolumeKind(OperationKind):
         assert volume is not None
         return volume
 
+    def events_of(self, volume: Volume, name: str, now: int) -> list[Event]:
+        """Return the events that tell compute of a change of a volume: one for each server that has it."""
+        servers = sorted({each.instance_uuid for each in volume.attachments if each.instance_uuid})
+        return [
+            Event(id=self.core.new_id(), name=name, server_id=server, tag=volume.id, created_at=now)
+            for server in servers
+        ]
 
-class CreateVolume(VolumeKind):
+
+class ImageReader(VolumeKind):
+    """An operation that fills a volume with an image."""
+
+    async def write_image(self, work: Work, volume: Volume) -> None:
+        """Make the file of a volume of an image, or replace it by one."""
+        operation, size = work.operation, volume.size * GIB
+        if self.images is None:
+            raise Unavailable("There is no image service.")
+        image_id, declared = operation.payload["image_id"], operation.payload["disk_format"]
+        received = self.files.part(VOLUMES, volume.id, operation.id, IMAGE)
+        try:
+            chunks = self.images.download(image_id)
+            await self.files.receive(chunks, received, size + _OVERHEAD, work.reporter(size))
+        except TooMuchData:
+            raise Failed(Detail.IMAGE_TOO_LARGE) from None
+        info = await self.files.run_long(inspect, received)
+        if (info.virtual_size or 0) > size:
+            raise Failed(Detail.IMAGE_TOO_LARGE)
+        try:
+            refuse(info, declared)
+        except Invalid as error:
+            raise Failed(Detail.IMAGE_REFUSED, str(error)) from None
+        part = received
+        if declared not in _AS_THEY_ARE:
+            part = self.files.part(VOLUMES, volume.id, operation.id)
+            await self.images.convert(received, declared, part, size)
+            await self.files.remove(VOLUMES, received.name)
+        await self.files.complete(part, VOLUMES, volume.id, size)
+
+
+class CreateVolume(ImageReader):
     """Makes the file of a new volume."""
 
     name = "create_volume"
@@ -75,35 +113,41 @@ class CreateVolume(VolumeKind):
         return lambda conn, now: volume_queries.record(conn, volume.id, {"status": AVAILABLE}, now)
 
     async def _from_image(self, work: Work, volume: Volume) -> None:
-        operation, size = work.operation, volume.size * GIB
         if await self.files.exists(VOLUMES, volume.id):
             return
-        if self.images is None:
-            raise Unavailable("There is no image service.")
         await self.core.database.write(volume_queries.record, volume.id, {"status": DOWNLOADING}, self.core.now())
-        image_id, declared = operation.payload["image_id"], operation.payload["disk_format"]
-        received = self.files.part(VOLUMES, volume.id, operation.id, IMAGE)
-        try:
-            chunks = self.images.download(image_id)
-            await self.files.receive(chunks, received, size + _OVERHEAD, work.reporter(size))
-        except TooMuchData:
-            raise Failed(Detail.IMAGE_TOO_LARGE) from None
-        info = await self.files.run_long(inspect, received)
-        if (info.virtual_size or 0) > size:
-            raise Failed(Detail.IMAGE_TOO_LARGE)
-        try:
-            refuse(info, declared)
-        except Invalid as error:
-            raise Failed(Detail.IMAGE_REFUSED, str(error)) from None
-        part = received
-        if declared not in _AS_THEY_ARE:
-            part = self.files.part(VOLUMES, volume.id, operation.id)
-            await self.images.convert(received, declared, part, size)
-            await self.files.remove(VOLUMES, received.name)
-        await self.files.complete(part, VOLUMES, volume.id, size)
+        await self.write_image(work, volume)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show the volume as failed; it counts until it is deleted."""
+        volume_queries.record(conn, operation.resource_id, {"status": ERROR}, now)
+
+
+class ReimageVolume(ImageReader):
+    """Replaces the file of a volume by the data of an image."""
+
+    name = "reimage_volume"
+    action = Action.REIMAGE_VOLUME
+
+    async def run(self, work: Work) -> Apply:
+        """Write the image; until the new file is complete, the volume is what it was."""
+        operation = work.operation
+        volume = await self.volume(operation)
+        await self.connector.disconnect(volume.id)
+        await self.write_image(work, volume)
+        metadata = dict(operation.payload["image_metadata"])
+
+        def done(conn: sa.Connection, now: int) -> list[Event]:
+            found = volume_queries.get(conn, volume.id)
+            if found is None:
+                return []
+            attachment_queries.end_work(conn, volume.id, now, bootable=True, image_metadata=metadata)
+            return self.events_of(found, REIMAGED, now)
+
+        return done
+
+    def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Show that it failed; the volume is what it was."""
         volume_queries.record(conn, operation.resource_id, {"status": ERROR}, now)
 
 
@@ -154,11 +198,7 @@ class ExtendVolume(VolumeKind):
             # An administrator may have set the status, so that two extends were begun at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, int(operation.payload["charged"]) - grown)
-            servers = sorted({each.instance_uuid for each in volume.attachments if each.instance_uuid})
-            return [
-                Event(id=self.core.new_id(), name=EXTENDED, server_id=server, tag=volume_id, created_at=now)
-                for server in servers
-            ]
+            return self.events_of(volume, EXTENDED, now)
 
         return done
 

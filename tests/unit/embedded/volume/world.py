@@ -51,6 +51,11 @@ class FakeImages:
             raise NotFound(f"There is no image {image_id}.")
         return self.documents[image_id]
 
+    async def described(self, image_id: str) -> Mapping[str, Any]:
+        if image_id not in self.documents:
+            raise NotFound(f"There is no image {image_id}.")
+        return self.documents[image_id]
+
     async def named(self, name: str, token: str) -> list[Mapping[str, Any]]:
         return [each for id, each in self.documents.items() if each["name"] == name and self.owners[id] == token]
 
