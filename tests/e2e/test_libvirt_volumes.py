@@ -155,7 +155,7 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
         writing = asyncio.ensure_future(shell(driver, first, f"({copy}) >/tmp/said; tail -1 /tmp/said"))
         for _ in range(3):
             await asyncio.sleep(0.3)
-            await killed(made.exporter.daemons()[data.volume_id])
+            await killed(await made.exporter.daemon(data.volume_id))
         assert "64+0 records out" in await writing
         assert (await shell(driver, first, "grep -c 'records out' /tmp/said")) == "6"
         assert made.digest(data) == digest

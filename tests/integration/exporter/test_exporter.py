@@ -60,9 +60,7 @@ async def test_a_killed_daemon_comes_back_and_io_goes_on(tmp_path: Path, volume_
         while not writing.done() and file.read_bytes()[:1] != b"\1":  # who has not connected yet does not wait
             await asyncio.sleep(0.01)
         for _ in range(3):
-            await killed(cloud.daemons()[volume_id])
-            while volume_id not in cloud.daemons():
-                await asyncio.sleep(0.01)
+            await killed(await cloud.daemon(volume_id))
         await writing
         with file.open("rb") as stream:
             for number in range(60):

@@ -121,6 +121,12 @@ class World:
         assert not check or ("failed" not in said and ran.returncode == 0), said
         return said
 
+    async def daemon(self, volume_id: str) -> int:
+        """Wait for the daemon of a volume; return its process id. One that just starts has no command line yet."""
+        while (pid := self.daemons().get(volume_id)) is None:
+            await asyncio.sleep(0.01)
+        return pid
+
     def daemons(self) -> dict[str, int]:
         """Return the processes of the daemons by volume."""
         found = {}
