@@ -154,14 +154,14 @@ async def test_commands_know_the_extension(installed: Path, tmp_path: Path) -> N
     document = json.loads((await run("openapi", "--microversion", "2.90")).stdout)
     assert "/os-maintenance-windows/{id}" in document["paths"] and document["info"]["version"] == "2.90"
     checked = await run("check", "--dir", str(tmp_path / "new"))
-    assert f"ok    API extension maintenance {TITLE}\n" in checked.stdout, checked
-    assert f"FAIL  API extension greedy {TITLE}: GET /servers exists already\n" in checked.stdout
-    assert f"FAIL  API extension unfinished {TITLE}: AttributeError: " in checked.stdout
+    assert f"ok    API extensions: maintenance {TITLE} is used\n" in checked.stdout, checked
+    assert f"FAIL  API extensions: greedy {TITLE}: GET /servers exists already. Right: " in checked.stdout
+    assert f"FAIL  API extensions: unfinished {TITLE}: AttributeError: " in checked.stdout
     assert checked.exit_code == 1
     settings = tmp_path / "settings.toml"
     settings.write_text('api.required_extensions = ["os-maintenance-windows", "os-greedy"]')
     checked = await run("check", "--dir", str(tmp_path / "new"), "--config", str(settings))
-    assert "FAIL  required API extensions: api.required_extensions names os-greedy" in checked.stdout
+    assert "FAIL  API extensions: api.required_extensions: api.required_extensions names os-greedy" in checked.stdout
 
 
 async def test_the_api_does_not_start_without_a_required_extension(installed: Path, tmp_path: Path) -> None:

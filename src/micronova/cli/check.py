@@ -44,8 +44,12 @@ def check(roles: Sequence[str], configs: Sequence[Path], directory: Path | None,
         if not as_json:
             click.echo(result.line())
 
+    logged = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # what a check finds, it says itself
-    asyncio.run(report(roles, configs, directory, say))
+    try:
+        asyncio.run(report(roles, configs, directory, say))
+    finally:
+        logging.disable(logged)
     failed = any(result.outcome == "error" for result in results)
     if as_json:
         document = {"ok": not failed, "checks": results}

@@ -46,6 +46,7 @@ class ImageData(TypedDict):
     signature: NotRequired[dict[str, Any] | None]  # rows of older versions have none
     kernel: NotRequired[dict[str, Any] | None]
     ramdisk: NotRequired[dict[str, Any] | None]
+    block_device_mapping: NotRequired[str]
 
 
 class FixedIPData(TypedDict):

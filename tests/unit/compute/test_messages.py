@@ -55,7 +55,8 @@ SEEN_BY_NO_MEMBER = {
     "api/compute/hypervisors.py": "only admins see hypervisors",
     "conductor/host_users.py": "the answer to a message of a host",
     "db/aggregates.py": "only admins manage aggregates",
-    "db/nodes.py": "the answer to a host's report, or to an admin who manages services",
+    "db/node_reports.py": "the answer to a host's report",
+    "db/nodes.py": "the answer to an admin who manages services",
     "db/operation_repair.py": "the answer to an operator at the command line",
     "db/services.py": "the answer to a host's report, or to an admin who manages services",
 }
@@ -72,6 +73,8 @@ NAMED_BY_CALLER = {
     # No hosts.
     "hw:pci_numa_affinity_policy is {chosen!r}",
     "a device of source_type {source} needs a uuid",
+    "a device has source_type {source[:32]!r}",
+    "a device of source_type {source} has no {source}_id",
 }
 """Parts of messages whose host the caller has named, or that are about no host."""
 LATER = {"Unavailable", "HostUnavailable"}

@@ -73,6 +73,8 @@ async def test_the_pause_is_limited_and_short_again_after_a_while() -> None:
 
 
 ENDS_WITH_ITS_WORK = {
+    "cli/check.py": 1,  # the checks, which are awaited
+    "cli/checks/shape.py": 1,  # the opening of a database, which its checks await
     "cli/up.py": 1,  # a wait, which is awaited
     "cli/run.py": 2,  # the start of the process and the wait for a signal; both are awaited
     "compute/agent.py": 2,  # an order, and the removal of a guest: the heartbeat lists what is missing
