@@ -61,9 +61,12 @@ class ServerRescue:
 
     async def _image(self, context: RequestContext, row: InstanceRow, requested: str | None) -> ImageMeta:
         """Return the image of the request, of the settings, or of the server."""
+        if not (requested or self._rescue_image_id) and row["image_ref"] is None and row["image"] is not None:
+            # What the server knows of the image its volume was made of is what the volume's owner wrote.
+            requested = row["image"]["id"] or None
         wanted = requested or self._rescue_image_id
         if not wanted:
-            if row["image"] is None:
+            if row["image_ref"] is None:
                 raise Invalid(
                     f"Instance {row['uuid']} cannot be rescued: it has no image of its own. Name a rescue_image_ref."
                 )

@@ -289,6 +289,21 @@ async def test_rescue(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     await cloud.assert_clean()
 
 
+async def test_a_volume_names_no_image_of_others_for_a_rescue(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+    """Its owner may write of which image it was made; the rescue asks whether that image is the owner's to see."""
+    other = cloud.caller()
+    secret = await image(other, hw_rescue_device="disk", hw_rescue_bus="virtio")
+    volume = await volumes.create()
+    claims = {"image_id": secret, "hw_rescue_device": "disk", "hw_rescue_bus": "virtio"}
+    for action in ({"os-set_bootable": {"bootable": True}}, {"os-set_image_metadata": {"metadata": claims}}):
+        await volumes.request("POST", f"/volumes/{volume}/action", action)
+    wanted = [{"boot_index": 0, "uuid": volume, "source_type": "volume", "destination_type": "volume"}]
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=wanted))["id"]
+    refusal = await user.refused(400, "POST", f"/servers/{server}/action", {"rescue": None})
+    assert "could not be found" in refusal
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize("what", ["shelve", "rebuild"])
 async def test_a_delete_while_the_guest_is_switched_off(
     cloud: Cloud, user: Caller, volumes: Volumes, what: str
