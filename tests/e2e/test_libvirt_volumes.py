@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import shutil
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ import pytest
 from micronova.exporter import messages as m
 from micronova.objects.errors import NotSupported
 from micronova.objects.volume import AttachedVolume, NBDConnection
-from micronova.virt.driver import GuestPlan
+from micronova.virt.driver import DriverFailed, GuestPlan
+from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.guests import reconnecting
 from micronova.virt.libvirt.storage import acl
@@ -141,6 +142,23 @@ async def listens(driver: LibvirtDriver, plan: GuestPlan) -> None:
     raise AssertionError("the guest has no shell")
 
 
+@contextlib.contextmanager
+def lost_answer(to: str) -> Iterator[list[str]]:
+    """Let a call to libvirt happen once, and fail; yield the guests that it was about."""
+    change, lost = Connection.change, list[str]()
+
+    async def losing(self: Connection, guest: str, function: Any, what: str, **more: Any) -> Any:
+        result = await change(self, guest, function, what, **more)
+        if what == to and not lost:
+            lost.append(guest)
+            raise DriverFailed("the answer is lost")
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "change", losing)
+        yield lost
+
+
 async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
     async with storage(host, tmp_path) as (driver, made):
         root = await made.bootable()
@@ -179,7 +197,9 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
                 "conv=notrunc,sync oflag=direct 2>/dev/null; i=$((i+1)); done; sync",
             )
         )
-        await driver.swap_volume(with_volumes(first, root, other, readonly), data, other)
+        with lost_answer("change to the new volume") as lost:
+            await driver.swap_volume(with_volumes(first, root, other, readonly), data, other)
+        assert lost == [first.instance.uuid]
         await writing
         assert made.digest(other) == digest
         for number in range(40):

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db import instance_actions
+from micronova.db.instances import devices_of
 from micronova.db.instances import update as update_instance
 from micronova.db.listed import one_of
 from micronova.db.locking import in_order
@@ -19,12 +20,14 @@ from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
     FOLLOW_UP_KINDS,
     IMAGE_KINDS,
+    SWAP_VOLUME,
     UNDO_MOVE,
     VERSIONS,
     OperationRow,
     Payload,
     Result,
     Step,
+    VolumePayload,
     instance_action,
 )
 
@@ -345,6 +348,14 @@ def owned(conn: sa.Connection, owners: Iterable[str]) -> list[OperationRow]:
 def open_of(conn: sa.Connection, instance_uuid: str) -> list[OperationRow]:
     """Return the open operations of an instance."""
     return cast(list[OperationRow], _OPEN_OF.all(conn, {"uuid": instance_uuid}))
+
+
+def attachments_of(conn: sa.Connection, instance_uuid: str) -> set[str]:
+    """Return the attachments of a server's volumes, with those that open operations swap its volumes to."""
+    swaps = [row for row in open_of(conn, instance_uuid) if row["kind"] == SWAP_VOLUME]
+    replacements = [VolumePayload.decode(row["payload"]).replacement for row in swaps]
+    devices = (*devices_of(conn, instance_uuid), *replacements)
+    return {device.attachment_id for device in devices if device is not None and device.attachment_id is not None}
 
 
 def accept_action(

@@ -80,6 +80,7 @@ BIND_PORTS: Final = "bind_ports"
 DISCARD_IMAGE: Final = "discard_image"
 SETTLE_VOLUMES: Final = "settle_volumes"
 UNDO_MOVE: Final = "undo_move"
+SWAP_VOLUME: Final = "swap_volume"
 BACKGROUND_KINDS: Final = (BIND_PORTS, DISCARD_IMAGE, SETTLE_VOLUMES)
 """Follow-ups that no request waits for, and that are repeated as long as another service does not answer."""
 

@@ -115,7 +115,7 @@ class ServerVolumes:
         try:
             return await self._record_attach(context, row, action, device)
         except BaseException:
-            if not await self._database.read(_recorded, row["uuid"], attachment):
+            if not await self._is_recorded(row, attachment):
                 await client.release(attachment)
             raise
 
@@ -199,12 +199,20 @@ class ServerVolumes:
                 row, WAIT, lambda conn: self._record_swap(conn, context, row["uuid"], volume_id, new, attachment)
             )
         except BaseException:
-            if attachment is not None:
-                await client.release(attachment)
-            if begun:
-                await client.roll_detaching(volume_id)
+            # An equal request may have got the same attachment, and swaps the volume.
+            if not await self._is_recorded(row, attachment):
+                try:
+                    if attachment is not None:
+                        await client.release(attachment)
+                finally:
+                    if begun:
+                        await client.roll_detaching(volume_id)
             raise
         await self._conductor.run_operations(context.for_bus(), operations)
+
+    async def _is_recorded(self, row: InstanceRow, attachment_id: str | None) -> bool:
+        """Return whether a server has this attachment, or swaps a volume to it."""
+        return attachment_id in await self._database.read(operation_rows.attachments_of, row["uuid"])
 
     async def _checked_for_swap(
         self, context: RequestContext, client: VolumeClient, volume_id: str, new_id: str
@@ -367,8 +375,3 @@ def _check_new(devices: Sequence[BlockDevice], wanted: BlockDevice) -> None:
             raise Invalid(f"Invalid volume: volume {wanted.volume_id} already attached")
         if wanted.device_name and device.device_name == wanted.device_name:
             raise Conflict(f"The supplied device path ({wanted.device_name}) is in use.")
-
-
-def _recorded(conn: sa.Connection, uuid: str, attachment_id: str) -> bool:
-    """Return whether a server has a device with this attachment."""
-    return any(device.attachment_id == attachment_id for device in instances.volumes_of(conn, uuid))

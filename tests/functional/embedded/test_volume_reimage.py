@@ -1,5 +1,6 @@
 """Volumes that get another image (`os-reimage`): who may, when, and that compute is told; on both databases."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,12 +70,17 @@ async def test_a_reserved_volume_and_compute(found: Reimaged) -> None:
     made = (await found.cloud.do("POST", "/attachments", body, token=SERVICE))["attachment"]["id"]
     await found.cloud.until(f"/volumes/{volume}", "reserved")
     assert await found.ask(volume, new) == 400
+    hold = found.cloud.images.hold = asyncio.Event()
     assert await found.ask(volume, new, as_=SERVICE, reimage_reserved=True) == 202
+    connector = {"attachment": {"connector": {"host": "h"}}}
+    # The guest would use a file that is replaced.
+    refused = await found.cloud.call("PUT", f"/attachments/{made}", connector, token=SERVICE)
+    assert refused.status == 400 and b"downloading" in refused.body
+    hold.set()
     await found.cloud.until(f"/volumes/{volume}", "reserved")
     assert found.content(volume) == NEW
     await found.compute.wait_for(1)
     assert found.compute.events == [("volume-reimaged", server, volume)]
-    connector = {"attachment": {"connector": {"host": "h"}}}
     await found.cloud.do("PUT", f"/attachments/{made}", connector, token=SERVICE)
     await found.cloud.do("POST", f"/attachments/{made}/action", {"os-complete": None}, token=SERVICE)
     assert await found.ask(volume, new, as_=SERVICE, reimage_reserved=True) == 400  # a server uses it

@@ -1,5 +1,6 @@
 """A volume of a server is copied to another one, which takes its place; on the embedded volume service."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -68,6 +69,28 @@ class Swapping:
 @pytest_asyncio.fixture(loop_scope="module")
 async def swapping(cloud: Cloud, user: Caller, volumes: Volumes) -> Swapping:
     return Swapping(cloud, user, volumes)
+
+
+async def test_two_equal_requests(swapping: Swapping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both get the same reservation; the one that is refused leaves it to the other one."""
+    await swapping.begin()
+    both, reserve, asked = asyncio.Event(), VolumeClient.reserve, 0
+
+    async def together(self: VolumeClient, *args: Any, **fields: Any) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            both.set()
+        await both.wait()
+        return await reserve(self, *args, **fields)
+
+    monkeypatch.setattr(VolumeClient, "reserve", together)
+    path, body = f"{swapping.path}/{swapping.old}", attachment(swapping.new)
+    admin = swapping.user.admin.at(89)
+    answers = await asyncio.gather(*(admin.request("PUT", path, body) for _ in range(2)))
+    statuses = sorted(answer.status for answer in answers)
+    assert statuses[0] == 202 and statuses[1] in (400, 404, 409), statuses
+    await swapping.ended(swapping.new, swapping.old)
 
 
 async def test_another_volume_takes_the_place(swapping: Swapping) -> None:

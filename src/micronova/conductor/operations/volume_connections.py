@@ -19,6 +19,7 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.volume_records import record_settle
 from micronova.db import instances
+from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import MicronovaError, NotFound, OperationFailed, Stale
 from micronova.objects.instance import InstanceRow
@@ -74,7 +75,7 @@ class VolumeConnections:
             return
         client = self.client()
         if operation.leases > 1:
-            await self._delete_unrecorded(client, row["uuid"], found)
+            await self._delete_unrecorded(client, row["uuid"])
         made = await asyncio.gather(
             *(self._connect_one(client, row["uuid"], device, host, completes) for device in left),
             return_exceptions=True,
@@ -84,10 +85,9 @@ class VolumeConnections:
         if errors or not await self._engine.database.write(
             self._record, operation, left, connected, lock or self._lock_current
         ):
-            known = {device.attachment_id for device in found}
             for device in connected:
-                if device.attachment_id is not None and device.attachment_id not in known:
-                    await client.release(device.attachment_id)
+                if device.attachment_id is not None:
+                    await self._release_unless_recorded(client, row["uuid"], device.attachment_id)
             raise errors[0] if errors else Stale(f"Operation {operation.id} is overtaken.")
         self._engine.committed(operation.kind, "connected")
 
@@ -125,7 +125,7 @@ class VolumeConnections:
                     await client.complete(attachment_id)
             except MicronovaError:
                 if made_for_host:
-                    await client.release(attachment_id)
+                    await self._release_unless_recorded(client, uuid, attachment_id)
                 raise
             return msgspec.structs.replace(device, connection=connection)
         except NotFound as error:
@@ -151,9 +151,14 @@ class VolumeConnections:
             raise OperationFailed(f"Volume {volume_id} cannot be used: its status is {volume.status}.")
         return volume.multiattach, volume.size
 
-    async def _delete_unrecorded(self, client: VolumeClient, uuid: str, found: Sequence[BlockDevice]) -> None:
+    async def _release_unless_recorded(self, client: VolumeClient, uuid: str, attachment_id: str) -> None:
+        """Delete an attachment, unless another owner of the operation got the same one and has recorded it."""
+        if attachment_id not in await self._engine.database.read(operation_rows.attachments_of, uuid):
+            await client.release(attachment_id)
+
+    async def _delete_unrecorded(self, client: VolumeClient, uuid: str) -> None:
         """Delete the attachments that an earlier attempt has made and not recorded."""
-        known = {device.attachment_id for device in found}
+        known = await self._engine.database.read(operation_rows.attachments_of, uuid)
         for attachment_id in sorted((await client.attachments_of(uuid)).keys() - known):
             await client.release(attachment_id)
 

@@ -22,7 +22,7 @@ from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, attached_volumes
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
-from micronova.objects.operations import ReleasedVolume, Result, SettlePayload, VolumePayload
+from micronova.objects.operations import SWAP_VOLUME, ReleasedVolume, Result, SettlePayload, VolumePayload
 from micronova.objects.orders import Report, WorkOrder
 
 
@@ -183,7 +183,7 @@ class DetachVolume(VolumeKind):
 class SwapVolume(VolumeKind):
     """The operation behind PUT /servers/{id}/os-volume_attachments/{volume_id} with another volume."""
 
-    name = "swap_volume"
+    name = SWAP_VOLUME
     action_event = "compute_swap_volume"
     notification = "volume_swap"
 

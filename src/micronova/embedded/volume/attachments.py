@@ -10,7 +10,7 @@ from msgspec import field
 from micronova.embedded.volume import attachment_queries, listing, states
 from micronova.embedded.volume.connecting import Connector, check_mode, flat
 from micronova.embedded.volume.core import Core, is_admin_or_service, repeat
-from micronova.embedded.volume.model import ATTACHED, ATTACHING, IN_USE, RESERVED, Attachment, Volume
+from micronova.embedded.volume.model import ATTACHED, ATTACHING, DOWNLOADING, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.tables import attachments
 from micronova.http.paging import iso_micros
@@ -183,6 +183,8 @@ class AttachmentHandlers:
         async def attempt() -> Attachment:
             attachment = await self._load(request, attachment_id, "volume:get")
             volume = await self._core.load_volume(request, attachment.volume_id)
+            if volume.status == DOWNLOADING:  # its file is about to be replaced
+                raise Invalid(f"Invalid volume: Volume {volume.id} is {DOWNLOADING}; connect it when it has its image.")
             wanted = connector.get("mode")
             if wanted is not None and not isinstance(wanted, str):
                 raise Invalid("Invalid input for field/attribute connector: mode must be rw or ro.")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from micronova.objects.clock import Clock
-from micronova.objects.errors import Conflict, MicronovaError, NotSupported
+from micronova.objects.errors import Conflict, MicronovaError, NotSupported, Unavailable
 from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Connect, Domain
@@ -119,7 +119,12 @@ class GuestVolumes:
                 raise
         elif not await self._change(uuid, lambda domain: _has(domain, after), "find the volume"):
             raise Conflict(f"The guest {uuid} does not use the volume, or does not run: it cannot be copied.")
-        await self._change(uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume")
+        try:
+            await self._change(uuid, lambda domain: _keep_connected(domain, new), "keep the volume connected")
+            await self._change(uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume")
+        except MicronovaError as error:
+            # The guest uses the new volume: a failure would let it be taken from the guest. The order is repeated.
+            raise Unavailable(f"The new volume of the guest cannot be defined now: {error.message}") from error
         await self._launcher.bar_from_volumes(record, old)
 
     async def _copy(self, uuid: str, target: str, new: AttachedVolume) -> None:
@@ -138,23 +143,19 @@ class GuestVolumes:
             if job["end"] and job["cur"] == job["end"]:
                 break
             await self._clock.sleep(COPY_POLL_SECONDS)
-        pivot = library.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
+        pivot, after = library.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT, new.connection.export_name
         until = self._clock.monotonic() + PIVOT_SECONDS
         while True:
             try:
                 await self._change(uuid, lambda domain: domain.blockJobAbort(target, pivot), "change to the new volume")
-            except MicronovaError:  # both are not equal yet
+            except MicronovaError:  # both are not equal yet, or the answer was lost
+                if await self._change(uuid, lambda domain: _has(domain, after), "find the volume"):
+                    break
                 if self._clock.monotonic() > until:
                     raise
                 await self._clock.sleep(COPY_POLL_SECONDS)
             else:
                 break
-        source = volume_source(new)
-        await self._change(
-            uuid,
-            lambda domain: reconnecting.wait_for(domain, source, readonly=new.read_only),
-            "keep the volume connected",
-        )
 
     async def _give_up(self, uuid: str, target: str) -> None:
         try:
@@ -202,6 +203,11 @@ def _ask_back(domain: Domain, export: str) -> bool:
     if defined is not None:
         domain.detachDeviceFlags(defined, library.VIR_DOMAIN_AFFECT_CONFIG)
     return False
+
+
+def _keep_connected(domain: Domain, volume: AttachedVolume) -> None:
+    if domain.isActive():
+        reconnecting.wait_for(domain, volume_source(volume), readonly=volume.read_only)
 
 
 def _has(domain: Domain, export: str) -> bool:
