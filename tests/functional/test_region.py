@@ -197,32 +197,8 @@ def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
     assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
 
 
-def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
-    """A role that makes the first users also writes how to log in as them."""
-    place, port = tmp_path / "identity", free_port()
-    command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--dir", str(place)]
-    environment = {**os.environ, "MICRONOVA__API__PORT": str(port)}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    said = []
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            said.append(line)
-            if "identity: ready" in line:
-                break
-    finally:
-        child.terminate()
-        child.communicate(timeout=60)
-    assert any(f"{place}/clouds.yaml has the URL" in line and f"{place}/keys.json" in line for line in said), said
-    cloud = yaml.safe_load((place / "clouds.yaml").read_text())["clouds"]["micronova"]
-    assert cloud["auth"]["auth_url"] == f"http://127.0.0.1:{port}/identity/v3"
-    assert cloud["auth"]["password"] == StateDirectory(place).keys().admin_password
-
-
-def test_a_role_runs_without_its_clouds_yaml(tmp_path: Path) -> None:
-    """A file that it cannot write ends no role."""
-    place, port = tmp_path / "identity", free_port()
-    (place / "clouds.yaml").mkdir(parents=True)
+def run_identity(place: Path, port: int) -> list[str]:
+    """Run the role until it is ready, stop it, and return what it said."""
     command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--dir", str(place)]
     environment = {**os.environ, "MICRONOVA__API__PORT": str(port)}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -237,6 +213,24 @@ def test_a_role_runs_without_its_clouds_yaml(tmp_path: Path) -> None:
         child.terminate()
         child.communicate(timeout=60)
     assert child.returncode == 0 and "identity: ready" in said[-1], said
+    return said
+
+
+def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
+    """A role that makes the first users also writes how to log in as them."""
+    place, port = tmp_path / "identity", free_port()
+    said = run_identity(place, port)
+    assert any(f"{place}/clouds.yaml has the URL" in line and f"{place}/keys.json" in line for line in said), said
+    cloud = yaml.safe_load((place / "clouds.yaml").read_text())["clouds"]["micronova"]
+    assert cloud["auth"]["auth_url"] == f"http://127.0.0.1:{port}/identity/v3"
+    assert cloud["auth"]["password"] == StateDirectory(place).keys().admin_password
+
+
+def test_a_role_runs_without_its_clouds_yaml(tmp_path: Path) -> None:
+    """A file that it cannot write ends no role."""
+    place, port = tmp_path / "identity", free_port()
+    (place / "clouds.yaml").mkdir(parents=True)
+    said = run_identity(place, port)
     assert any(f"cannot write {place}/clouds.yaml" in line and f"{place}/keys.json" in line for line in said), said
 
 
