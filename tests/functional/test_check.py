@@ -1,6 +1,7 @@
 """`micronova check` asks the services that the settings name."""
 
 import asyncio
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,3 +123,16 @@ async def test_settings_that_are_made_for_fewer_hosts(
     done: Any = await asyncio.to_thread(micronova, "check", "--config", file)
     [line] = [line for line in done.stdout.splitlines() if "heartbeats" in line]
     assert line.startswith(expected)
+
+
+@pytest.mark.parametrize("roles", [(), ("api", "conductor", "scheduler"), ("identity",)])
+def test_a_check_makes_no_database(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    file, place = tmp_path / "micronova.toml", tmp_path / "place"
+    place.mkdir()
+    file.write_text(
+        f'[default]\nsecret_key = "{secrets.token_hex(32)}"\nstate_path = "{place}"\n'
+        f'[database]\nconnection = "sqlite:///{place}/compute.db"\n'
+    )
+    done: Any = micronova("check", *roles, "--config", file)
+    assert "the first start makes it" in done.stdout and "cannot be asked" not in done.stdout
+    assert list(place.iterdir()) == []

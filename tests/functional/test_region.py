@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import pwd
+import socket
 import stat
 import subprocess
 import sys
@@ -14,13 +16,14 @@ import pytest
 import yaml
 from sqlalchemy.engine import make_url
 
+from micronova.cli.private_services.postgres import PrivatePostgres
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.client import HTTPTransport
 from micronova.objects.errors import Unavailable
 from micronova.rpc.amqp.url import parse
-from tests.command import ok, refused
+from tests.command import micronova, ok, refused
 from tests.region_docs import PAGE, commands
 from tests.services.process import free_port
 
@@ -96,6 +99,8 @@ def test_a_proxy_in_front(tmp_path: Path) -> None:
         (["--address", "a/b"], "is no address"),
         (["--broker", "a,;"], "is no HOST or HOST:PORT"),
         (["--public-url", "cloud.example"], "is no scheme://HOST"),
+        (["--region-name", 'One"\nx = 1'], "is no name for a region"),
+        (["--region-name", ""], "is no name for a region"),
     ],
 )
 def test_what_init_refuses(tmp_path: Path, options: list[str], message: str) -> None:
@@ -108,6 +113,65 @@ def test_init_overwrites_nothing_and_up_wants_a_trial(tmp_path: Path) -> None:
     assert "is not empty" in refused("region", "init", "--dir", place)
     assert "not for a trial" in refused("region", "up", "--dir", place)
     assert "There is no region in" in refused("region", "down", "--dir", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "name"), [(7, "database"), (8, "broker"), (9, "epmd of the broker"), (0, "identity")]
+)
+def test_a_trial_does_not_use_the_port_of_another_program(services_dir: Path, offset: int, name: str) -> None:
+    """A PostgreSQL that listens there would be taken for the trial's own."""
+    place = services_dir / f"ports-{offset}"
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        ok("region", "init", "--dir", place, "--driver", "fake", "--first-port", str(port - offset))
+        said = refused("region", "up", "--dir", place, name.split()[-1])
+    assert f"Another program listens on 127.0.0.1:{port}, the port of the {name}: stop it, or make the region" in said
+    assert "--first-port 20000" in said
+    assert not (place / "private").exists()
+
+
+def test_a_record_that_was_written_half_is_of_nothing_that_runs(tmp_path: Path) -> None:
+    place = init(tmp_path, "--driver", "fake")
+    (place / "run").mkdir()
+    (place / "run" / "api.json").write_text('{"pid":')
+    assert ok("region", "down", "--dir", place) == "Nothing ran.\n"
+
+
+def test_only_the_data_of_a_private_postgresql_is_not_of_who_starts_it(services_dir: Path) -> None:
+    """Root writes logs and keys where the user that PostgreSQL runs as can put no links."""
+    server = PrivatePostgres(services_dir / "owners", free_port())
+    server.create("postgres", durable=False)
+    server.launch()
+    try:
+        assert server.directory.stat().st_uid == (server.directory / "log").stat().st_uid == os.geteuid()
+        owner = pwd.getpwnam("postgres").pw_uid if os.geteuid() == 0 else os.geteuid()
+        assert (server.data.stat().st_uid, stat.S_IMODE(server.data.stat().st_mode)) == (owner, 0o700)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "listen"),
+    [("::1", "::1"), ("[::1]", "::1"), ("2001:db8::1", "::"), ("192.0.2.1", "0.0.0.0"), ("127.0.0.2", "127.0.0.2")],
+)
+def test_the_services_listen_where_their_address_is(tmp_path: Path, address: str, listen: str) -> None:
+    place = init(tmp_path, "--address", address, "--driver", "fake")
+    assert {each.api.listen for each in processes(place).values()} == {listen}
+    assert "127.0.0.1" in refused("region", "up", "--dir", place)  # where the services of a trial are
+
+
+def test_init_warns_of_passwords_in_clear(tmp_path: Path) -> None:
+    for number, (options, warned) in enumerate(
+        [
+            (("--address", "192.0.2.1"), True),
+            (("--database", "db.example"), True),
+            (("--address", "192.0.2.1", "--tls"), False),
+            ((), False),
+        ]
+    ):
+        done = micronova("region", "init", "--dir", tmp_path / str(number), *options)
+        assert done.returncode == 0
+        assert ("cross the network in clear" in done.stderr) == warned, options
 
 
 def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
@@ -133,9 +197,8 @@ def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
     assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
 
 
-def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
-    """A role that makes the first users also writes how to log in as them."""
-    place, port = tmp_path / "identity", free_port()
+def run_identity(place: Path, port: int) -> list[str]:
+    """Run the role until it is ready, stop it, and return what it said."""
     command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--dir", str(place)]
     environment = {**os.environ, "MICRONOVA__API__PORT": str(port)}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -149,10 +212,26 @@ def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
     finally:
         child.terminate()
         child.communicate(timeout=60)
+    assert child.returncode == 0 and "identity: ready" in said[-1], said
+    return said
+
+
+def test_run_says_where_clouds_yaml_is(tmp_path: Path) -> None:
+    """A role that makes the first users also writes how to log in as them."""
+    place, port = tmp_path / "identity", free_port()
+    said = run_identity(place, port)
     assert any(f"{place}/clouds.yaml has the URL" in line and f"{place}/keys.json" in line for line in said), said
     cloud = yaml.safe_load((place / "clouds.yaml").read_text())["clouds"]["micronova"]
     assert cloud["auth"]["auth_url"] == f"http://127.0.0.1:{port}/identity/v3"
     assert cloud["auth"]["password"] == StateDirectory(place).keys().admin_password
+
+
+def test_a_role_runs_without_its_clouds_yaml(tmp_path: Path) -> None:
+    """A file that it cannot write ends no role."""
+    place, port = tmp_path / "identity", free_port()
+    (place / "clouds.yaml").mkdir(parents=True)
+    said = run_identity(place, port)
+    assert any(f"cannot write {place}/clouds.yaml" in line and f"{place}/keys.json" in line for line in said), said
 
 
 @contextlib.asynccontextmanager
@@ -204,15 +283,16 @@ def test_an_authority_that_is_none(tmp_path: Path) -> None:
 
 def test_the_certificate_is_for_all_parts_and_signed_by_the_authority(tmp_path: Path) -> None:
     place = init(
-        tmp_path, "--tls", "--address", "192.0.2.1", "--database", "db.example", "--broker", "a.example,b.example"
-    )
+        tmp_path, "--tls", "--address", "192.0.2.1", "--database", "db.example", "--broker", "a.example,b.example",
+        "--public-url", "https://cloud.example:8443",
+    )  # fmt: skip
     from cryptography import x509
 
     certificate = x509.load_pem_x509_certificate((place / "etc" / "tls" / "certificate.pem").read_bytes())
     authority = x509.load_pem_x509_certificate((place / "etc" / "tls" / "ca.pem").read_bytes())
     certificate.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert {"db.example", "a.example", "b.example"} < set(names.get_values_for_type(x509.DNSName))
+    assert {"db.example", "a.example", "b.example", "cloud.example"} < set(names.get_values_for_type(x509.DNSName))
     assert "192.0.2.1" in map(str, names.get_values_for_type(x509.IPAddress))
     settings = load(place / "etc" / "micronova.toml", environ={})
     assert parse(settings.default.transport_url).ssl_context() is not None

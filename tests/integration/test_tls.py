@@ -54,12 +54,14 @@ async def test_postgresql_encrypts(tls: Path, database: str, query: str) -> None
         ("sslmode=verify-full&sslrootcert={other}", "its certificate is not valid .* sslrootcert"),
         ("sslmode=verify-full", "its certificate is not valid"),
         ("sslrootcert=/nowhere/ca.pem", "a file that it names cannot be used"),
+        ("sslcert={certificate}&sslkey={key}", "its certificate is not valid"),  # by the system's authorities
         ("sslmode=always", "sslmode is one of disable"),
     ],
 )
 async def test_settings_with_which_postgresql_is_not_used(tls: Path, database: str, query: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        await open_and_ask(f"{database}?{query.format(other=_other(tls))}", None, 2)
+        files = {"other": _other(tls), "certificate": tls / "certificate.pem", "key": tls / "key.pem"}
+        await open_and_ask(f"{database}?{query.format(**files)}", None, 2)
 
 
 async def test_the_broker_over_tls(tls: Path, services_dir: Path) -> None:

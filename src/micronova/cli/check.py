@@ -161,7 +161,7 @@ def _comparable(name: str, value: object) -> str:
 
 
 def _shown(name: str, subject: Subject) -> str:
-    """Return a value for people: of a secret its first digits, by which two are told apart."""
+    """Return a value as people may see it, without secrets; "nothing" for an empty one."""
     from micronova.cli.checks.own_settings import value_of
 
     return str(shown(name, value_of(subject, name))) or "nothing"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
 
-from micronova.conf.settings import SettingsError
+from micronova.conf.settings import SettingsError, hide_password_in_query
 from micronova.db.engine import Database, DatabaseRefused, open_database
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
@@ -96,6 +96,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def _without_password(url: str) -> str:
+    url = hide_password_in_query(url)
     scheme, _, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     return f"{scheme}://{credentials.partition(':')[0]}{at}{place}" if at else url

@@ -108,7 +108,16 @@ async def _serve(
 def _write_clouds(settings: Settings, process: "Process", place: StateDirectory) -> None:
     """Write clouds.yaml for the users that the identity service has made at its first start, and say where it is."""
     authority = Path(settings.ssl.ca_file) if settings.ssl.ca_file else None
-    clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, authority=authority)
+    try:
+        clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, authority=authority)
+    except OSError as error:
+        log.warning(
+            "cannot write %s (%s): let the user of this process write it; %s has the first passwords of admin and demo",
+            place.path / "clouds.yaml",
+            error.strerror,
+            place.path / "keys.json",
+        )
+        return
     log.info(
         "%s has the URL and the first passwords of admin and demo, which are also in %s",
         clouds,

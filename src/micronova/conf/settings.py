@@ -71,6 +71,7 @@ HIDDEN: Final = "********"
 """What people see instead of a secret."""
 
 _PASSWORD_IN_URL = re.compile(r"(\w://[^\s/:@]*:)\S*@")
+_PASSWORD_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&\s]+", re.IGNORECASE)
 
 
 class SettingsError(MicronovaError):
@@ -232,13 +233,18 @@ def is_secret(name: str) -> bool:
 
 def shown(name: str, value: Any) -> Any:
     """Return a value as people may see it: without a password or a key, and without that in a URL."""
+    if is_secret(name):  # whatever its type: a number may be a password without quotes
+        return value if value is None or value == "" else HIDDEN
     if isinstance(value, str):
-        if is_secret(name):
-            return HIDDEN if value else value
-        return _PASSWORD_IN_URL.sub(rf"\1{HIDDEN}@", value)
+        return _PASSWORD_IN_URL.sub(rf"\1{HIDDEN}@", hide_password_in_query(value))
     if isinstance(value, tuple | list):
         return type(value)(shown(name, each) for each in value)
     return value
+
+
+def hide_password_in_query(url: str) -> str:
+    """Return a URL without the password that its query may have, as `?password=…` for libpq."""
+    return _PASSWORD_IN_QUERY.sub(rf"\1{HIDDEN}", url)
 
 
 def _move(tree: dict[str, dict[str, Any]]) -> None:

@@ -73,7 +73,7 @@ def _tls(url: URL) -> tuple[URL, dict[str, Any]]:
     if not named:
         return url, {}
     rest = url.difference_update_query(named)
-    mode = named.get("sslmode", "verify-full" if "sslrootcert" in named else "prefer")
+    mode = named.get("sslmode", "verify-full")  # who names a file expects encryption
     if mode not in _TLS_MODES:
         raise ValueError(f"sslmode is one of {', '.join(_TLS_MODES)}, not {mode}")
     if mode in ("disable", "allow", "prefer"):

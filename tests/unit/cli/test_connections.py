@@ -150,6 +150,10 @@ async def test_commands_say_at_once_what_is_away(tmp_path: Path, closed_port: in
     with pytest.raises(Unavailable, match=r"Cannot open the database postgresql://u@127.0.0.1:.*") as caught:
         await process.open_database("compute")
     assert "secret" not in caught.value.message
+    in_query = f"postgresql://u@127.0.0.1:{closed_port}/x?password=s@cret"
+    with pytest.raises(Unavailable, match=r"database postgresql://u@127.0.0.1:\d+/x\?password=\*{8}: ") as caught:
+        await process_of(tmp_path, "conductor", waits=False, database=in_query).open_database("compute")
+    assert "cret" not in caught.value.message
     with pytest.raises(Unavailable, match=r"Cannot use the broker at amqp://u@127.0.0.1:.*nothing accepts connections"):
         await process.connect_bus()
 

@@ -164,4 +164,24 @@ def test_every_password_and_key_is_marked_as_a_secret() -> None:
         "identity.public_key",
     }
     assert shown("identity.password", "") == "" and shown("identity.password", "x") == HIDDEN
+    assert shown("identity.password", 12345678) == HIDDEN and shown("identity.password", ["x"]) == HIDDEN
     assert shown("api.port", 8774) == 8774
+
+
+@pytest.mark.parametrize("value", ["12345678", "[12345678]", "{ value = 12345678 }"])
+def test_an_error_does_not_show_a_secret(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "micronova.toml"
+    file.write_text(f"[identity]\npassword = {value}\n")
+    with pytest.raises(SettingsError) as caught:
+        load(file, {})
+    assert "12345678" not in str(caught.value) and f'identity.password is "{HIDDEN}"' in str(caught.value)
+
+
+def test_a_password_in_the_query_of_a_url_is_hidden() -> None:
+    name = "database.connection"
+    assert shown(name, "postgresql://u@h/db?password=h@sh&sslmode=require") == (
+        "postgresql://u@h/db?password=********&sslmode=require"
+    )
+    assert shown(name, "postgresql://u:a@h/db?x=y&password=h@sh") == (
+        "postgresql://u:********@h/db?x=y&password=********"
+    )

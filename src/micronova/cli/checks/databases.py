@@ -1,7 +1,6 @@
 """Checks of the databases: reachable, the right revision, all tables, the rights of the user, room for connections."""
 
 import importlib
-import os
 import time
 from collections.abc import Iterator
 
@@ -45,7 +44,7 @@ class _Database:
 
     async def __call__(self, subject: Subject) -> list[Finding]:
         """Return what is wrong with it."""
-        if not self._exists(subject):
+        if not subject.has_database(self._service):
             return [Finding("", "the first start makes it", outcome="ok")]
         database = await subject.database(self._service)
         at, newest = await database.read(schema.current), schema.head(self._migrations)
@@ -69,14 +68,6 @@ class _Database:
         if database.dialect == "sqlite":
             findings += await database.read(_missing_tables, metadata, None)
         return findings
-
-    def _exists(self, subject: Subject) -> bool:
-        """Return whether it may be opened: SQLite makes a file that is missing."""
-        url = subject.settings.database.connection
-        if not url:
-            return subject.place.has_database(self._service)
-        suffix = "" if self._service == "compute" else f".{self._service}"
-        return not url.startswith("sqlite:///") or os.path.lexists(url.removeprefix("sqlite:///") + suffix)
 
 
 def _missing_tables(conn: sa.Connection, metadata: sa.MetaData, named: str | None) -> list[Finding]:

@@ -4,6 +4,7 @@ A check changes nothing. It has a time-out, and an error within it is a finding:
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,10 +75,13 @@ class Subject:
         """Whether the roles are separate processes, with a broker between them."""
         return not self.settings.default.transport_url.startswith("local:")
 
-    @property
-    def has_database(self) -> bool:
-        """Whether the database of the compute service can be asked."""
-        return bool(self.settings.database.connection) or self.place.has_database("compute")
+    def has_database(self, service: str = "compute") -> bool:
+        """Return whether the database of a service may be opened: SQLite makes a file that is missing."""
+        url = self.settings.database.connection
+        if not url:
+            return self.place.has_database(service)
+        suffix = "" if service == "compute" else f".{service}"
+        return not url.startswith("sqlite:///") or os.path.lexists(url.removeprefix("sqlite:///") + suffix)
 
     def among(self, roles: Iterable[str]) -> tuple[str, ...]:
         """Return those of the roles that run with these settings."""

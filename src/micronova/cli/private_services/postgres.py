@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from micronova.cli.private_services.process import ServiceError, end, run, wait_until
+from micronova.cli.state import open_trusted
 
 HOST = "127.0.0.1"
 
@@ -44,11 +45,13 @@ class PrivatePostgres:
         """Make the files of a new server; without a password every user of this machine may log in.
 
         `tls` is a certificate and its key, which are copied. When we are root, the user `postgres` must be able to
-        reach the directory.
+        reach the directory. That user owns only the data: in the directory itself, where we write, it can put no links.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(mode=0o700, exist_ok=True)
         if self._user is not None:
-            shutil.chown(self.directory, self._user, self._user)
+            self.directory.chmod(0o711)
+            shutil.chown(self.data, self._user, self._user)
         with tempfile.NamedTemporaryFile("w", dir=self.directory, suffix=".password") as file:
             file.write(password)
             file.flush()
@@ -62,13 +65,16 @@ class PrivatePostgres:
             )
         settings = _settings(self.port, durable)
         if tls is not None:
-            for name, source in zip(("server.crt", "server.key"), tls, strict=True):
-                (self.data / name).touch(0o600)
-                (self.data / name).write_bytes(source.read_bytes())
-                if self._user is not None:
-                    shutil.chown(self.data / name, self._user, self._user)
             settings += "ssl = on\n"
-        (self.data / "postgresql.auto.conf").write_text(settings)
+            for option, source in zip(("ssl_cert_file", "ssl_key_file"), tls, strict=True):
+                copy = self.directory / source.name
+                copy.touch(0o600)
+                copy.write_bytes(source.read_bytes())
+                if self._user is not None:
+                    shutil.chown(copy, self._user, self._user)
+                settings += f"{option} = '{copy}'\n"
+        with os.fdopen(open_trusted(self.data / "postgresql.auto.conf", os.O_WRONLY | os.O_APPEND), "w") as stream:
+            stream.write(settings)
 
     def launch(self) -> None:
         """Start the process and wait until it accepts connections."""

@@ -4,6 +4,7 @@ import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -51,6 +52,8 @@ def make_certificates(plan: RegionPlan) -> None:
 def _names(plan: RegionPlan) -> list[x509.GeneralName]:
     """Return the names and addresses at which the services, the broker and the database are reached."""
     wanted = {plan.address, "localhost", "127.0.0.1", *map(host_of, (plan.database_place, *plan.brokers))}
+    if public := urlsplit(plan.public_url).hostname:
+        wanted.add(public)
     found: list[x509.GeneralName] = []
     for name in sorted(wanted):
         try:

@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from micronova.cli.region.plan import PATHS, RegionPlan, is_loopback
+from micronova.cli.region.plan import PATHS, RegionPlan
 from micronova.cli.state import new_password
 
 USER = "micronova"
@@ -33,7 +33,6 @@ def control_settings(plan: RegionPlan, secret: RegionSecrets) -> str:
         ssl = f"""tls_certificate = "{plan.config_directory / "tls" / "certificate.pem"}"
 tls_key = "{plan.config_directory / "tls" / "key.pem"}"
 """
-    listen = "127.0.0.1" if is_loopback(plan.address) else "0.0.0.0"  # noqa: S104 - clients are on other machines
     text = f"""# The settings that all processes of the control nodes share. Each process has more in its NAME.env.
 # `micronova config` lists every setting with its meaning and default.
 
@@ -48,7 +47,7 @@ secret_key = "{secret.secret_key}"
 connection = "postgresql://{USER}:{secret.database}@{plan.database_place}/{USER}{query}"
 
 [api]
-listen = "{listen}"
+listen = "{plan.listen}"
 {ssl}
 [conductor]
 require_host_users = true

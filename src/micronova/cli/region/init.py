@@ -17,6 +17,8 @@ from micronova.objects.errors import MicronovaError
 _ADDRESS = re.compile(r"[A-Za-z0-9.\-]+|\[?[0-9A-Fa-f:.]+\]?", re.ASCII)
 _PLACE = re.compile(rf"({_ADDRESS.pattern})(:[0-9]{{1,5}})?", re.ASCII)
 
+_REGION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into TOML and YAML
+
 
 def init(directory: Path, config_directory: Path | None, hosts: tuple[str, ...], **options: Any) -> None:
     """Write the files of a region into a directory that is empty or new."""
@@ -78,6 +80,10 @@ def _check(plan: RegionPlan) -> None:
         for place in places:
             if place and not _PLACE.fullmatch(place):
                 raise MicronovaError(f"{option} {place!r} is no HOST or HOST:PORT.")
+    if not _REGION_NAME.fullmatch(plan.region_name):
+        raise MicronovaError(
+            f"{plan.region_name[:64]!r} is no name for a region: use letters, digits, dots, dashes and underscores."
+        )
     if plan.public_url and not re.fullmatch(r"https?://[^/\s\"]+", plan.public_url):
         raise MicronovaError(f"--public-url {plan.public_url!r} is no scheme://HOST or scheme://HOST:PORT.")
 
@@ -96,6 +102,12 @@ def _say(plan: RegionPlan) -> None:
         click.echo(f"  {name:<17}{meaning}")
     if plan.tls:
         click.echo("  authority/       the key of the region's certificate authority: keep it away from all machines")
-    if plan.on_one_machine and plan.driver == "fake":
+    if plan.is_for_trial:
         click.echo(f"\nmicronova region up --dir {plan.directory}    runs it on this machine, for a trial.")
     click.echo("\ndocs/region.md says what to do with each file.")
+    if not plan.tls and not plan.on_one_machine:
+        click.echo(
+            "Warning: without --tls passwords and tokens cross the network in clear, and whoever can change packets "
+            "controls the cloud: add --tls, or use this region in a network that only its own machines reach.",
+            err=True,
+        )

@@ -86,8 +86,27 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_one_machine(self) -> bool:
         """Whether all of the region is on this machine, reachable from nowhere else."""
-        places = [self.address, *map(host_of, (*self.brokers, self.database_place))]
-        return all(is_loopback(place) for place in places)
+        return all(is_loopback(place) for place in self._places)
+
+    @property
+    def is_for_trial(self) -> bool:
+        """Whether `region up` can run it: its database and its broker listen on 127.0.0.1."""
+        return self.driver == "fake" and self._places <= {"127.0.0.1", "localhost"}
+
+    @property
+    def _places(self) -> set[str]:
+        return {self.address, *map(host_of, (*self.brokers, self.database_place))}
+
+    @property
+    def listen(self) -> str:
+        """The address on which services listen: all addresses if clients are on other machines."""
+        try:
+            address = ipaddress.ip_address(self.address.strip("[]"))
+        except ValueError:
+            return "127.0.0.1" if is_loopback(self.address) else "0.0.0.0"  # noqa: S104
+        if address.is_loopback:
+            return str(address)
+        return "0.0.0.0" if address.version == 4 else "::"  # noqa: S104
 
     def port(self, name: str) -> int:
         """Return the port of a process."""

@@ -22,7 +22,7 @@ import msgspec
 
 from micronova.cli.own_command import own_command
 from micronova.cli.private_services.postgres import PrivatePostgres
-from micronova.cli.private_services.process import run, tail
+from micronova.cli.private_services.process import accepts, run, tail
 from micronova.cli.private_services.rabbitmq import PrivateRabbitMQ
 from micronova.cli.region.files import USER
 from micronova.cli.region.plan import RegionPlan, read_plan
@@ -78,6 +78,7 @@ class Trial:
 
     def start(self, names: list[str]) -> None:
         """Start the processes that do not run, each group when the one before it is ready."""
+        self._refuse_taken_ports(names)
         self._records.mkdir(exist_ok=True)
         if "database" in names:
             self._start_database()
@@ -95,6 +96,29 @@ class Trial:
                 self._add_host(name)
         if hosts:
             self._start_all({name: self._host_process(name) for name in hosts})
+
+    def _refuse_taken_ports(self, names: list[str]) -> None:
+        """Raise an error if another program listens where a process is to: it would be taken for that process."""
+        for name in names:
+            if self.runs(name):
+                continue
+            for port, whose in self._ports(name).items():
+                if accepts(port):
+                    raise MicronovaError(
+                        f"Another program listens on 127.0.0.1:{port}, the port of the {whose}: stop it, or make the "
+                        "region with other ports (`micronova region init --first-port 20000`)."
+                    )
+
+    def _ports(self, name: str) -> dict[int, str]:
+        """Return the ports on which a process will listen, and what listens there."""
+        if name == "broker":
+            found = {self.broker.port: "broker", self._plan.port("distribution"): "distribution of the broker"}
+            return found if self.runs("epmd") else {**found, self._plan.port("epmd"): "epmd of the broker"}
+        if name == "database":
+            return {self.database.port: name}
+        if name in self._plan.processes and self._plan.serves_http(name):
+            return {self._plan.port(self._plan.processes[name]): name}
+        return {}
 
     @property
     def _tool(self) -> Path:
@@ -282,9 +306,10 @@ class Trial:
         for started in running.values():
             _signal(started, how)
         for name, started in running.items():
-            deadline = time.monotonic() + STOP
+            deadline, killed = time.monotonic() + STOP, False
             while _ticks(started.pid) == started.ticks:
-                if time.monotonic() > deadline:
+                if not killed and time.monotonic() > deadline:
+                    killed = True
                     click.echo(f"{name} did not stop within {STOP:.0f} s and is killed.", err=True)
                     _signal(started, signal.SIGKILL)
                 time.sleep(0.05)  # it is no child of this process: the kernel does not tell us
@@ -305,7 +330,7 @@ class Trial:
     def _running(self, name: str) -> Started | None:
         try:
             started = msgspec.json.decode((self._records / f"{name}.json").read_bytes(), type=Started)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.MsgspecError):  # the machine may have stopped while it was written
             return None
         return started if _ticks(started.pid) == started.ticks else None
 
@@ -313,7 +338,7 @@ class Trial:
 def up(directory: Path, names: tuple[str, ...]) -> None:
     """Start the region in DIR, or some of its processes, and return when they are ready."""
     plan = read_plan(directory)
-    if not plan.on_one_machine or plan.driver != "fake":
+    if not plan.is_for_trial:
         raise MicronovaError(
             "This region is not for a trial: `micronova region up` needs addresses of this machine alone (127.0.0.1) "
             "and simulated guests (`micronova region init --driver fake`). docs/region.md says how to install it."

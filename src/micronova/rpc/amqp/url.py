@@ -8,6 +8,8 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from micronova.rpc.errors import BadBusUrl
 
+TLS_OPTIONS = ("cafile", "certfile", "keyfile")
+
 
 @dataclass(frozen=True)
 class BrokerUrl:
@@ -54,6 +56,10 @@ def _parse(url: str) -> BrokerUrl:
         raise ValueError(f"it begins with amqp:// or amqps://, not {scheme}://")
     secure = scheme == "amqps"
     before, _, query = rest.partition("?")
+    options = parse_qs(query, keep_blank_values=True)
+    for option in options:
+        if not secure and (option in TLS_OPTIONS or option.startswith("ssl")):
+            raise ValueError(f"{option} is for TLS, with which the URL begins with amqps://, not amqp://")
     authority, _, vhost = before.partition("/")
     login, _, hosts = authority.rpartition("@")
     user, _, password = login.partition(":")
@@ -63,7 +69,7 @@ def _parse(url: str) -> BrokerUrl:
         user=unquote(user) or "guest",
         password=unquote(password) or "guest",
         vhost=unquote(vhost) or "/",
-        tls={key: values[0] for key, values in parse_qs(query).items()} if secure else None,
+        tls={key: values[0] for key, values in options.items() if values[0]} if secure else None,
     )
 
 

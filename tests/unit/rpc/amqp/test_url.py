@@ -3,6 +3,7 @@
 import pytest
 
 from micronova.rpc.amqp.url import BrokerUrl, parse
+from micronova.rpc.errors import BadBusUrl
 
 
 def test_broker_urls() -> None:
@@ -20,3 +21,13 @@ def test_broker_urls() -> None:
     for url in ("http://broker", "amqp:///vhost"):
         with pytest.raises(ValueError, match="broker URL"):
             parse(url)
+
+
+@pytest.mark.parametrize(
+    "option", ["cafile=ca.pem", "certfile=a&keyfile=b", "heartbeat=1&keyfile=b", "cafile=", "ssl=1"]
+)
+def test_options_of_tls_without_tls(option: str) -> None:
+    """Who names an authority expects encryption."""
+    with pytest.raises(BadBusUrl, match=r"is for TLS.*amqps://, not amqp://"):
+        parse(f"amqp://user:secret@broker/?{option}")
+    assert parse("amqp://broker/?heartbeat=1").tls is None
