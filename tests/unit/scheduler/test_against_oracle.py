@@ -58,6 +58,10 @@ METADATA = st.fixed_dictionaries(
         **dict.fromkeys(("ram_weight_multiplier", "cpu_weight_multiplier", "metrics_weight_multiplier"), NUMBERS),
         "build_failure_weight_multiplier": NUMBERS,
         "num_instances_weight_multiplier": NUMBERS,
+        "pci_weight_multiplier": NUMBERS,
+        "soft_affinity_weight_multiplier": NUMBERS,
+        "soft_anti_affinity_weight_multiplier": NUMBERS,
+        "image_props_weight_multiplier": NUMBERS,
     },
 )
 AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)
