@@ -26,6 +26,7 @@ from micronova.objects.topology_request import resources_of
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
+from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
 from micronova.scheduler.weights.registry import load_weighers
@@ -313,6 +314,19 @@ def test_each_filter(
         given = [True] * len(states) if mask is None else mask.tolist()
         wanted = [oracle.passes(host, spec, NOW, settings, metrics)[each.name] for host in states]
         assert given == wanted, each.name
+
+
+@pytest.mark.thorough
+@patiently
+@given(hosts(), specs(), MULTIPLIERS, METRICS)
+def test_the_weights_of_all_hosts(
+    states: list[HostState], spec: RequestSpec, multipliers: dict[str, float], metrics: MetricsSettings
+) -> None:
+    """Without filters, which seldom leave two hosts whose weights differ."""
+    table = a_table(*states)
+    weighers = load_weighers(multipliers, options=WeigherOptions(metrics=metrics), with_plugins=False)
+    given = Ranking(table, table.view(), weighers, spec, lasting=False).totals.tolist()
+    assert given == pytest.approx(oracle.weights(states, spec, multipliers, metrics), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.thorough
