@@ -34,6 +34,30 @@ class Counting:
         await self._inner.close()
 
 
+class Guaranteeing:
+    """A network service with guaranteed bandwidth: one port has a resource request, which only services see."""
+
+    def __init__(self, inner: Transport, port_id: str, resource_request: Any) -> None:
+        self._inner = inner
+        self._port_id = port_id
+        self._resource_request = resource_request
+
+    async def request(self, method: str, url: str, headers: Any, body: bytes | None) -> Answer:
+        answer = await self._inner.request(method, url, headers, body)
+        path = url.partition("?")[0]
+        document = answer.json() if method == "GET" and path in ("/v2.0/extensions", "/v2.0/ports") else None
+        if document is None:
+            return answer
+        if "extensions" in document:
+            document["extensions"].append({"alias": "port-resource-request"})
+        for port in document.get("ports", ()) if headers["x-auth-token"] == SERVICE else ():
+            port["resource_request"] = self._resource_request if port["id"] == self._port_id else None
+        return Answer(answer.status, answer.headers, msgspec.json.encode(document))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
 @dataclass
 class Scene:
     cloud: World
@@ -207,6 +231,25 @@ async def test_a_users_port_has_one_server(scene: Scene) -> None:
     assert sum(isinstance(result, Conflict) for result in results) == 4
     winner = next(n for n, result in enumerate(results) if not isinstance(result, BaseException))
     assert (await scene.cloud.show("port", own["id"]))["device_id"] == f"s{winner}"
+
+
+BANDWIDTH = {"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1000}, "required": ["CUSTOM_PHYSNET_A"]}
+
+
+@pytest.mark.parametrize(
+    "resource_request",
+    [BANDWIDTH, {"request_groups": [{"id": "g", **BANDWIDTH}], "same_subtree": ["g"]}],
+    ids=["one", "groups"],
+)  # fmt: skip
+async def test_a_port_that_asks_for_bandwidth_is_refused(scene: Scene, resource_request: Any) -> None:
+    network, _ = await scene.cloud.network()
+    asking, other = [await scene.cloud.make("port", network_id=network["id"]) for _ in range(2)]
+    transport = Guaranteeing(scene.transport, asking["id"], resource_request)
+    scene.client = NetworkClient(ServiceClient(transport, service_token))
+    requests = [NetworkRequest(port_id=port["id"]) for port in (other, asking)]
+    with pytest.raises(Invalid, match=f"Port {asking['id']} has a resource request.*minimum_bandwidth"):
+        await scene.plan(requests)
+    assert len((await scene.plan(requests[:1])).ports) == 1
 
 
 async def test_security_groups_by_name_or_id(scene: Scene) -> None:

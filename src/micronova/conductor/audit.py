@@ -327,6 +327,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         for drift in allocation_audit.audit(conn)
         if drift.where not in busy
     ]
+    findings += [_oversold(each) for each in allocation_audit.oversold(conn)]
     findings += _topologies(conn, busy)
     findings += _misplaced(conn, busy)
     findings += _unfinished_moves(conn, servers)
@@ -403,6 +404,19 @@ def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[a
         allocation_audit.Drift(kind="orphan", where=consumer_uuid, what=node, recorded=parts, actual=0)
         for node, parts in held.items()
     ]
+
+
+def _oversold(each: allocation_audit.Oversold) -> Finding:
+    """Say of what a node has less than is used. Operations do not matter: no claim takes what is not there."""
+    if each.host is not None:
+        where, mend = "node", "Migrate servers away, give the host back what it lost, or raise the allocation ratio."
+    else:
+        where, mend = "resource provider", "Move its consumers away, or give it back what it lost."
+    message = (
+        f"The {where} {each.provider} has a capacity of {each.capacity} {each.resource_class} (total {each.total}, "
+        f"reserved {each.reserved}, allocation ratio {each.ratio:g}), and {each.used} are used. {mend}"
+    )
+    return Finding(kind="oversold", subject=each.host or each.provider, message=message)
 
 
 def _topologies(conn: sa.Connection, busy: set[str]) -> list[Finding]:

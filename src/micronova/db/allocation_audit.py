@@ -1,6 +1,6 @@
 """Checks the counters of claims: `used` against the allocations, server groups against their members."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from micronova.db.tables import (
     instances,
     inventories,
     migrations,
+    resource_providers,
     server_group_hosts,
     topology_claims,
 )
@@ -36,10 +37,31 @@ def audit(conn: sa.Connection) -> list[Drift]:
     return [*_usage(conn), *_groups(conn), *_orphans(conn)]
 
 
-def oversold(conn: sa.Connection) -> list[tuple[str, str]]:
-    """List (node, resource class) of which more is used than may be: no claim does it, a lower ratio can."""
-    query = sa.select(_i.node_uuid, _i.resource_class).where(_i.used > _i.capacity)
-    return [(node, name) for node, name in conn.execute(query)]
+class Oversold(NamedTuple):
+    """A resource class of which more is used than may be."""
+
+    provider: str
+    host: str | None  # if the provider is a compute node
+    resource_class: str
+    used: int
+    capacity: int
+    total: int
+    reserved: int
+    ratio: float
+
+
+def oversold(conn: sa.Connection) -> list[Oversold]:
+    """List inventories of which more is used than may be: no claim does it, a smaller host or a lower ratio can."""
+    name = sa.func.coalesce(_n.hypervisor_hostname, resource_providers.c.name, _i.node_uuid)
+    query = (
+        sa.select(name, _n.host, _i.resource_class, _i.used, _i.capacity, _i.total, _i.reserved, _i.allocation_ratio)
+        .select_from(inventories)
+        .outerjoin(compute_nodes, _n.uuid == _i.node_uuid)
+        .outerjoin(resource_providers, resource_providers.c.uuid == _i.node_uuid)
+        .where(_i.used > _i.capacity)
+        .order_by(_i.node_uuid, _i.resource_class)
+    )
+    return [Oversold(*row) for row in conn.execute(query)]
 
 
 def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:

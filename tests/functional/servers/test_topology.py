@@ -388,6 +388,74 @@ async def test_the_audit_names_what_a_host_has_lost(cloud: Cloud, user: Caller) 
     await cloud.assert_clean()
 
 
+async def test_the_audit_names_a_host_that_has_less_than_is_used(cloud: Cloud, user: Caller) -> None:
+    """A host comes back with half of its memory, and gets the other half again."""
+    id = await _boot(user, await _flavor(user, {}, vcpus=1, ram=2048))
+    host = await user.host_of(id)
+    await cloud.assert_clean()
+    [manager] = [role for role in cloud.process.started if isinstance(role, ComputeManager)]
+    simulated = manager._agents[host].host.driver._simulated  # type: ignore[attr-defined]
+    whole = simulated._settings
+    simulated._settings = msgspec.structs.replace(whole, memory_mb=2000)
+
+    async def found() -> list[dict[str, Any]] | None:
+        return await run_audit(cloud.process) or None
+
+    try:
+        findings = await cloud.until(found, "the audit to name the host")
+    finally:
+        simulated._settings = whole
+    reserved = 512  # MB, unless the settings say something else
+    assert findings == [
+        {
+            "kind": "oversold",
+            "subject": host,
+            "message": f"The node {host} has a capacity of {2000 - reserved} MEMORY_MB (total 2000, reserved "
+            f"{reserved}, allocation ratio 1), and 2048 are used. Migrate servers away, give the host back what it "
+            "lost, or raise the allocation ratio.",
+        }
+    ]
+
+    async def clean() -> bool | None:
+        return None if await run_audit(cloud.process) else True
+
+    await cloud.until(clean, "the host to have its memory again")
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_the_audit_names_a_provider_that_has_less_than_is_used(cloud: Cloud, user: Caller) -> None:
+    """Another service keeps it, and lowers its allocation ratio below what consumers hold."""
+    provider, consumer, name = str(uuid4()), str(uuid4()), f"provider-{user.project}"
+    path, version = f"/placement/resource_providers/{provider}", {"openstack-api-version": "placement 1.39"}
+    stock = {"total": 10, "allocation_ratio": 2.0}
+    held = {
+        "allocations": {provider: {"resources": {"CUSTOM_LICENSE": 20}}}, "consumer_generation": None,
+        "project_id": "p", "user_id": "u", "consumer_type": "RESERVATION",
+    }  # fmt: skip
+    for method, where, body in (
+        ("PUT", "/placement/resource_classes/CUSTOM_LICENSE", None),
+        ("POST", "/placement/resource_providers", {"name": name, "uuid": provider}),
+        ("PUT", f"{path}/inventories", {"resource_provider_generation": 0, "inventories": {"CUSTOM_LICENSE": stock}}),
+        ("PUT", f"/placement/allocations/{consumer}", held),
+    ):
+        answer = await call(user.admin, method, where, body, version)
+        assert answer.status in (200, 201, 204), answer.body
+    await cloud.assert_clean()
+    shown = (await call(user.admin, "GET", f"{path}/inventories/CUSTOM_LICENSE", None, version)).json()
+    answer = await call(
+        user.admin, "PUT", f"{path}/inventories/CUSTOM_LICENSE", {**shown, "allocation_ratio": 1.5}, version
+    )
+    assert answer.status == 200, answer.body
+    [finding] = await run_audit(cloud.process)
+    assert (finding["kind"], finding["subject"]) == ("oversold", name)
+    assert f"The resource provider {name} has a capacity of 15 CUSTOM_LICENSE" in finding["message"]
+    assert "allocation ratio 1.5), and 20 are used." in finding["message"]
+    assert (await call(user.admin, "DELETE", f"/placement/allocations/{consumer}", None, version)).status == 204
+    await cloud.assert_clean()
+    assert (await call(user.admin, "DELETE", path, None, version)).status == 204
+
+
 async def test_a_flavor_that_claims_nothing_of_its_node(cloud: Cloud, user: Caller) -> None:
     """Its device is given back, and the audit is clean, although it has no amounts."""
     nothing = {"resources:VCPU": "0", "resources:MEMORY_MB": "0", "resources:DISK_GB": "0"}

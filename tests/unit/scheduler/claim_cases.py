@@ -263,7 +263,8 @@ async def test_audit_finds_and_mends_drift(database: Database) -> None:
         ("used", "node-a", "VCPU"),
         ("orphan", "stranger", "node-b"),
     }
-    assert await database.read(allocation_audit.oversold) == [("node-a", "VCPU")]
+    [oversold] = await database.read(allocation_audit.oversold)
+    assert (oversold.host, oversold.resource_class, oversold.used, oversold.capacity) == ("a", "VCPU", 77, 4)
     for node in ("node-a", "node-b"):
         await database.write(allocation_audit.mend, node, 2)
     assert await database.read(used) == {"a": 1, "b": 1}

@@ -26,6 +26,7 @@ from micronova.objects.topology_request import resources_of
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
+from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
 from micronova.scheduler.weights.registry import load_weighers
@@ -58,6 +59,10 @@ METADATA = st.fixed_dictionaries(
         **dict.fromkeys(("ram_weight_multiplier", "cpu_weight_multiplier", "metrics_weight_multiplier"), NUMBERS),
         "build_failure_weight_multiplier": NUMBERS,
         "num_instances_weight_multiplier": NUMBERS,
+        "pci_weight_multiplier": NUMBERS,
+        "soft_affinity_weight_multiplier": NUMBERS,
+        "soft_anti_affinity_weight_multiplier": NUMBERS,
+        "image_props_weight_multiplier": NUMBERS,
     },
 )
 AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)
@@ -309,6 +314,19 @@ def test_each_filter(
         given = [True] * len(states) if mask is None else mask.tolist()
         wanted = [oracle.passes(host, spec, NOW, settings, metrics)[each.name] for host in states]
         assert given == wanted, each.name
+
+
+@pytest.mark.thorough
+@patiently
+@given(hosts(), specs(), MULTIPLIERS, METRICS)
+def test_the_weights_of_all_hosts(
+    states: list[HostState], spec: RequestSpec, multipliers: dict[str, float], metrics: MetricsSettings
+) -> None:
+    """Without filters, which seldom leave two hosts whose weights differ."""
+    table = a_table(*states)
+    weighers = load_weighers(multipliers, options=WeigherOptions(metrics=metrics), with_plugins=False)
+    given = Ranking(table, table.view(), weighers, spec, lasting=False).totals.tolist()
+    assert given == pytest.approx(oracle.weights(states, spec, multipliers, metrics), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.thorough

@@ -162,7 +162,23 @@ class Planner:
                 raise Invalid(f"Port {id} not usable for the instance: it belongs to another project.")
             if not port["fixed_ips"] and port.get("ip_allocation") not in ("none", "deferred"):
                 raise Invalid(f"Port {id} requires a FixedIP in order to be used.")
+        await self._check_no_resource_request(ids)
         return found
+
+    async def _check_no_resource_request(self, ids: Sequence[str]) -> None:
+        """Raise Invalid if a port needs resources of its host, such as bandwidth, which no scheduler would claim.
+
+        Neutron shows it to services only, so that the user's token does not do.
+        """
+        if not await self._calls.has_extension("port-resource-request"):
+            return
+        query = (*(("id", id) for id in ids), ("fields", "id"), ("fields", "resource_request"))
+        asking = [port["id"] for port in await self._calls.all_of("ports", *query) if port.get("resource_request")]
+        if asking:
+            raise Invalid(
+                f"Port {asking[0]} has a resource request: its QoS policy has a rule minimum_bandwidth or "
+                "minimum_packet_rate. Ports with a resource request are not supported: use a port without such a rule."
+            )
 
     async def _address(self, text: str, network: Network, token: str) -> str:
         try:
