@@ -169,6 +169,14 @@ bench-fleet: .venv services  ## the cost of 10,000 hosts, 100,000 living and 1,0
 region-docs: .venv services  ## follow docs/region.md: every command of its blocks marked sh, on PostgreSQL and RabbitMQ with TLS
 	$(BIN)/python -m tests.region_docs
 
+.PHONY: upgrade-test
+upgrade-test: .venv services  ## upgrade a region under load from a release, back, and again: make upgrade-test FROM=v0.2.0
+	$(BIN)/python -m tests.upgrade $(FROM)
+
+.PHONY: rotation-test
+rotation-test: .venv services  ## change the secret key, the broker user and the database role of a region under load
+	$(BIN)/python -m tests.rotation
+
 .PHONY: dist
 dist:  ## build wheel and sdist into dist/, and start a cloud from the wheel in an empty environment
 	@PYTHON=$(PYTHON) scripts/build-dist

@@ -27,8 +27,6 @@ ALWAYS_501 = {
     "GET /os-hosts/{id}/reboot": "no driver reboots hosts, nor does Nova's for libvirt",
     "GET /os-baremetal-nodes": "there is no bare metal service; Nova answers the same without one",
     "GET /os-baremetal-nodes/{id}": "there is no bare metal service; Nova answers the same without one",
-    "POST /os-volumes": "clients create volumes at the block storage service",
-    "POST /os-snapshots": "clients create snapshots at the block storage service",
     "POST /servers/{server_id}/shares": "there is no shared file system service",
 }
 
@@ -144,10 +142,11 @@ def page(declared: Declared) -> str:
         + ", ".join(f"`{route.method} {route.path}`{_OWN.get(route.path, '')}" for route in own)
         + ".",
         "",
-        "Compute uses no shared file system service, so no server has shares. The old proxies `/os-volumes` and "
-        "`/os-snapshots` list nothing, and find nothing (404): clients ask the block storage service. "
-        "`/os-assisted-volume-snapshots`, with which a block storage service asks for snapshots of attached volumes, "
-        "answers 400, as Nova does if no server has the volume. What `PUT` of a volume attachment cannot do is in "
+        "Compute uses no shared file system service, so no server has shares. "
+        "`/os-assisted-volume-snapshots`, with which a volume service asks for snapshots of attached volumes that are "
+        "files on a shared file system, makes none: hosts have no such volumes. As in Nova, a request is checked and "
+        "accepted, and the snapshot gets the status `error` (`error_deleting`) at the volume service. What `PUT` of a "
+        "volume attachment cannot do is in "
         "[volumes.md](volumes.md).",
         "",
         "`/os-volumes_boot/{id}/action` takes the same actions as `/servers/{id}/action`; they are counted once.",

@@ -27,10 +27,11 @@ class Users:
         self.unwanted: set[str] = set()  # asked to go and answered 204
         self.unsure: set[str] = set()  # asked to go, the answer was lost
         self.created = 0
+        self.gone = threading.Event()  # set when the test is over, whatever has been answered
 
     def run(self) -> None:
         """Create until there were enough; delete about half of them meanwhile."""
-        while True:
+        while not self.gone.is_set():
             with self.lock:
                 if self.created >= self.servers:
                     return
@@ -44,7 +45,7 @@ class Users:
 
     def _create(self, name: str) -> None:
         body = {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}}
-        while True:
+        while not self.gone.is_set():
             status, answer = self._send("POST", "/servers", body)
             if status == 202:
                 with self.lock:
@@ -58,7 +59,7 @@ class Users:
             server = self.random.choice(sorted(self.wanted))
             self.wanted.discard(server)
             self.unsure.add(server)
-        while True:
+        while not self.gone.is_set():
             status, _ = self._send("DELETE", f"/servers/{server}")
             if status in (204, 404):
                 with self.lock:
@@ -68,7 +69,7 @@ class Users:
 
     def _send(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Send until something answers; what is not a success is tried again by the caller."""
-        while True:
+        while not self.gone.is_set():
             try:
                 status, answer = self.cluster.request(method, path, body, timeout=REQUEST_TIMEOUT)
             except OSError:
@@ -77,6 +78,7 @@ class Users:
             if status >= 500:
                 time.sleep(0.1)
             return status, answer
+        return 0, None
 
 
 def settle(cluster: Cluster, users: Users, hosts: int, seconds: float, what: str) -> None:

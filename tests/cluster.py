@@ -26,6 +26,7 @@ class Cluster:
         self.port = free_port()
         self.urls: dict[str, str] = {}  # of processes that have a port of their own
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.python = sys.executable  # what processes that are started from now on run with
         self._roles: dict[str, tuple[str, Path | None, dict[str, str]]] = {}
         settings: dict[str, dict[str, Any]] = {
             "default": {
@@ -64,7 +65,7 @@ class Cluster:
             with (self.directory / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
                     [
-                        sys.executable,
+                        self.python,
                         "-m",
                         "micronova.cli.main",
                         "run",
@@ -194,7 +195,8 @@ class Cluster:
         )
         assert done.stdout, done.stderr.decode()
         findings: list[dict[str, Any]] = json.loads(done.stdout)
-        assert done.returncode == (1 if findings else 0)
+        wrong = any(each["kind"] != "unasked" for each in findings)
+        assert done.returncode == (1 if wrong else 3 if findings else 0)
         return findings
 
 

@@ -78,6 +78,9 @@ def check(printed: str) -> None:
         assert re.search(rf"\| {name} .*\| enabled \| up ", services), f"{name} is not up:\n{services}"
     assert re.search(r"\| status +\| ACTIVE ", shown_by("openstack server create")), "the server is not ACTIVE"
     assert re.search(r"\| status +\| ACTIVE ", shown_by("openstack server show web", last=True)), "it was not restored"
+    assert "1 credentials of users, of which 1 had another key" in shown_by("micronova key rotate"), (
+        "nothing was sealed"
+    )
     assert "compute-3" in shown_by("--availability-zone nova:compute-3"), "the new host did not get the server"
 
 

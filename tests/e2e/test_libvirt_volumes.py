@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from micronova.exporter import messages as m
-from micronova.objects.errors import NotSupported
+from micronova.objects.errors import Invalid, NotSupported
 from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.guests import reconnecting
-from micronova.virt.libvirt.storage import acl
+from micronova.virt.libvirt.storage import acl, tools
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from tests.e2e.guests import run
 from tests.e2e.host import TIMEOUT, Host, console
@@ -59,6 +59,16 @@ class Storage:
         assert done.returncode == 0, done.stderr
         await self.exporter.serve(volume_id)
         return describe(volume_id, "/dev/vda", boot_index=0)
+
+    async def encrypted(self, name: str, size: int = 64 * MIB) -> AttachedVolume:
+        """Make an encrypted volume, serve it, and return how a guest gets it."""
+        volume_id, passphrase = str(uuid4()), uuid4().hex
+        path = self.exporter.file(volume_id, 0)
+        options = "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64"
+        await tools.create_luks(path, size, options, passphrase)
+        await self.exporter.serve(volume_id)
+        made = describe(volume_id, name, passphrase=passphrase)
+        return msgspec.structs.replace(made, connection=msgspec.structs.replace(made.connection, encrypted=True))
 
     def content(self, volume: AttachedVolume, at: int, count: int) -> bytes:
         with (self.exporter.directory / volume.volume_id).open("rb") as stream:
@@ -225,6 +235,67 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
         await console(driver, first.instance.uuid, READY, 2)
         for each in (first, second):
             await driver.destroy(each.instance.uuid)
+    assert host.leftovers() == []
+
+
+async def secrets_of(driver: LibvirtDriver) -> list[str]:
+    """The secrets that libvirt has."""
+    found: list[str] = await driver._connection.read(lambda connection: connection.listSecrets())
+    return found
+
+
+async def test_an_encrypted_volume(host: Host, tmp_path: Path) -> None:
+    """The guest sees it whole and in the clear; nobody else does, and libvirt keeps no key."""
+    async with storage(host, tmp_path) as (driver, made):
+        data = await made.encrypted("/dev/vdb")
+        path, size = made.exporter.directory / data.volume_id, 64 * MIB
+        header = path.stat().st_size - size
+        plan = await boot(driver, host.plan())
+        uuid = plan.instance.uuid
+        lacking = msgspec.structs.replace(data, passphrase=None)
+        with pytest.raises(Invalid, match="no key"):
+            await driver.attach_volume(with_volumes(plan, lacking), lacking)
+        for _ in range(2):
+            await driver.attach_volume(with_volumes(plan, data), data)
+        assert await secrets_of(driver) == []
+        await shell(driver, plan, "while [ ! -b /dev/vdb ]; do sleep 0.2; done")
+        assert await shell(driver, plan, "cat /sys/block/vdb/size") == str(size // 512)
+        wrote = "yes in-the-clear | head -c 4194304 >/tmp/data; dd if=/tmp/data of=/dev/vdb bs=64k 2>/dev/null; sync"
+        digest = await shell(driver, plan, f"{wrote}; md5sum /tmp/data | cut -c 1-32")
+        assert b"in-the-clear" not in path.read_bytes()
+        read = "dd if=/dev/vdb bs=64k count=64 2>/dev/null | md5sum | cut -c 1-32"
+
+        # Its requests wait while the daemon is away, and a larger one is seen without a restart.
+        await killed(await made.exporter.daemon(data.volume_id))
+        assert await shell(driver, plan, f"echo 3 > /proc/sys/vm/drop_caches; {read}") == digest
+        grown = 96 * MIB
+        with path.open("r+b") as stream:
+            stream.truncate(header + grown)
+        await made.exporter.client.ask(m.Resize(volume_id=data.volume_id, size=header + grown))
+        await driver.extend_volume(uuid, data, grown)
+        assert await shell(driver, plan, "cat /sys/block/vdb/size") == str(grown // 512)
+        assert await shell(driver, plan, f"echo 3 > /proc/sys/vm/drop_caches; {read}") == digest
+
+        # It is there after a restart, after the guest was saved, and for the next guest that gets it.
+        await driver.reboot(with_volumes(plan, data), "HARD")
+        await console(driver, uuid, READY, 2)
+        await listens(driver, plan)
+        assert await shell(driver, plan, read) == digest
+        await driver.suspend(uuid)
+        await driver.resume(with_volumes(plan, data))
+        await listens(driver, plan)
+        assert await shell(driver, plan, f"echo 3 > /proc/sys/vm/drop_caches; {read}") == digest
+        await driver.detach_volume(uuid, data)
+        await driver.destroy(uuid)
+        second = await boot(driver, host.plan(volumes=(data,)))
+        assert await shell(driver, second, read) == digest
+        assert await secrets_of(driver) == []
+        with_secrets = 1  # VIR_DOMAIN_XML_SECURE
+        shown = await driver._connection.read(
+            lambda connection: connection.lookupByUUIDString(second.instance.uuid).XMLDesc(with_secrets)
+        )
+        assert data.passphrase is not None and data.passphrase not in shown
+        await driver.destroy(second.instance.uuid)
     assert host.leftovers() == []
 
 

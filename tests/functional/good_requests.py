@@ -279,7 +279,8 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
         "os-instance_usage_audit_log": "2029-12-13 14:15:16",
         "os-hosts": "fake-1", "os-quota-sets": owner.project_id, "os-quota-class-sets": "default",
         "extensions": "os-keypairs", "versions": "v2.1", "migration": "1",
-        **dict.fromkeys(("os-volumes", "os-snapshots", "os-assisted-volume-snapshots"), str(uuid.uuid4())),
+        "os-volumes": made["volume"], "os-snapshots": made["volume snapshot"],
+        **dict.fromkeys(("no volume", "os-assisted-volume-snapshots"), str(uuid.uuid4())),
     }  # fmt: skip
     port = await owner.make(f"{N}/ports", "port", name=SECRET, network_id=made["networks"])
     server = await owner.make(
@@ -326,8 +327,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
-        "port_id": "server port", "project": "project", "volume": "os-volumes", "migration_id": "migration",
-        "share_id": "os-volumes",
+        "port_id": "server port", "project": "project", "volume": "no volume", "migration_id": "migration",
+        "share_id": "no volume",
     },
     "placement": {
         "uuid": "resource provider", "consumer_uuid": "consumer", "resource_class": "resource class", "name": "trait",
@@ -378,7 +379,7 @@ def path(service: Service, route: Route, things: Things) -> str:
         if name in known:
             return things[known[name]]
         if name == "key" and "/encryption/" in route.path:
-            return "provider"
+            return "encryption_key_id" if route.path.startswith("/volumes") else "provider"
         if name == "key":
             return "hw:cpu_policy" if route.path.startswith("/flavors") else SECRET
         noun = route.path.removeprefix("/v2.0").split("/")[1]
@@ -709,15 +710,15 @@ BODIES: dict[str, Body] = {
     "POST /os-aggregates/{id}/action remove_host": lambda t: {"remove_host": {"host": "fake-2"}},
     "POST /os-aggregates/{id}/action set_metadata": lambda t: {"set_metadata": {"metadata": {"a": "b"}}},
     # of services that compute does not use
-    "POST /servers/{id}/os-volume_attachments": lambda t: {"volumeAttachment": {"volumeId": t["os-volumes"]}},
-    "PUT /servers/{id}/os-volume_attachments/{volume}": lambda t: {"volumeAttachment": {"volumeId": t["os-volumes"]}},
-    "POST /servers/{id}/shares": lambda t: {"share": {"share_id": t["os-volumes"]}},
+    "POST /servers/{id}/os-volume_attachments": lambda t: {"volumeAttachment": {"volumeId": t["no volume"]}},
+    "PUT /servers/{id}/os-volume_attachments/{volume}": lambda t: {"volumeAttachment": {"volumeId": t["no volume"]}},
+    "POST /servers/{id}/shares": lambda t: {"share": {"share_id": t["no volume"]}},
     "POST /os-volumes": lambda t: {"volume": {"size": 1}},
     "POST /os-snapshots": lambda t: {"snapshot": {"volume_id": t["os-volumes"]}},
     "POST /os-assisted-volume-snapshots": lambda t: {
         "snapshot": {
-            "volume_id": t["os-volumes"],
-            "create_info": {"snapshot_id": t["os-snapshots"], "type": "qcow2", "new_file": "x"},
+            "volume_id": t["no volume"],
+            "create_info": {"snapshot_id": t["no volume"], "type": "qcow2", "new_file": "x"},
         }
     },
     "PUT /os-fault-rules/{host}": lambda t: {"rules": []},

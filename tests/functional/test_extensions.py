@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
-from micronova.conductor.audit import mend
+from micronova.conductor.findings.counters import mend
 from micronova.db.tables import allocations, inventories, quota_usages
 from tests.functional.cloud import CloudOptions, OneProcess
 

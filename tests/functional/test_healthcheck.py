@@ -76,3 +76,23 @@ async def test_many_who_ask_share_one_question() -> None:
     answers = await asyncio.gather(*(cloud.request("GET", "/ready", {}, None) for _ in range(100)))
     assert {answer.status for answer in answers} == {200}
     assert asked == 1
+
+
+@pytest.mark.parametrize("role", ["identity", "image", "network", "volume", "metadata"])
+async def test_each_http_role_answers_on_its_own(tmp_path: Path, role: str) -> None:
+    settings = load(None, {}, api={"auth_strategy": "noauth2"}, default={"transport_url": "local://"})
+    process = Process(settings, [role], StateDirectory(tmp_path))
+    await process.start()
+    try:
+        transport = ASGITransport(process.application(), "cloud:8774")
+        live = await transport.request("GET", "/healthcheck", {}, None)
+        ready = await transport.request("GET", "/healthcheck/ready", JSON, None)
+        assert (live.status, ready.status, ready.json()["status"]) == (200, 200, "ok")
+        assert ready.json()["checks"], "readiness has something to ask"
+    finally:
+        await process.stop()
+
+
+async def test_the_apis_and_the_console_proxy_share_the_healthcheck_of_their_process(full_cloud: FullCloud) -> None:
+    assert {"/compute", "/placement", "/console"} <= set(full_cloud.process.apps)
+    assert (await _get(full_cloud, "/healthcheck/ready")).status == 200

@@ -259,20 +259,15 @@ OPEN: dict[str, tuple[int, str]] = {
     "compute GET /os-floating-ip-pools": (200, PUBLIC),
     **{f"compute GET /{kind}": (200, OWN) for kind in (
         "images", "images/detail", "os-networks", "os-tenant-networks", "os-floating-ips", "os-security-groups",
-    )},
-    **{f"compute POST /{kind}": (200, NEW) for kind in ("os-floating-ips", "os-security-groups")},
-    **{f"compute GET /{kind}": (200, "compute uses no block storage service: there are none") for kind in (
         "os-volumes", "os-volumes/detail", "os-snapshots", "os-snapshots/detail",
     )},
+    **{f"compute POST /{kind}": (200, NEW) for kind in ("os-floating-ips", "os-security-groups", "os-volumes")},
 }  # fmt: skip
 
 # Where the refusal is not the usual one: what policy refuses in the caller's own project as well is a 403,
 # somebody else's thing does not exist (404).
 REFUSED: dict[str, tuple[int, str]] = {
     **NEVER,
-    **{f"compute POST /{kind}": (501, "compute uses no block storage service") for kind in (
-        "os-volumes", "os-snapshots",
-    )},
     "compute POST /servers": (400, "the flavor in the body does not exist for it"),
     "compute POST /os-volumes_boot": (400, "the flavor in the body does not exist for it"),
     **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
@@ -306,7 +301,7 @@ REFUSED: dict[str, tuple[int, str]] = {
         "POST /servers/{id}/migrations/{migration_id}/action force_complete",
     )},
     **{f"volume {route}": (404, "it is looked up before policy is asked") for route in (
-        "GET /backups/{backup_id}/export_record",
+        "GET /backups/{backup_id}/export_record", "GET /volumes/{volume_id}/encryption_key",
         *(f"POST /{kind}s/{{{kind}_id}}/action {action}" for kind in ("snapshot", "backup") for action in (
             "os-reset_status", "os-force_delete")),
         *(f"POST /volumes/{{volume_id}}/action {action}" for action in (
@@ -394,11 +389,10 @@ NOT_EVEN_ADMINS = {
     "compute GET /os-hosts/{id}/reboot",
     "compute GET /servers/{id}/os-volume_attachments/{volume}",  # the server has no volume
     "compute GET /servers/{id}/shares/{share_id}",  # nor a share
-    "compute GET /os-volumes/{id}",
-    "compute GET /os-snapshots/{id}",
     "compute GET /os-baremetal-nodes",  # nor is there a bare metal service
     "compute GET /os-baremetal-nodes/{id}",
     "compute GET /servers/{id}/migrations/{migration_id}",  # no live migration is in progress
+    "volume GET /volumes/{volume_id}/encryption_key",  # which is for compute alone
 }
 
 
@@ -452,6 +446,7 @@ async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) ->
 # of servers.
 SERVICES_MAY = {
     *(f"volume GET /{path}" for path in ("volumes", "volumes/detail", "volumes/summary", "volumes/{volume_id}")),
+    *(f"volume GET /volumes/{{volume_id}}/encryption{rest}" for rest in ("", "/{key}", "_key")),
     "volume GET /attachments", "volume GET /attachments/detail", "volume DELETE /volumes/{volume_id}",
     *(f"volume POST /volumes/{{volume_id}}/action os-{action}" for action in (
         "reserve", "unreserve", "begin_detaching", "roll_detaching", "attach", "detach", "initialize_connection",
@@ -816,6 +811,7 @@ async def test_filters_find_nothing_of_others(world: World, known: Things, path:
 BY_NATURE = {
     "volume POST /snapshots/{snapshot_id}/action os-update_snapshot_status": 400,  # it is not being made
     "volume POST /backups/import_record": 400,  # the record would have to name a file
+    "volume POST /types/{type_id}/encryption": 400,  # the type has one already
     # A volume is attached, detached, extended and so on one after the other.
     **{
         f"volume POST /volumes/{{volume_id}}/action {action}": 400
@@ -844,8 +840,7 @@ BY_NATURE = {
     "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
     "network PUT /v2.0/agents/{id}": 404,  # there are no agents
     "image POST /v2/tasks": 400,  # clients cannot create tasks
-    "compute POST /os-volumes": 501,  # compute makes no volumes
-    "compute POST /os-snapshots": 501,
+    "compute POST /os-snapshots": 400,  # the volume is reserved
     "compute POST /servers/{id}/os-volume_attachments": 404,  # there is no such volume
     "compute PUT /servers/{id}/os-volume_attachments/{volume}": 404,
     "compute POST /os-assisted-volume-snapshots": 400,  # no server has the volume

@@ -13,6 +13,7 @@ from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer, ServiceClient, Transport
 from micronova.objects.errors import Conflict, Forbidden, Invalid, PortLimitExceeded, Stale, Unavailable
 from micronova.objects.network import NetworkRequest, PlannedPort, PlannedPorts
+from micronova.placement import port_groups
 from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, SERVICE, World, quota_drift, world
 
 
@@ -45,12 +46,10 @@ class Guaranteeing:
     async def request(self, method: str, url: str, headers: Any, body: bytes | None) -> Answer:
         answer = await self._inner.request(method, url, headers, body)
         path = url.partition("?")[0]
-        document = answer.json() if method == "GET" and path in ("/v2.0/extensions", "/v2.0/ports") else None
-        if document is None:
+        if method != "GET" or not path.startswith("/v2.0/ports") or headers["x-auth-token"] != SERVICE:
             return answer
-        if "extensions" in document:
-            document["extensions"].append({"alias": "port-resource-request"})
-        for port in document.get("ports", ()) if headers["x-auth-token"] == SERVICE else ():
+        document = answer.json()
+        for port in document["ports"] if "ports" in document else [document["port"]]:
             port["resource_request"] = self._resource_request if port["id"] == self._port_id else None
         return Answer(answer.status, answer.headers, msgspec.json.encode(document))
 
@@ -241,15 +240,88 @@ BANDWIDTH = {"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1000}, "required": ["CU
     [BANDWIDTH, {"request_groups": [{"id": "g", **BANDWIDTH}], "same_subtree": ["g"]}],
     ids=["one", "groups"],
 )  # fmt: skip
-async def test_a_port_that_asks_for_bandwidth_is_refused(scene: Scene, resource_request: Any) -> None:
+async def test_a_port_is_bound_with_the_provider_of_its_bandwidth(scene: Scene, resource_request: Any) -> None:
+    """Neutron has two forms, and wants the provider in the same form."""
     network, _ = await scene.cloud.network()
-    asking, other = [await scene.cloud.make("port", network_id=network["id"]) for _ in range(2)]
-    transport = Guaranteeing(scene.transport, asking["id"], resource_request)
+    policy = (await scene.cloud.make("policy", ADMIN, shared=True))["id"]
+    asking, other = [await scene.cloud.make("port", network_id=network["id"], qos_policy_id=policy) for _ in range(2)]
+    scene.client = NetworkClient(
+        ServiceClient(Guaranteeing(scene.transport, asking["id"], resource_request), service_token)
+    )
+    plan = await scene.plan([NetworkRequest(port_id=port["id"]) for port in (other, asking)])
+    assert plan.ports[0].resources is None
+    wanted = plan.ports[1].resources
+    [group] = wanted.groups
+    assert (group.resources, group.required) == (BANDWIDTH["resources"], ("CUSTOM_PHYSNET_A",))
+    served = port_groups.served([wanted], {f"{asking['id']}:{group.id}": ["provider"]})
+    common: dict[str, Any] = {"instance_uuid": "s1", "zone": "nova", "check": current}
+    await scene.client.allocate(project_id="p1", host="h1", ports=plan.ports, served=served, **common)
+
+    async def allocation() -> Any:
+        return (await scene.cloud.show("port", asking["id"], ADMIN))["binding:profile"].get("allocation")
+
+    assert await allocation() == ({"g": "provider"} if "request_groups" in resource_request else "provider")
+    assert "allocation" not in (await scene.cloud.show("port", other["id"], ADMIN))["binding:profile"]
+    assert await scene.client.resources_of_server("s1") == (wanted,)
+    await scene.client.unbind("s1", check=current)
+    assert await allocation() is None
+    elsewhere = port_groups.served([wanted], {f"{asking['id']}:{group.id}": ["another"]})
+    ids = [port.port_id for port in plan.ports]
+    await scene.client.rebind(host="h2", port_ids=ids, served=elsewhere, **common)
+    assert await allocation() == ({"g": "another"} if "request_groups" in resource_request else "another")
+    await scene.client.deallocate("s1", check=current)
+    assert (await scene.cloud.show("port", asking["id"], ADMIN))["binding:profile"] == {}
+
+
+async def test_a_port_is_not_bound_without_what_it_asks_for(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    policy = (await scene.cloud.make("policy", ADMIN, shared=True))["id"]
+    port = await scene.cloud.make("port", network_id=network["id"], qos_policy_id=policy)
+    plan = await scene.plan([NetworkRequest(port_id=port["id"])])
+    rule = {"minimum_bandwidth_rule": {"min_kbps": 1}}
+    path = f"/qos/policies/{policy}/minimum_bandwidth_rules"
+    assert (await scene.cloud.call("POST", path, rule, token=ADMIN)).status == 201
+    with pytest.raises(Conflict, match="asks for other resources"):
+        await scene.client.allocate(
+            instance_uuid="s1", project_id="p1", host="h1", zone="nova", ports=plan.ports, check=current
+        )
+    assert (await scene.cloud.show("port", port["id"]))["device_id"] == ""
+
+
+@pytest.mark.parametrize(
+    "resource_request",
+    [
+        {"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": "much"}},
+        {"request_groups": [{"id": "g", **BANDWIDTH}, {"id": "g", **BANDWIDTH}]},
+        {"request_groups": [BANDWIDTH]},
+    ],
+)
+async def test_a_resource_request_that_cannot_be_read_is_refused(scene: Scene, resource_request: Any) -> None:
+    network, _ = await scene.cloud.network()
+    policy = (await scene.cloud.make("policy", ADMIN, shared=True))["id"]
+    port = await scene.cloud.make("port", network_id=network["id"], qos_policy_id=policy)
+    transport = Guaranteeing(scene.transport, port["id"], resource_request)
     scene.client = NetworkClient(ServiceClient(transport, service_token))
-    requests = [NetworkRequest(port_id=port["id"]) for port in (other, asking)]
-    with pytest.raises(Invalid, match=f"Port {asking['id']} has a resource request.*minimum_bandwidth"):
-        await scene.plan(requests)
-    assert len((await scene.plan(requests[:1])).ports) == 1
+    with pytest.raises(Invalid, match="resource request"):
+        await scene.plan([NetworkRequest(port_id=port["id"])])
+
+
+async def test_a_network_with_a_guarantee_gets_no_new_ports(scene: Scene) -> None:
+    policy = (await scene.cloud.make("policy", ADMIN, shared=True))["id"]
+    network, _ = await scene.cloud.network(qos_policy_id=policy)
+    plan = await scene.plan(on(network))
+    rule = {"minimum_bandwidth_rule": {"min_kbps": 1}}
+    path = f"/qos/policies/{policy}/minimum_bandwidth_rules"
+    assert (await scene.cloud.call("POST", path, rule, token=ADMIN)).status == 201
+    for requests in (on(network), None):
+        with pytest.raises(Invalid, match=f"networks with QoS policy.*{network['id']}"):
+            await scene.plan(requests)
+    with pytest.raises(Invalid, match="networks with QoS policy"):  # the rule came after the plan
+        await scene.client.allocate(
+            instance_uuid="s1", project_id="p1", host="h1", zone="nova", ports=plan.ports, check=current
+        )
+    await scene.client.deallocate("s1", check=current)
+    assert await scene.cloud.list("port") == []
 
 
 async def test_security_groups_by_name_or_id(scene: Scene) -> None:

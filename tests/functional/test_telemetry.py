@@ -249,7 +249,7 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         await user.delete(f"{path}/{port}", 202)
         await cloud.settled()
         volumes, event = f"/servers/{id}/os-volume_attachments", {"name": "volume-extended", "server_uuid": id}
-        await user.post(volumes, attachment(volume), 200)
+        await user.at(100).post(volumes, attachment(volume), 200)
         await user.admin.post("/os-server-external-events", {"events": [{**event, "tag": volume}]}, 200)
         await cloud.settled()
         await user.admin.put(f"{volumes}/{volume}", attachment(other_volume), 202)
@@ -263,7 +263,7 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
         from_volume = (await user.boot(imageRef=None, block_device_mapping_v2=mapping))["id"]
         await user.act(from_volume, "createImage", {"name": "of-volumes"})
         await cloud.settled()
-        await user.post(volumes, attachment(volume), 200)  # the end of the server returns it
+        await user.at(100).post(volumes, attachment(volume), 200)  # the end of the server returns it
         async with cloud.faults({"operation": "pause", "kind": "fail"}, {"operation": "attach_interface"}):
             await user.act(id, "pause")
             await cloud.settled()

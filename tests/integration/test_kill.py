@@ -51,18 +51,24 @@ class Killer:
         self.random = random.Random(seed)
         self.stop = threading.Event()
         self.killed: dict[str, int] = {}
+        self.left: list[str] = []  # to be killed before the end
 
     def run(self) -> None:
         """Kill each role at least once, and the database and the broker, while the users are at work."""
-        targets = [*ROLES, "rabbitmq", "postgres"]
-        self.random.shuffle(targets)
-        while targets or not self.stop.is_set():
-            target = targets.pop() if targets else self.random.choice(ROLES)
+        self.left = [*ROLES, "rabbitmq", "postgres"]
+        self.random.shuffle(self.left)
+        while self.left or not self.stop.is_set():
+            target = self.left.pop() if self.left else self.random.choice(ROLES)
             self._kill(target)
             self.revive()
             self.killed[target] = self.killed.get(target, 0) + 1
-            if self.stop.wait(self.random.uniform(0.2, 1.2)) and not targets:
+            if self.stop.wait(self.random.uniform(0.2, 1.2)) and not self.left:
                 return
+
+    def give_up(self) -> None:
+        """Kill nothing more: the test has failed."""
+        self.stop.set()
+        self.left.clear()
 
     def revive(self) -> None:
         """Start again what ended by itself: a role that finds no broker at its start says so and exits."""
@@ -98,13 +104,13 @@ def test_nothing_is_lost_when_everything_is_killed(durable: tuple[Path, Postgres
     for name in ROLES:
         host = {"MICRONOVA__DEFAULT__HOST": name}
         cluster.add(name, name.rstrip("0123456789"), None, **host)
+    users = Users(cluster, seed, SERVERS)
+    killer = Killer(cluster, postgres, rabbitmq, seed)
+    clients = [threading.Thread(target=users.run, daemon=True) for _ in range(6)]
+    chaos = threading.Thread(target=killer.run, daemon=True)
     try:
         cluster.start()
         cluster.wait_ready(hosts=3)
-        users = Users(cluster, seed, SERVERS)
-        killer = Killer(cluster, postgres, rabbitmq, seed)
-        clients = [threading.Thread(target=users.run) for _ in range(6)]
-        chaos = threading.Thread(target=killer.run)
         for thread in [*clients, chaos]:
             thread.start()
         for thread in clients:
@@ -118,4 +124,9 @@ def test_nothing_is_lost_when_everything_is_killed(durable: tuple[Path, Postgres
         keep_logs(cluster, f"kill-seed-{seed}")
         raise
     finally:
+        # A thread that goes on would start the roles again, beside the cloud of the next seed.
+        killer.give_up()
+        users.gone.set()
+        if chaos.ident is not None:
+            chaos.join()
         cluster.stop()

@@ -11,7 +11,9 @@ from micronova.cli.connections import open_and_ask, start_bus
 from micronova.cli.private_services.postgres import PrivatePostgres
 from micronova.cli.private_services.rabbitmq import PrivateRabbitMQ
 from micronova.conf.settings import SettingsError
+from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock
+from micronova.objects.errors import Unavailable
 from micronova.rpc.bus import connect
 from tests.command import ok
 from tests.services.process import free_port
@@ -62,6 +64,37 @@ async def test_settings_with_which_postgresql_is_not_used(tls: Path, database: s
     with pytest.raises(SettingsError, match=message):
         files = {"other": _other(tls), "certificate": tls / "certificate.pem", "key": tls / "key.pem"}
         await open_and_ask(f"{database}?{query.format(**files)}", None, 2)
+
+
+async def test_an_authority_that_is_taken_out_of_the_file_is_not_trusted_after_a_reload(
+    tls: Path, database: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_bytes((tls / "ca.pem").read_bytes())
+    opened = await open_and_ask(f"{database}?sslrootcert={file}", None, 2)
+
+    async def connect_again() -> None:
+        with pytest.raises(Unavailable):
+            await opened.read(lambda conn: conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())").all())
+        assert await opened.read(lambda conn: conn.exec_driver_sql("SELECT 1").scalar()) == 1
+
+    try:
+        for wanted in (file.read_bytes(), _other(tls).read_bytes() + file.read_bytes()):
+            file.write_bytes(wanted)
+            _reload(opened)
+            await connect_again()
+        file.write_bytes(_other(tls).read_bytes())
+        _reload(opened)
+        with pytest.raises(Unavailable):
+            await connect_again()
+    finally:
+        await opened.close()
+
+
+def _reload(database: Database) -> None:
+    use = database.read_certificates()
+    assert use is not None
+    use()
 
 
 async def test_the_broker_over_tls(tls: Path, services_dir: Path) -> None:

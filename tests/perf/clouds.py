@@ -28,6 +28,7 @@ from tests.services.rabbitmq import RabbitMQ
 HOSTS = 20
 PATIENCE = 60.0
 UNLIMITED = {"instances": -1, "cores": -1, "ram": -1}
+VOLUMES = {"quota_volumes": -1, "quota_gigabytes": -1}
 UPLOADS = {"uploads_per_project": 0, "image_count_total": 0}  # no limit, as Nova is measured without an image service
 
 
@@ -148,9 +149,16 @@ class OneProcess:
         self._tokens = tokens
         self._place = Path(tempfile.mkdtemp(prefix="micronova-bench-"))
         self._port = free_port()
+        self.volumes = f"http://127.0.0.1:{self._port}/volume/v3"
         strategy = "keystone" if tokens else "noauth2"
         self._config = self._place / "settings.toml"
-        self._config.write_text(toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED, "image": UPLOADS}))
+        settings: dict[str, dict[str, Any]] = {
+            "api": {"auth_strategy": strategy},
+            "quota": UNLIMITED,
+            "image": UPLOADS,
+            "volume": VOLUMES,
+        }
+        self._config.write_text(toml(settings))
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:

@@ -2,12 +2,15 @@
 
     python -m tests.perf.volumes [--rounds N]
 
-Both ways run side by side, so that a busy machine slows both. `qemu-img bench` is the client.
+All ways run side by side, so that a busy machine slows all: an export more than a file, because it needs more CPU. The
+CPU time of client and daemon together, of which the lowest counts, depends less on that. The client is
+`qemu-img bench`.
 """
 
 import argparse
 import asyncio
 import re
+import resource
 import subprocess
 import tempfile
 import time
@@ -15,6 +18,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tests.integration.exporter.world import World, world
+from tests.perf.processes import cpu_seconds
 
 MIB = 1 << 20
 CASES = {  # bytes, depth, requests, write
@@ -43,6 +47,13 @@ async def bench(source: list[str], size: int, depth: int, count: int, *, write: 
     return count / float(found[1])
 
 
+def spent(made: World, volume_id: str) -> float:
+    """Return the CPU seconds of the daemon of a volume and of all clients that have ended."""
+    clients = resource.getrusage(resource.RUSAGE_CHILDREN)
+    pid = made.daemons()[volume_id]
+    return clients.ru_utime + clients.ru_stime + cpu_seconds({pid: "daemon"})["daemon"]
+
+
 async def compare(made: World, rounds: int) -> None:
     """Print the rates of both ways."""
     volume_id, direct = str(uuid4()), str(uuid4())
@@ -54,17 +65,21 @@ async def compare(made: World, rounds: int) -> None:
     await made.serve(volume_id)
     ways = {
         "export": ["--image-opts", made.url(volume_id)],
-        "file": ["-f", "raw", "-t", "none", str(made.directory / direct)],  # as guests' own disks are opened
+        "file": ["-f", "raw", "-t", "none", "-n", str(made.directory / direct)],  # as guests' own disks are opened
         "page cache": ["-f", "raw", "-t", "writeback", str(made.directory / direct)],
     }
     for name, (size, depth, count, write) in CASES.items():
         rates: dict[str, list[float]] = {way: [] for way in ways}
+        costs: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way, source in ways.items():
+                before = spent(made, volume_id)
                 rates[way].append(await bench(source, size, depth, count, write=write))
+                costs[way].append((spent(made, volume_id) - before) / count * 1e6)
         best = {way: max(found) for way, found in rates.items()}
-        shares = ", ".join(f"{way} {rate:.0f}/s ({best['export'] / rate:.0%})" for way, rate in best.items())
-        print(f"{name}: {shares}")
+        print(f"{name}:")
+        for way, rate in best.items():
+            print(f"  {way}: {rate:.0f}/s ({best['export'] / rate:.0%}), {min(costs[way]):.0f} us CPU each")
     rollup = Path(f"/proc/{made.daemons()[volume_id]}/smaps_rollup").read_text()
     private = sum(int(number) for number in re.findall(r"Private_\w+:\s+(\d+)", rollup))
     print(f"memory of its own of the daemon after that: {private / 1024:.1f} MiB")

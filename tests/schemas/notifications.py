@@ -61,6 +61,8 @@ PAYLOADS = {
     "hosts:[str]? policy:str? rules:{str}",
     "ServiceStatusPayload 1.1": "host:str? binary:str? topic:str? report_count:int disabled:bool disabled_reason:str? "
     "availability_zone:str? last_seen_up:str? forced_down:bool version:int uuid:str",
+    "VolumeUsagePayload 1.0": "volume_id:str project_id:str? user_id:str? availability_zone:str? instance_uuid:str? "
+    "last_refreshed:str? reads:int read_bytes:int writes:int write_bytes:int",
     "SharePayload 1.0": "share_mapping_uuid:str share_id:str status:str tag:str",
 }
 _TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}

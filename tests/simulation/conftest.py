@@ -10,7 +10,7 @@ import pytest
 
 from micronova.cli.state import StateDirectory
 
-CATEGORIES = ("message", "database", "driver", "process ends")
+CATEGORIES = ("message", "database", "driver", "volume service", "process ends")
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +33,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                     counts.update({(action, kind): count for action, kind, count in json.loads(value)})
     if counts:
         terminalreporter.section("faults that were tried in each action")
-        terminalreporter.write_line(f"{'action':24}{'all':>8}" + "".join(f"{kind:>14}" for kind in CATEGORIES))
+        terminalreporter.write_line(f"{'action':24}{'all':>8}" + "".join(f"{kind:>16}" for kind in CATEGORIES))
         for action in (*sorted({action for action, _ in counts}, key=str.lower), None):
             row = [
                 sum(n for key, n in counts.items() if key[0] == (action or key[0]) and key[1] == kind)
                 for kind in CATEGORIES
             ]
-            terminalreporter.write_line(f"{action or 'all':24}{sum(row):>8}" + "".join(f"{n:>14}" for n in row))
+            terminalreporter.write_line(f"{action or 'all':24}{sum(row):>8}" + "".join(f"{n:>16}" for n in row))

@@ -1,7 +1,7 @@
-"""Faults that a simulation injects into messages, transactions and calls of the hypervisor driver.
+"""Faults that a simulation injects into messages, transactions, and calls of the hypervisor driver and of services.
 
-A *point* is a moment at which the cloud uses the bus, the database or a driver. Points are numbered in the order in
-which they are reached, so that a simulation can be repeated with a fault at exactly one of them.
+A *point* is a moment at which the cloud uses the bus, the database, a driver or the volume service. Points are numbered
+in the order in which they are reached, so that a simulation can be repeated with a fault at exactly one of them.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ FAULTS = {
     "write": ("fails", "answer lost", "answer late", *PROCESS_ENDS),
     "read": ("fails", "crash before"),
     "driver": (*HYPERVISOR_AWAY, *PROCESS_ENDS),
+    "volume": ("unavailable", "answer lost", "late", *PROCESS_ENDS),
 }
 
 
@@ -47,7 +48,7 @@ def category(kind: str, fault: str) -> str:
     """Return as what a fault at a point of this kind is counted."""
     if fault in PROCESS_ENDS:
         return "process ends"
-    return {"cast": "message", "call": "message", "driver": "driver"}.get(kind, "database")
+    return {"cast": "message", "call": "message", "driver": "driver", "volume": "volume service"}.get(kind, "database")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Point:
 
     number: int
     kind: str
-    name: str  # the message's method, the transaction's function, or the driver's method
+    name: str  # the message's method, the transaction's function, the driver's method, or the request
     action: str = ""  # what the user has asked for last
 
     def __str__(self) -> str:

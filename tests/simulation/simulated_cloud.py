@@ -36,10 +36,12 @@ from micronova.rpc.bus import Bus
 from tests.simulation.database import InlineDatabase
 from tests.simulation.faults import FaultPlan, FaultyBus, FaultyDatabase, ProcessRun, with_faults
 from tests.simulation.loop import VirtualClock
+from tests.simulation.volumes import Volumes, with_volume_faults
 
 R = TypeVar("R")
 
 IMAGE = "11111111-1111-4111-8111-111111111111"
+COMPUTE, VOLUME = "/compute/v2.1", "/volume/v3"
 PATIENCE = 900.0  # virtual seconds; what has not happened by then is stuck
 HOSTS = 3
 HOST_MEMORY = 512 + 4 * 4096  # what is reserved for the host, and four servers of the medium flavor
@@ -61,10 +63,16 @@ OLD_ACTIONS = {
     **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),
 }
 """The last microversions of actions that newer ones do not have."""
+REQUESTS = {
+    "": {"POST": "create", "DELETE": "delete"},
+    "os-interface": {"POST": "attach", "DELETE": "detach"},
+    "os-volume_attachments": {"POST": "attach volume", "DELETE": "detach volume", "PUT": "swap volume"},
+}
+"""What requests are called that are not server actions, by the part of the path after the server and the method."""
 DRIVER = (
     "info", "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
     "rescue", "unrescue", "set_admin_password", "trigger_crash_dump", "attach_interface", "detach_interface",
-    "snapshot", "rebuild",
+    "snapshot", "rebuild", "attach_volume", "detach_volume", "swap_volume", "extend_volume",
     "resize", "confirm_resize", "revert_resize", "export_disks", "import_guest",
     "check_live_migration", "live_migrate", "rollback_live_migration", "receive_live_guest",
     "get_console_output", "get_vnc_console", "get_serial_console",
@@ -124,10 +132,10 @@ def drivers_of(process: Process) -> list[Any]:
     return [agent.host.driver for manager in managers for agent in manager._agents.values()]
 
 
-def request_headers(body: Any) -> dict[str, str]:
+def request_headers(body: Any, *, admin: bool = False) -> dict[str, str]:
     """Return the headers of a user's request; an admin of the same project sends what only admins may do."""
     keys = body.keys() if isinstance(body, dict) else set()
-    admin = keys & ADMIN_BODIES or "host" in (body["server"] if "server" in keys else ())
+    admin = admin or bool(keys & ADMIN_BODIES) or "host" in (body["server"] if "server" in keys else ())
     version = min((OLD_ACTIONS[key] for key in keys if key in OLD_ACTIONS), default=100)
     user = "admin" if admin else "user"
     headers = {"x-auth-token": f"{user}:project", "openstack-api-version": f"compute 2.{version}"}
@@ -136,14 +144,17 @@ def request_headers(body: Any) -> dict[str, str]:
 
 
 def action_of(method: str, path: str, body: Any) -> str:
-    """Return the action on a server that a request asks for, or ""."""
+    """Return the action on a server, or on a volume that it has, that a request asks for, or ""."""
     collection, *rest = path.strip("/").split("/")
-    if collection != "servers" or method == "GET":
+    if method == "GET":
+        return ""
+    if collection == "volumes" and rest[1:] == ["action"] and "os-extend" in body:
+        return "extend volume"
+    if collection != "servers":
         return ""
     if rest[1:] == ["action"]:
         return str(next(iter(body)))
-    names = {"": {"POST": "create", "DELETE": "delete"}, "os-interface": {"POST": "attach", "DELETE": "detach"}}
-    return names[rest[1] if len(rest) > 1 else ""][method]
+    return REQUESTS[rest[1] if len(rest) > 1 else ""][method]
 
 
 class SimulatedCloud:
@@ -162,7 +173,7 @@ class SimulatedCloud:
         services: tuple[str, ...] = (),
         default: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare the cloud; the process also has these embedded services: network, image.
+        """Prepare the cloud; the process also has these embedded services: network, image, volume.
 
         `default` has settings of the section of this name.
         """
@@ -182,6 +193,7 @@ class SimulatedCloud:
         self._supervisors: list[asyncio.Task[None]] = []
         self._process: SimulatedProcess | None = None
         self._transport: ASGITransport | None = None
+        self.volumes = Volumes(self.rows)
         self._run_twice: set[str] = set()  # servers whose guests ran on two hosts at the same time
 
     # --- the process -----------------------------------------------------------------------------------------
@@ -272,6 +284,9 @@ class SimulatedCloud:
             for name in DRIVER:
                 call = with_faults(getattr(driver, name), process_run, self.fault_plan)
                 setattr(driver, name, self.watched(call))
+        if (client := process.clients.volume_client()) is not None:
+            faulty: Any = with_volume_faults(client._send, process_run, self.fault_plan)
+            client._send = faulty  # type: ignore[method-assign]
         self._transport = ASGITransport(process.application(), "cloud:8774")
 
     async def lose_last_host(self) -> None:
@@ -340,14 +355,14 @@ class SimulatedCloud:
 
     # --- users -----------------------------------------------------------------------------------------------
 
-    async def request(
-        self, method: str, path: str, body: Any = None, *, service: str = "/compute/v2.1"
-    ) -> Answer | None:
+    async def request(self, method: str, path: str, body: Any = None, *, service: str = COMPUTE) -> Answer | None:
         """Send a request; return None if a crash broke the connection, so that its result is unknown."""
         await self._up.wait()
         assert self._transport is not None
         self.note_action(method, path, body)
-        headers = request_headers(body)
+        headers = request_headers(body, admin=action_of(method, path, body) == "swap volume")
+        if service == VOLUME:
+            headers["openstack-api-version"] = "volume 3.71"
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         asked = asyncio.ensure_future(self._transport.request(method, f"{service}{path}", headers, data))
         await asyncio.wait({asked})  # a task of the process: a crash ends it
@@ -360,11 +375,11 @@ class SimulatedCloud:
             self.fault_plan.action = action
             self.asked.add(action)
 
-    async def insist(self, method: str, path: str, body: Any, *wanted: int) -> int:
+    async def insist(self, method: str, path: str, body: Any, *wanted: int, service: str = COMPUTE) -> int:
         """Send a request again until its status is one of these."""
         async with self._patience(f"{method} {path} to be answered"):
             while True:
-                answer = await self.request(method, path, body)
+                answer = await self.request(method, path, body, service=service)
                 if answer is not None and answer.status in wanted:
                     return answer.status
                 if answer is not None and answer.status not in (409, 503):
@@ -374,7 +389,10 @@ class SimulatedCloud:
     async def create(
         self, name: str, count: int = 1, flavor: str = "1", networks: Any = "none", **more: Any
     ) -> list[str]:
-        """Create servers once: if the answer is lost, look for the servers before asking again."""
+        """Create servers once: if the answer is lost, look for the servers before asking again.
+
+        Volumes that were reserved for a request that was lost are free after a while.
+        """
         server = {
             "name": name,
             "imageRef": IMAGE,
@@ -390,7 +408,8 @@ class SimulatedCloud:
                 if found:
                     assert len(found) == count
                     return found
-                assert answer is None or answer.status == 503, f"{answer.status} {answer.body!r}"
+                reserved = answer is not None and b"is reserved" in answer.body
+                assert answer is None or answer.status == 503 or reserved, f"{answer.status} {answer.body!r}"
                 await self.clock.sleep(1.0)
 
     async def becomes(self, id: str, *states: str) -> str:
@@ -507,6 +526,8 @@ class SimulatedCloud:
             await self.all_up()
             await self.until(lambda: not self.open_operations(), "all operations to end")
             await self.until(lambda: not self.rows(sa.select(departures)), "the hosts to have cleaned up")
+            if "volume" in self.databases:
+                await self.until(self.volumes.settled, "the volume service to end its work")
             audit = asyncio.create_task(run_audit(self.process()))
             await asyncio.wait({audit})
             if not audit.cancelled():
@@ -523,13 +544,20 @@ class SimulatedCloud:
                 assert cpus == self.dedicated_cpus(guest.uuid)
         assert set(self.images().values()) <= {"active"}
         assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
+        if "volume" in self.databases:
+            held = {
+                guest.uuid: guest.volumes or () for driver in self.drivers() for guest in await driver.list_guests()
+            }
+            directory = self._directory / "volumes"
+            files = {kind: [each.name for each in (directory / kind).iterdir()] for kind in ("volumes", "snapshots")}
+            self.volumes.check(held, files)
         for row in self.rows(sa.select(inventories)):
-            held = [
+            used = [
                 each["used"]
                 for each in self.rows(sa.select(allocations))
                 if (each["node_uuid"], each["resource_class"]) == (row["node_uuid"], row["resource_class"])
             ]
-            assert sum(held) == row["used"] <= row["capacity"]
+            assert sum(used) == row["used"] <= row["capacity"]
 
 
 def _made(task: "asyncio.Task[Any]") -> tuple[int, str]:

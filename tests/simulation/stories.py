@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.simulation import scenarios
+from tests.simulation import scenarios, volume_scenarios
 from tests.simulation.simulated_cloud import SimulatedCloud
 
 Scenario = Callable[[SimulatedCloud], Awaitable[None]]
@@ -26,11 +26,15 @@ class Story(NamedTuple):
         return self.scenario.__name__
 
 
-def _story(scenario: Scenario, actions: str, services: str = "", **default: Any) -> Story:
-    return Story(scenario, frozenset(actions.split()), tuple(services.split()), default)
+def _story(scenario: Scenario, actions: str, services: str = "", volumes: str = "", **default: Any) -> Story:
+    """Return a story; `volumes` names the requests about volumes without this word."""
+    of_volumes = {f"{each} volume" for each in volumes.split()}
+    return Story(scenario, frozenset({*actions.split(), *of_volumes}), tuple(services.split()), default)
 
 
-OTHER_REQUESTS = frozenset({"create", "delete", "attach", "detach"})
+OTHER_REQUESTS = frozenset(
+    {"create", "delete", "attach", "detach", "attach volume", "detach volume", "swap volume", "extend volume"}
+)
 """What the stories ask for that is not a server action of the API, under the names of `action_of`."""
 LIFECYCLE = _story(scenarios.server_lifecycle, "create os-stop os-start reboot delete")
 """The one with the whole life of a server; the others begin with a server that is active."""
@@ -63,4 +67,18 @@ STORIES = (
     _story(
         scenarios.shelve_and_offload, "create shelve unshelve shelveOffload delete", "image", shelved_offload_time=-1
     ),
+    _story(volume_scenarios.attach_and_detach_volumes, "create delete", "volume", "attach detach"),
+    _story(volume_scenarios.swap_and_extend_volumes, "create", "volume", "attach swap extend"),
+    _story(volume_scenarios.boot_from_volumes, "create delete", "image volume"),
+    _story(volume_scenarios.image_volume_backed, "create createImage", "image volume"),
+    _story(volume_scenarios.shelve_volume_backed, "create shelve unshelve delete", "image volume"),
+    _story(volume_scenarios.rebuild_volume_backed, "create rebuild", "image volume"),
+    _story(volume_scenarios.rescue_volume_backed, "create rescue unrescue", "image volume"),
+    _story(
+        volume_scenarios.move_with_volumes,
+        "create resize revertResize migrate confirmResize os-migrateLive",
+        "volume",
+        "attach",
+    ),
+    _story(volume_scenarios.evacuate_with_volumes, "create evacuate os-start", "image volume"),
 )

@@ -79,10 +79,7 @@ def main() -> int:
         settings = SETTINGS + (SETTINGS_FOR_IMAGES if any_format else "")
         with _cloud(folder, settings, real_guests=real_guests) as (clouds, inside):
             hosts = 1 if real_guests else HOSTS
-            configuration.write(
-                folder, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format,
-                volumes=arguments.suite == "volume",
-            )  # fmt: skip
+            configuration.write(folder, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format)
             (folder / ".stestr.conf").write_text(
                 f"[DEFAULT]\ntest_path={packages}/tempest/test_discover\ntop_dir={packages}\n"
                 "group_regex=([^\\.]*\\.)*\n"  # the tests of a class run one after the other

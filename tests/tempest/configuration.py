@@ -18,7 +18,7 @@ MOUNT_DISK = f"mkdir -p {DISK}; grep -q {DISK} /proc/mounts || mount -t vfat /de
 """The root of the test image is in memory: what tests write and look for in a snapshot has to be on its disk."""
 
 FEATURES = {
-    "attach_encrypted_volume": True,  # the tests of this and the next three are skipped for want of a volume service
+    "attach_encrypted_volume": True,
     "swap_volume": True,
     "volume_backed_live_migration": True,
     "volume_multiattach": True,
@@ -63,17 +63,14 @@ NEEDS_TWO_HOSTS = (
 )
 
 
-def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool, volumes: bool) -> Path:
+def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool) -> Path:
     """Make what Tempest takes for granted in a cloud, and write tempest.conf; return its path.
 
-    With `any_format` the cloud takes images whose data has another format than they say. With `volumes` Tempest knows
-    of the volume service; servers cannot use volumes, so that only its own suite does.
+    With `any_format` the cloud takes images whose data has another format than they say.
     """
     client = OpenStackClient(clouds)
     try:
-        sections = _sections(
-            client, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format, volumes=volumes
-        )
+        sections = _sections(client, clouds, hosts=hosts, real_guests=real_guests, any_format=any_format)
     finally:
         client.close()
     parser = configparser.RawConfigParser()
@@ -89,7 +86,7 @@ def write(directory: Path, clouds: Path, *, hosts: int, real_guests: bool, any_f
 
 
 def _sections(
-    client: OpenStackClient, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool, volumes: bool
+    client: OpenStackClient, clouds: Path, *, hosts: int, real_guests: bool, any_format: bool
 ) -> dict[str, dict[str, object]]:
     auth = yaml.safe_load(clouds.read_text())["clouds"]["micronova"]["auth"]
     [image] = client.column("image list", "--name", "test-image", name="ID")
@@ -103,6 +100,7 @@ def _sections(
     ]
     public = client.json("network show", "public")
     client("network set", "--no-share", "private")  # with a network for all, no project gets one allocated by itself
+    shared = client.json("volume type create", "tempest-multiattach", "--property", "multiattach=<is> True")
     extensions = ",".join(client.column("extension list", "--network", name="Alias"))
     features = {name: on and (hosts > 1 or name not in NEEDS_TWO_HOSTS) for name, on in FEATURES.items()}
     return {
@@ -170,18 +168,19 @@ def _sections(
             "storage_protocol": "nbd",
             "vendor_name": "Micronova",
             "disk_format": "raw",
+            "volume_type_multiattach": shared["name"],
         },
         "volume-feature-enabled": {
             "backup": True,
             "volume_revert": True,
             "volume_locked_by_snapshot": False,
-            "extend_attached_volume": False,
+            "extend_attached_volume": True,
         },
         "service_available": {
             "nova": True,
             "neutron": True,
             "glance": True,
-            "cinder": volumes,
+            "cinder": True,
             "swift": False,
             "horizon": False,
         },

@@ -130,7 +130,12 @@ def types(osc: OpenStackClient) -> None:
     osc("volume type create", *options, "--encryption-cipher", "aes-xts-plain64", "sealed")
     assert "luks" in str(osc.json("volume type show", "--encryption-type", "sealed")["encryption"])
     osc("volume type set", "--encryption-key-size", "512", "sealed")
-    assert "encrypted" in osc.refused("volume create", "--size", "1", "--type", "sealed", "never", cloud=DEMO)
+    osc("volume create", "--size", "1", "--type", "sealed", "secret", cloud=DEMO)
+    until(osc, "volume show", "secret", "available")
+    assert osc.json("volume show", "secret", cloud=DEMO)["encrypted"] is True
+    assert "volumes have this type" in osc.refused("volume type unset", "--encryption-type", "sealed")
+    osc("volume delete", "secret", cloud=DEMO)
+    until(osc, "volume show", "secret", "")
     osc("volume type unset", "--encryption-type", "sealed")
     osc("volume type delete", "sealed")
 

@@ -228,7 +228,8 @@ def test_the_form_of_commit_ids() -> None:
 
 
 def test_a_release_begins_with_a_summary_and_has_its_changes_in_groups() -> None:
-    newest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    newest = next(section for section in sections if not section.startswith("Unreleased"))
     summary, *groups = re.split(r"^### ", newest, flags=re.MULTILINE)
     assert summary.splitlines()[2] == "What users get:", "put the line of a change into its group"
     assert len(summary.splitlines()) <= 30

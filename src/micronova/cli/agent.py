@@ -29,7 +29,7 @@ import msgspec
 from micronova.cli.exporter import ExporterLink
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.cli.supervised import READY, SupervisedProcess
+from micronova.cli.supervised import READY, SupervisedProcess, tell_root
 from micronova.conf.api import APISettings
 from micronova.conf.pci import PCISettings
 from micronova.conf.services import GlanceSettings, NeutronSettings
@@ -218,7 +218,7 @@ def main() -> None:
 
         run_until_stopped(lambda stopped: _serve(start, listening, stopped, lambda: stop(stopped)))
     except MicronovaError as error:
-        os.write(sys.stdout.fileno(), error.message.encode())  # root says it
+        tell_root(error.message)
         sys.exit(1)
     sys.exit(0 if stop_requested else _SIGNALLED)
 
@@ -240,7 +240,7 @@ async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event,
         return  # it waited for a cloud that does not answer, perhaps because that one stops
     settle_memory()
     process.announce_ready()
-    os.write(sys.stdout.fileno(), READY.encode())
+    tell_root(READY)
     log.info("%s: ready", ", ".join(start.roles))
     try:
         await stopped.wait()

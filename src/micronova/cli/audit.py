@@ -1,5 +1,8 @@
-"""`micronova audit`: compare the records with what the hypervisors and the network service hold."""
+"""`micronova audit`: compare the records with what the hypervisors and the services hold, and repair what differs."""
 
+import os
+import pwd
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,34 +12,157 @@ import click
 import msgspec
 
 from micronova.cli.state import StateDirectory, ask, default_directory
+from micronova.objects.clock import micros
+from micronova.objects.errors import MicronovaError
+from micronova.objects.ids import new_uuid
+from micronova.telemetry.logs import one_line
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+    from micronova.conductor.findings.finding import Finding, Means
     from micronova.conductor.host_guests import ReportProgress
 
+WRONG, INCOMPLETE = 1, 3
+"""Exit codes: something is wrong; nothing is wrong in what was compared, and something did not answer."""
 MANY_HOSTS = 500
 """With more hosts than these, the audit shows its progress."""
 MANY_IMAGES = 500
 """Each time that the image service has answered about so many images, the audit shows it."""
+MOST_ROUNDS = 5
+"""Audits with repairs: what is repaired may uncover something else."""
 
 
-def audit(directory: Path | None, config: Path | None, as_json: bool) -> int:
-    """Print the findings; return 0 only if there are none."""
-    if config is None:
-        findings = ask(StateDirectory(directory or default_directory()).control, "/audit")
-    else:
+class _Cloud:
+    """Where the audit runs: in a process that is asked over its control socket, or here."""
+
+    def __init__(self, directory: Path | None, config: Path | None) -> None:
+        self._directory, self._config = directory, config
+
+    def audit(self) -> dict[str, Any]:
+        """Return the findings, and the hosts that are down."""
+        if self._config is None:
+            found = ask(self._control, "/audit")
+        else:
+            run = partial(_report, progress=_show_progress, image_progress=_show_images)
+            found = self._connected(run)
+        report: dict[str, Any] = found
+        return report
+
+    def repair(self, wanted: dict[str, Any]) -> str:
+        """Make a repair; return what was changed."""
+        if self._config is None:
+            return str(ask(self._control, "/repair", method="POST", body=wanted))
+        return str(self._connected(partial(run_repair, wanted=wanted)))
+
+    @property
+    def _control(self) -> Path:
+        return StateDirectory(self._directory or default_directory()).control
+
+    def _connected(self, work: Callable[["Process"], Any]) -> Any:
         from micronova.cli.wiring import run_connected
 
-        run = partial(run_audit, progress=_show_progress, image_progress=_show_images)
-        findings = run_connected(config, directory, run)
+        assert self._config is not None
+        return run_connected(self._config, self._directory, work, without_bus=True)
+
+
+def audit(
+    directory: Path | None,
+    config: Path | None,
+    as_json: bool,
+    *,
+    repair: bool = False,
+    yes: bool = False,
+    remove_guests: tuple[str, ...] = (),
+) -> int:
+    """Print the findings, and repair them if that is asked for; return 0 only if there are none in the end."""
+    cloud = _Cloud(directory, config)
+    if not repair:
+        report = cloud.audit()
+        return _show(report, as_json)
+    done: list[dict[str, str]] = []
+    for _ in range(MOST_ROUNDS):
+        report = cloud.audit()
+        before = len(done)
+        for found in report["findings"]:
+            _repair_one(cloud, found, done, quiet=as_json, yes=yes, remove_guests=remove_guests)
+        if len(done) == before:
+            break
+    if not as_json:
+        return _show(report, as_json=False)
+    click.echo(_json({"repaired": done, "findings": report["findings"]}))
+    return _code(report["findings"])
+
+
+def _repair_one(
+    cloud: _Cloud,
+    found: dict[str, Any],
+    done: list[dict[str, str]],
+    *,
+    quiet: bool,
+    yes: bool,
+    remove_guests: tuple[str, ...],
+) -> None:
+    """Ask for the repairs of a finding, and make the first that is wanted."""
+    if found.get("repairs") and not (quiet or yes):
+        _say(f"{found['kind']}  {found['subject']}")
+        _say(f"  {found['message']}")
+    for repair in found.get("repairs", ()):
+        destroys = repair.get("destroys", False)
+        named = repair["name"] == "remove_guest" and found["subject"] in remove_guests
+        unasked = named or (yes and not destroys)
+        if not unasked and (yes or quiet or not click.confirm(one_line(f"  {repair['text']}"), default=False)):
+            continue
+        try:
+            result = cloud.repair(repair)
+        except MicronovaError as error:
+            _say(f"  not repaired: {error.message}", err=True)
+            continue
+        if result:
+            done.append({"kind": found["kind"], "subject": found["subject"], "done": result})
+        if not quiet:
+            _say(f"  {result or 'It is so no more.'}")
+        return
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Print one line, with characters escaped that would begin another one or command the terminal.
+
+    Hosts have written parts of it, and an operator decides by what is printed: a stolen host must not cover it.
+    """
+    click.echo(one_line(text), err=err)
+
+
+def _show(report: dict[str, Any], as_json: bool) -> int:
+    findings = report["findings"]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        click.echo(_json(findings))
+        return _code(findings)
+    for found in findings:
+        _say(f"{found['kind']:<12} {found['subject']}  {found['message']}")
+        if found.get("repairs"):
+            click.echo("             `micronova audit --repair` can do, when it is asked to:")
+            for repair in found["repairs"]:
+                _say(f"             - {repair['text']}")
+        if found.get("advice"):
+            _say(f"             {found['advice']}")
+    if report["down"]:
+        _say(f"not asked, because they are down: {', '.join(report['down'])}", err=True)
+    code = _code(findings)
+    if code == INCOMPLETE:
+        click.echo("nothing is wrong in what could be compared")
     elif not findings:
         click.echo("nothing is wrong")
-    else:
-        for found in findings:
-            click.echo(f"{found['kind']:<12} {found['subject']}  {found['message']}")
-    return 1 if findings else 0
+    return code
+
+
+def _code(findings: list[dict[str, Any]]) -> int:
+    if not findings:
+        return 0
+    return INCOMPLETE if all(found["kind"] == "unasked" for found in findings) else WRONG
+
+
+def _json(data: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def _show_progress(done: int, hosts: int) -> None:
@@ -49,22 +175,46 @@ def _show_images(done: int) -> None:
         click.echo(f"the image service has answered about {done} images", err=True)
 
 
+def _this_user(host: str) -> str:
+    """Return who makes an audit, as USER@MACHINE; with sudo the person, not root."""
+    try:
+        user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return f"{user}@{host}"[:255]
+
+
 async def run_audit(
     process: "Process",
     progress: "ReportProgress | None" = None,
     image_progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the findings, as plain data, of an audit over the database and the bus of a process."""
+    """Return the findings, as plain data, of an audit over the database and the bus of a process.
+
+    The audit is recorded for `micronova status`, as made by the user of this process.
+    """
+    builtins: list[dict[str, Any]] = msgspec.to_builtins(await _find(process, progress, image_progress))
+    return builtins
+
+
+async def _find(
+    process: "Process",
+    progress: "ReportProgress | None",
+    image_progress: Callable[[int], None] | None,
+) -> "list[Finding]":
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
+    from micronova.conductor.findings.finding import UNASKED, Finding
     from micronova.conductor.host_guests import no_progress
     from micronova.conductor.rpcapi import ProbeAPI
+    from micronova.db import audits
 
-    assert process.database is not None and process.bus is not None
+    assert process.database is not None
+    began = micros(process.clock.now())
     findings = await compare(
         process.database,
-        ComputeAPI(process.bus),
-        ProbeAPI(process.bus),
+        ComputeAPI(process.bus) if process.bus is not None else None,
+        ProbeAPI(process.bus) if process.bus is not None else None,
         process.clock,
         service_down_time=process.settings.default.service_down_time,
         ports=process.clients.network_client(),
@@ -73,5 +223,59 @@ async def run_audit(
         progress=progress or no_progress,
         image_progress=image_progress,
     )
-    builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)
-    return builtins
+    if process.bus is None:
+        message = "The broker does not answer, so no host and no conductor was asked."
+        findings.append(Finding(kind=UNASKED, subject="broker", message=message, advice="See `micronova check`."))
+    await process.database.write(
+        audits.record,
+        new_uuid(process.random),
+        began,
+        micros(process.clock.now()),
+        _this_user(process.host),
+        Counter(found.kind for found in findings),
+    )
+    return findings
+
+
+async def run_report(process: "Process") -> dict[str, Any]:
+    """Return the findings of an audit, and the hosts that are down."""
+    return await _report(process, None, None)
+
+
+async def _report(
+    process: "Process",
+    progress: "ReportProgress | None",
+    image_progress: Callable[[int], None] | None,
+) -> dict[str, Any]:
+    from micronova.conductor.host_guests import hosts_down
+
+    assert process.database is not None
+    findings = await run_audit(process, progress, image_progress)
+    down = await hosts_down(process.database, process.clock, process.settings.default.service_down_time)
+    return {"findings": findings, "down": down}
+
+
+async def run_repair(process: "Process", wanted: dict[str, Any]) -> str:
+    """Make a repair that a finding offers; return what was changed."""
+    from micronova.conductor.findings.finding import Repair
+    from micronova.conductor.repairs import repair
+
+    return await repair(_means(process), msgspec.convert(wanted, Repair))
+
+
+def _means(process: "Process") -> "Means":
+    from micronova.compute.rpcapi import ComputeAPI
+    from micronova.conductor.findings.finding import Means
+    from micronova.objects.pci_devices import parse_aliases
+
+    assert process.database is not None
+    return Means(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        compute=ComputeAPI(process.bus) if process.bus is not None else None,
+        network=process.clients.network_client(),
+        images=process.clients.image_client(),
+        volumes=process.clients.volume_client(),
+        aliases=parse_aliases(process.settings.pci.alias),
+    )

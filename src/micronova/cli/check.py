@@ -17,7 +17,8 @@ from micronova.conf.settings import Settings, SettingsError, load, options, show
 from micronova.objects.errors import MicronovaError
 
 TOGETHER: Final = {
-    "default.secret_key": ("api", "conductor", "identity"),
+    "default.secret_key": ("api", "conductor", "identity", "volume"),
+    "default.other_secret_keys": ("api", "conductor", "identity", "volume"),
     "default.transport_url": (),
     "default.control_users": (*CONTROL_ROLES, *HOST_ROLES),
     "default.reclaim_instance_interval": ("api", "conductor"),

@@ -85,6 +85,16 @@ class Clients:
             raise SettingsError(f"ssl.ca_file ({file}) is no PEM file with certificates: {error}.") from None
         return file
 
+    def check_authorities(self) -> str:
+        """Return `ssl.ca_file` after a look at it; raise SettingsError if it cannot be used."""
+        return self._authorities
+
+    def renew_certificates(self) -> None:
+        """Verify other services by the present content of `ssl.ca_file` from now on."""
+        for transport in self._transports:
+            if isinstance(transport, HTTPTransport | CatalogTransport):
+                transport.renew()
+
     async def start(self) -> None:
         """Fetch the catalog if it is needed, and start to follow the tokens that other processes revoke."""
         if self._catalog is not None:
@@ -304,11 +314,12 @@ class Clients:
 
     def keyring(self) -> HostKeyring:
         """Return what derives the keys of hosts; its users share neutron.ticket_key, or DIR."""
-        given = self._process.settings.neutron.ticket_key
-        if given:
-            return HostKeyring(bytes.fromhex(given))
+        neutron = self._process.settings.neutron
+        others = [bytes.fromhex(key) for key in neutron.other_ticket_keys.split()]
+        if neutron.ticket_key:
+            return HostKeyring(bytes.fromhex(neutron.ticket_key), others)
         own = bytes.fromhex(self._process.keys.ticket_key)
-        return HostKeyring(hmac.digest(own, b"compute hosts", "sha256"))
+        return HostKeyring(hmac.digest(own, b"compute hosts", "sha256"), others)
 
     def host_keys(self) -> HeldKeys:
         """Return the keys of this host, which it fetches from a conductor."""

@@ -1,4 +1,4 @@
-"""The control socket of a running process: status, audit, timeline, explain and metrics, for its owner only."""
+"""The control socket of a running process: status, audit, repairs, timeline, explain, metrics; for its owner only."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -25,6 +25,7 @@ class Control:
             self._paths |= {
                 "/status": self._status,
                 "/audit": self._audit,
+                "/repair": self._repair,
                 "/timeline": self._timeline,
                 "/explain": self._explain,
                 "/dry-run": self._dry_run,
@@ -69,9 +70,14 @@ class Control:
         return await collect_status(self._process)
 
     async def _audit(self, query: dict[str, list[str]]) -> Any:
-        from micronova.cli.audit import run_audit
+        from micronova.cli.audit import run_report
 
-        return await run_audit(self._process)
+        return await run_report(self._process)
+
+    async def _repair(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.audit import run_repair
+
+        return await run_repair(self._process, msgspec.json.decode(query["body"][0]))
 
     async def _timeline(self, query: dict[str, list[str]]) -> Any:
         from micronova.cli.timeline import find_timeline

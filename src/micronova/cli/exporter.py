@@ -27,7 +27,7 @@ import msgspec
 
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.cli.supervised import READY, SupervisedProcess
+from micronova.cli.supervised import READY, SupervisedProcess, tell_root
 from micronova.conf.default import DefaultSettings
 from micronova.conf.settings import Settings
 from micronova.exporter import daemon, wire
@@ -207,7 +207,7 @@ def main() -> None:
             directory=Path("."),
             sandbox=(sys.executable, "-I", "-S", sandbox.__file__),
             program=program,
-            share=acl.share,
+            set_access=acl.share,
             users_of=acl.users,
             connect_right=acl.READ | acl.WRITE,
             guest_users=range(start.first_guest, start.first_guest + start.guests),
@@ -216,7 +216,7 @@ def main() -> None:
         )
         asyncio.run(_serve(setup, *sockets))
     except MicronovaError as error:
-        os.write(sys.stdout.fileno(), error.message.encode())  # root says it
+        tell_root(error.message)
         sys.exit(1)
 
 
@@ -225,7 +225,7 @@ async def _serve(setup: ExporterSetup, service: socket.socket, agent: socket.soc
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     exporter = Exporter(setup)
     await exporter.start(service, agent)
-    os.write(sys.stdout.fileno(), READY.encode())
+    tell_root(READY)
     await stopped.wait()
     await exporter.stop()
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from micronova.cli.maintain import with_database, with_process
 from micronova.cli.state import new_password
+from micronova.cli.status import time_span
 from micronova.conf.settings import Settings
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
@@ -19,12 +21,12 @@ from micronova.objects.service_names import COMPUTE
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
-    from micronova.db.services import ServiceChanges
+    from micronova.db.services import ServiceChanges, ServiceRow
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
 
 
-def list_hosts(directory: Path | None, config: Path | None) -> None:
+def list_hosts(directory: Path | None, config: Path | None, *, as_json: bool = False) -> None:
     """Print the hosts by name, with their state."""
     import time
 
@@ -32,6 +34,11 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
 
     async def work(database: Database, settings: Settings) -> None:
         rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
+        if as_json:
+            now, down = micros(time.time()), settings.default.service_down_time
+            listed = [_as_data(row, up=services.is_up(row, now, down)) for row in rows]
+            click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
+            return
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
         for row in rows:
             up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
@@ -39,6 +46,66 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
 
     with_database(directory, config, work)
+
+
+def _as_data(row: "ServiceRow", *, up: bool) -> dict[str, Any]:
+    return {
+        "host": row.host,
+        "state": "up" if up else "down",
+        "status": "disabled" if row.disabled else "enabled",
+        "reason": row.disabled_reason or "",
+    }
+
+
+def show(name: str, directory: Path | None, config: Path | None, *, as_json: bool) -> None:
+    """Print what is recorded of a host, and its servers."""
+    import time
+
+    from micronova.db import host_contents, services
+
+    async def work(database: Database, settings: Settings) -> None:
+        found = await database.read(host_contents.of_host, name)
+        try:
+            row = await database.read(services.find, name, COMPUTE)
+        except NotFound:
+            row = None
+        if row is None and not found.has_user:
+            raise _unknown(name)
+        now = micros(time.time())
+        data: dict[str, Any] = {"host": name, "state": "never heard of", "status": "enabled", "reason": ""}
+        if row is not None:
+            data = _as_data(row, up=services.is_up(row, now, settings.default.service_down_time))
+            data["seconds_ago"] = round((now - row.last_seen_at) / 1e6, 1)
+        data |= found._asdict()
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+            return
+        texts = {
+            "last heard of": f"{time_span(data['seconds_ago'])} ago" if row is not None else "",
+            "broker user": "its own" if found.has_user else "none of its own",
+            "console address": found.console_address,
+            "nodes": ", ".join(found.nodes),
+            "operations": f"{found.operations} open",
+            "migrations": "one is open" if found.migrating else "",
+            "guests to remove": str(found.departures or ""),
+            "servers": str(len(found.servers)),
+        }
+        for label, text in ({each: data[each] for each in ("host", "state", "status", "reason")} | texts).items():
+            if text:
+                click.echo(f"{label:<18}{text}")
+        for server in found.servers:
+            click.echo(_line(server))
+
+    with_database(directory, config, work)
+
+
+def _line(server: dict[str, Any]) -> str:
+    """Return a server in a list of those on a host."""
+    return f"  {server['uuid']}  {server['vm_state']:<10}{server['name']}"
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"There is no host {name}: `micronova host list` shows those that there are.")
 
 
 def hosts_up(directory: Path | None, config: Path | None) -> set[str]:
@@ -88,7 +155,7 @@ async def _switch(database: Database, process: "Process", name: str, values: "Se
     try:
         row = await database.read(services.find, name, COMPUTE)
     except NotFound:
-        raise NotFound(f"There is no host {name}: `micronova host list` shows those that there are.") from None
+        raise _unknown(name) from None
     changed = await database.write(services.update, row.uuid, values, micros(time.time()))
     await process.notifier.start()
     process.notifier.announce(Context(), partial(resources.service, "update", changed))
@@ -124,26 +191,30 @@ def add(
     if console_address:
         _check_console_address(console_address)
 
-    async def work(database: Database, settings: Settings) -> Settings:
+    async def work(database: Database, settings: Settings) -> tuple[Settings, bool]:
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
         if name in (parse(settings.default.transport_url).user, *settings.default.control_users):
             raise MicronovaError(
                 f"{name} is a broker user of the control services: a host needs a broker user of its own."
             )
+        known = name in (await database.read(services.host_users)).registered
         await database.write(services.register_host_user, name, micros(time.time()), console_address)
-        return settings
+        return settings, known
 
     # It is opened first: a process of root's becomes the owner of DIR, who may not be able to.
     file = None if settings_file is None else _private_file(settings_file)
     try:
-        settings: Settings = with_database(directory, config, work)
+        settings, known = with_database(directory, config, work)
         broker = parse(settings.default.transport_url)
         password = new_password()
         allowed = for_host(name, name)
         if file is None:
             click.echo("# On the broker:")
-        click.echo(f"rabbitmqctl add_user {name} {password}")
+        if known:
+            click.echo(f"rabbitmqctl change_password {name} {password} || rabbitmqctl add_user {name} {password}")
+        else:
+            click.echo(f"rabbitmqctl add_user {name} {password}")
         patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
         click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
         text = _host_settings(name, broker.for_user(f"{name}:{password}"), console_address, driver, settings)
@@ -213,14 +284,21 @@ def _address(option: str, given: str, public_url: str | None, path: str, role: s
     return f'# {option} = "http://…{path}"  # where `micronova run {role}` listens'
 
 
-def remove(name: str, directory: Path | None, config: Path | None) -> None:
-    """Take the rights of a host away; its servers stay as they are."""
+def remove(name: str, directory: Path | None, config: Path | None, *, yes: bool = False) -> None:
+    """Take the rights of a host away, after a question if it has servers, which stay as they are."""
     import time
 
-    from micronova.db import services
+    from micronova.db import host_contents, services
     from micronova.http.host_keys import LIFETIME
 
     async def work(database: Database, settings: Settings) -> None:
+        found = await database.read(host_contents.of_host, name)
+        if found.servers and found.has_user and not yes:
+            # What is printed to standard output are commands for a shell.
+            click.echo(f"{name} has {len(found.servers)} servers, which nobody can work on without it:", err=True)
+            for server in found.servers:
+                click.echo(_line(server), err=True)
+            click.confirm("Take its rights away?", abort=True, err=True)
         await database.write(services.forget_host_user, name, micros(time.time()))
 
     with_database(directory, config, work)

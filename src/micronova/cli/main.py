@@ -85,11 +85,20 @@ def down(directory: Path | None) -> None:
     run(directory)
 
 
-@main.command(short_help="Count services, servers and operations.")
+@main.command(short_help="Show what runs and what is wrong.")
 @directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a region.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(directory: Path | None, as_json: bool) -> None:
-    """Count the services by state, the servers and the operations, and name the services that are down."""
+def status(directory: Path | None, config: Path | None, as_json: bool) -> None:
+    """Count the services by state, the servers and the operations, and name the services that are down.
+
+    With --config, show a region: database, broker, HTTP services, processes with their releases, hosts, operations
+    that wait or are late, and the last audit. What does not answer is shown as such; exit 0 only if all answer.
+    """
+    if config is not None:
+        from micronova.cli.region_status import region_status
+
+        sys.exit(region_status(config, directory, as_json=as_json))
     from micronova.cli.status import status as run
 
     run(directory, as_json)
@@ -216,6 +225,17 @@ def db_upgrade(directory: Path | None, config: Path | None) -> None:
     upgrade(directory, config)
 
 
+@db.command("current", short_help="Show the revision of each database.")
+@directory_option
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def db_current(directory: Path | None, config: Path | None, as_json: bool) -> None:
+    """Show the revision of each database, and the one that this release needs. Exit 0 only if they are the same."""
+    from micronova.cli.maintain import show_revisions
+
+    sys.exit(show_revisions(directory, config, as_json))
+
+
 @db.command("purge", short_help="Delete old operations and records of deleted servers.")
 @directory_option
 @config_option
@@ -265,6 +285,26 @@ def token_key_show(directory: Path | None) -> None:
     from micronova.cli.maintain import show_token_keys
 
     show_token_keys(directory)
+
+
+@main.group("key")
+def key() -> None:
+    """Maintain the key of stored secrets."""
+
+
+@key.command("rotate", short_help="Encrypt stored secrets with a new key.")
+@directory_option
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def key_rotate(directory: Path | None, config: Path | None, as_json: bool) -> None:
+    """Encrypt stored secrets with default.secret_key: those of waiting operations, and the credentials of users.
+
+    Those that default.other_secret_keys have encrypted are read with these. In a cloud of `micronova up`, which has to
+    be stopped, a new key is made first, and the old one is forgotten in the end.
+    """
+    from micronova.cli.keys import rotate
+
+    rotate(directory, config, as_json)
 
 
 @main.command()
@@ -319,11 +359,35 @@ def check(roles: tuple[str, ...], directory: Path | None, configs: tuple[Path, .
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
-    """Compare the records with hypervisors and network; list every contradiction. Exit 0 only if there is none."""
+@click.option("--repair", is_flag=True, help="Ask for each repair whether to make it, make it, and compare again.")
+@click.option("--yes", is_flag=True, help="With --repair: make all repairs that destroy nothing, without asking.")
+@click.option(
+    "--remove-guest",
+    "remove_guests",
+    multiple=True,
+    metavar="UUID",
+    help="With --repair: remove a guest that may be the only copy of its disks; may be repeated.",
+)
+def audit(
+    directory: Path | None,
+    config: Path | None,
+    as_json: bool,
+    repair: bool,
+    yes: bool,
+    remove_guests: tuple[str, ...],
+) -> None:
+    """Compare the records with hypervisors, network, images and volumes, and list every contradiction.
+
+    Exit 0 if there is none; 1 if something is wrong; 3 if nothing is wrong in what could be asked, and a host, a
+    service or the broker did not answer.
+    """
     from micronova.cli.audit import audit as run
 
-    sys.exit(run(directory, config, as_json))
+    if (yes or remove_guests) and not repair:
+        raise click.UsageError("--yes and --remove-guest go with --repair.")
+    if as_json and repair and not (yes or remove_guests):
+        raise click.UsageError("--json cannot ask: add --yes.")
+    sys.exit(run(directory, config, as_json, repair=repair, yes=yes, remove_guests=remove_guests))
 
 
 @main.command(short_help="Show what was done with a server, step by step.")
@@ -559,11 +623,24 @@ def host() -> None:
 @host.command("list")
 @directory_option
 @config_option
-def host_list(directory: Path | None, config: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def host_list(directory: Path | None, config: Path | None, as_json: bool) -> None:
     """List the compute hosts with their state."""
     from micronova.cli.hosts import list_hosts
 
-    list_hosts(directory, config)
+    list_hosts(directory, config, as_json=as_json)
+
+
+@host.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@directory_option
+@config_option
+def host_show(name: str, as_json: bool, directory: Path | None, config: Path | None) -> None:
+    """Show a host: its state, its broker user, its nodes, and the servers that it has."""
+    from micronova.cli.hosts import show
+
+    show(name, directory, config, as_json=as_json)
 
 
 @host.command("add")
@@ -597,7 +674,7 @@ def host_add(
     directory: Path | None,
     config: Path | None,
 ) -> None:
-    """Register a host and print its broker commands and settings."""
+    """Register a host and print its broker commands and settings. A host that is known gets a new password."""
     from micronova.cli.hosts import add
 
     add(name, console_address, directory, config, settings_file=settings_file, driver=driver)
@@ -605,13 +682,17 @@ def host_add(
 
 @host.command("remove", short_help="Take the rights of a host away.")
 @click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask if the host has servers.")
 @directory_option
 @config_option
-def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
-    """Take the rights of a host away and print the commands for the broker."""
+def host_remove(name: str, yes: bool, directory: Path | None, config: Path | None) -> None:
+    """Take the rights of a host away and print the commands for the broker.
+
+    The servers that it has are listed, and it is asked first.
+    """
     from micronova.cli.hosts import remove
 
-    remove(name, directory, config)
+    remove(name, directory, config, yes=yes)
 
 
 @host.command("disable")
@@ -646,6 +727,33 @@ def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
     from micronova.cli.hosts import drain
 
     drain(name, directory, config)
+
+
+@main.group()
+def service() -> None:
+    """List the processes of the cloud; forget those that are gone."""
+
+
+@service.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@directory_option
+@config_option
+def service_list(as_json: bool, directory: Path | None, config: Path | None) -> None:
+    """List conductors, schedulers, hosts and consoles, and when they were last heard of."""
+    from micronova.cli.services import list_services
+
+    list_services(directory, config, as_json=as_json)
+
+
+@service.command("forget")
+@click.argument("name", metavar="ID|HOST")
+@directory_option
+@config_option
+def service_forget(name: str, directory: Path | None, config: Path | None) -> None:
+    """Delete the record of a process that is gone for good, such as a conductor with a name of its own."""
+    from micronova.cli.services import forget_service
+
+    forget_service(name, directory, config)
 
 
 @main.group()

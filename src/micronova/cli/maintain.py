@@ -1,4 +1,4 @@
-"""Commands that prepare and explain: db upgrade, db purge, config, policy check, token-key."""
+"""Commands that prepare and explain: db upgrade, current and purge, config, policy check, token-key."""
 
 import asyncio
 import os
@@ -130,6 +130,34 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
             click.echo(
                 f"{name:<10} {before or 'empty'} → {after}" if before != after else f"{name:<10} {after} is current"
             )
+    finally:
+        await process.stop()
+
+
+def show_revisions(directory: Path | None, config: Path | None, as_json: bool) -> int:
+    """Print at which revision each database is, and which one this release needs; return 1 if one is at another."""
+    settings = load(config)
+    found = asyncio.run(_revisions(settings, _place_of_cloud(directory, settings)))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        for name, (at, needed) in found.items():
+            what = "is current" if at == needed else f"this release needs {needed}"
+            click.echo(f"{name:<10} {at or 'empty':<8} {what}")
+    return 0 if all(at == needed for at, needed in found.values()) else 1
+
+
+async def _revisions(settings: Settings, place: StateDirectory) -> dict[str, tuple[str | None, str]]:
+    from micronova.cli.wiring import Process
+    from micronova.db import schema
+
+    process = Process(settings, [], place)
+    try:
+        found: dict[str, tuple[str | None, str]] = {}
+        for name, (_, migrations) in SCHEMAS.items():
+            database = await process.open_database(name)
+            found[name] = (await database.read(schema.current), schema.head(migrations))
+        return found
     finally:
         await process.stop()
 

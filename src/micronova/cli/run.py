@@ -10,11 +10,13 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.notify_systemd import ready_service
+from micronova.cli.reload import Reloader, SettingsSource, ends_with_its_terminal, open_log_file
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
 from micronova.cli.workers import READY, run_workers
@@ -51,6 +53,7 @@ def run(
     if unknown:
         raise SettingsError(f"There is no role {unknown[0]}: choose from {', '.join(ROLES)}.")
     settings = load(config)
+    source = SettingsSource(settings, partial(load, config))
     set_up_logging(settings)
     place = StateDirectory(directory or Path(settings.default.state_path or default_directory()))
     if fd is None and settings.api.workers > 1 and set(roles) <= set(HTTP_ROLES):
@@ -60,7 +63,7 @@ def run(
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
         run_until_stopped(
-            lambda stopped: _serve(settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped)
+            lambda stopped: _serve(settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped, source)
         )
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
@@ -81,10 +84,12 @@ async def _serve(
     sock: socket.socket | None,
     worker: WorkerPlace,
     stopped: asyncio.Event,
+    source: SettingsSource,
 ) -> None:
     from micronova.cli.wiring import Process
 
-    process = Process(settings, roles, place, agent=agent, waits=True)
+    open_log_file(settings)
+    reloader = Reloader(process := Process(settings, roles, place, agent=agent, waits=True), source)
     if not await start_unless_stopped(process.start(sock), stopped):
         return
     metrics = await _metrics(settings, process, worker.number)
@@ -92,6 +97,7 @@ async def _serve(
         _write_clouds(settings, process, place)
     settle_memory()
     log.info("%s: ready", ", ".join(roles))
+    reloader.begin()
     if worker.ready_fd is not None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor was killed
             os.write(worker.ready_fd, READY)
@@ -151,6 +157,8 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
+        # Until there is something to reload, SIGHUP has no effect, instead of ending the process.
+        loop.add_signal_handler(signal.SIGHUP, stopped.set if ends_with_its_terminal() else lambda: None)
         await main(stopped)
 
     uvloop.run(guarded())

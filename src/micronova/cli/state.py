@@ -43,6 +43,7 @@ class Keys(msgspec.Struct, kw_only=True):
     demo_password: str
     service_password: str
     newer_token_keys: list[NewerTokenKey] = []
+    other_secret_keys: list[str] = []  # with which secrets may still be sealed, while the key is being changed
 
 
 def default_directory() -> Path:
@@ -155,6 +156,19 @@ class StateDirectory:
         first, *others = [*in_use(self.token_keys(), now, lifetime), TokenKey(TokenKey.generate(), since)]
         keys.token_key = first.private.hex()
         keys.newer_token_keys = [NewerTokenKey(each.private.hex(), each.since) for each in others]
+        self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+
+    def rotate_secret_key(self) -> None:
+        """Make a new key for secrets; the old one still opens them. A change that was not completed goes on."""
+        keys = self.keys()
+        if not keys.other_secret_keys:
+            keys.secret_key, keys.other_secret_keys = secrets.token_hex(32), [keys.secret_key]
+            self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+
+    def forget_other_secret_keys(self) -> None:
+        """Complete the change of the key for secrets."""
+        keys = self.keys()
+        keys.other_secret_keys = []
         self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
 
     def write(self, name: str, content: bytes) -> Path:

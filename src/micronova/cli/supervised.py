@@ -25,6 +25,12 @@ _ENVIRONMENT = ("PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_C
 _ENVIRONMENT_PREFIXES = ("LC_", "PYTHON")
 
 
+def tell_root(text: str) -> None:
+    """Write what root's process reads: READY, or why this process ends. Nobody reads it if that process has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), text.encode())
+
+
 def _environment() -> dict[str, str]:
     """Return what such a process gets of root's environment, which may have secrets: settings are among it."""
     return {

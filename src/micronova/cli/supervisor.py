@@ -32,6 +32,7 @@ from micronova.cli import root_records
 from micronova.cli.agent import HOST_ROLES, AgentLink, AgentProcess
 from micronova.cli.exporter import ExporterProcess, access_socket, end_daemons
 from micronova.cli.exporter import missing as missing_exporter
+from micronova.cli.reload import ends_with_its_terminal
 from micronova.cli.service_user import (
     ServiceUser,
     become,
@@ -344,7 +345,9 @@ def supervise(
 
     def woken(number: int, _frame: Any) -> None:
         nonlocal asked
-        if number != signal.SIGCHLD:
+        if number == signal.SIGHUP and not ends_with_its_terminal():
+            _signal(child, signal.SIGHUP)
+        elif number != signal.SIGCHLD:
             asked = True
             _terminate(child)
 
@@ -355,7 +358,7 @@ def supervise(
         link = replace(link, exporter=exporter.listen())
     others: list[SupervisedProcess] = [each for each in (exporter, agent) if each is not None]
     root = os.getpid()
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the handlers are there
     child = os.fork()
     if child == 0:
@@ -410,8 +413,12 @@ def supervise(
 
 
 def _terminate(pid: int) -> None:
+    _signal(pid, signal.SIGTERM)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
 
 
 Main = Callable[[Settings, Sequence[str], AgentLink | None], None]

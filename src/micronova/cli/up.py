@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from micronova.objects.errors import MicronovaError
 
 if TYPE_CHECKING:
     from micronova.cli.agent import AgentLink
+    from micronova.cli.reload import SettingsSource
 
 MOST_READ = 65_536  # bytes at the end of the log that are read for the reason of a failed start
 
@@ -52,6 +54,7 @@ def up(
             fake={"hosts": hosts},
         )
 
+    from micronova.cli.reload import SettingsSource
     from micronova.cli.supervisor import probe, without_links
 
     notice = ""
@@ -73,13 +76,15 @@ def up(
         settings = msgspec.structs.replace(settings, default=default)
     settings, lack = without_links(settings)
     notice = notice or lack
+    read_again = partial(settings_for, settings.compute.compute_driver)
+    source = SettingsSource(read_again(), read_again)
     starter, new = os.getpid(), not place.path.exists()
     remover = _start_remover(place) if new and not detach else None
     try:
         if detach:
             _detach(place, sys.argv[1:])
         else:
-            _run(settings, place, notice)
+            _run(settings, place, notice, source)
     except BaseException:
         # A cloud that came up has clouds.yaml. Root's process removes what its child, who may not, has made.
         if new and os.getpid() == starter and not (place.path / "clouds.yaml").exists():
@@ -97,7 +102,7 @@ def _start_remover(place: StateDirectory) -> "subprocess.Popen[bytes] | None":
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
-def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
+def _run(settings: Settings, place: StateDirectory, notice: str, source: "SettingsSource") -> None:
     from micronova.cli.names import ROLES
     from micronova.cli.service_user import sudo_user
     from micronova.cli.supervisor import run_as_service, runs_network_agent, runs_qemu
@@ -116,7 +121,7 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
 
         async def work(stopped: asyncio.Event) -> None:
             async with limited_log(log_file(place), settings.default.log_file_max_size):
-                await _up(settings, roles, agent, place, sock, notice, pid, person, stopped)
+                await _up(settings, roles, agent, place, sock, notice, pid, person, stopped, source)
 
         run_until_stopped(work)
 
@@ -135,8 +140,10 @@ async def _up(
     pid: int,
     person: int | None,
     stopped: asyncio.Event,
+    source: "SettingsSource",
 ) -> None:
     from micronova.cli.control import Control
+    from micronova.cli.reload import Reloader, open_log_file
     from micronova.cli.run import settle_memory
     from micronova.cli.service_user import share_clouds
     from micronova.cli.wiring import Process
@@ -145,7 +152,9 @@ async def _up(
 
     place.create()
     place.write("micronova.pid", str(pid).encode())
+    open_log_file(settings)
     process = Process(settings, roles, place, agent=agent)
+    reloader = Reloader(process, source)
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
         await process.start(sock)
@@ -153,6 +162,7 @@ async def _up(
             return  # the agents could not start, and have said why
         clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, guests_of(settings))
         await control.start()
+        reloader.begin()
         settle_memory()
         if person is not None and not share_clouds(place, person):
             lack = f"{clouds} is readable by root only: its file system has no access control lists."

@@ -19,6 +19,7 @@ from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.connections import open_and_ask, start_bus, when_available
 from micronova.cli.names import COMPUTE_ROLES, EMBEDDED_ROLES, ROLES, START_ORDER
+from micronova.cli.process_record import RecordedProcess
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
@@ -26,6 +27,7 @@ from micronova.conf.settings import Settings, SettingsError, load
 from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database
 from micronova.db.secrets import SecretBox
+from micronova.http.access_log import AccessLog
 from micronova.http.asgi import App
 from micronova.http.healthcheck import Check, healthcheck
 from micronova.http.mount import Mounts
@@ -34,6 +36,7 @@ from micronova.http.server import HTTPServer, Limits
 from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
+from micronova.objects.errors import Unavailable
 from micronova.objects.ids import PooledSystemRandom
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import queue_name
@@ -126,6 +129,7 @@ class Process:
         self.apps: dict[str, App] = {}  # by mount path
         self.services: dict[str, Service] = {}  # by name: their routes are what the isolation tests walk
         self.embedded: dict[str, Any] = {}  # the embedded services that run in this process
+        self.access_log: AccessLog | None = None  # of the HTTP server
         self.url = _url(settings, settings.api.listen, settings.api.port)
         self.clients = Clients(self)
         self.telemetry = make_telemetry(settings, self.clock, self.host)
@@ -160,12 +164,18 @@ class Process:
                     role = await module.make(self)
                     await role.start()
                     self.started.append(role)
+            if self.database is not None:
+                record = RecordedProcess(self, self.database)
+                await record.start()
+                self.started.append(record)
             await self.clients.start()
             if sock is not None and self.apps:
                 api = self.settings.api
+                proxies = TrustedProxies(api.trusted_proxies)
+                self.access_log = AccessLog(self.application(), self.clock, proxies, on=api.access_log)
                 await self._listen(
                     HTTPServer(
-                        self.application(),
+                        self.access_log,
                         sock,
                         certificate=api.tls_certificate,
                         key=api.tls_key,
@@ -185,6 +195,22 @@ class Process:
     async def _listen(self, server: HTTPServer) -> None:
         self._servers.append(server)
         await server.start()
+
+    def use_certificate(self, certificate: str, key: str) -> None:
+        """Show this certificate to clients that connect from now on."""
+        for server in self._servers:
+            server.use_certificate(certificate, key)
+
+    def database_certificates(self) -> list[Callable[[], None]]:
+        """Read the certificates of connections to the databases; return what takes them into use.
+
+        Raise SettingsError if they cannot be used.
+        """
+        try:
+            found = [database.read_certificates() for database in self._databases.values()]
+        except ValueError as error:
+            raise SettingsError(f"database.connection: {error}.") from None
+        return [each for each in found if each is not None]
 
     def _limits(self) -> Limits:
         api = self.settings.api
@@ -248,7 +274,14 @@ class Process:
 
     def secret_box(self) -> SecretBox:
         """Return what encrypts the secrets of waiting operations."""
-        return SecretBox(bytes.fromhex(self.settings.default.secret_key or self.keys.secret_key))
+        key, *others = self.secret_keys()
+        return SecretBox(key, others)
+
+    def secret_keys(self) -> list[bytes]:
+        """Return the key that secrets are sealed with, then those that may have sealed what is stored."""
+        default = self.settings.default
+        own = (default.secret_key,) if default.secret_key else (self.keys.secret_key, *self.keys.other_secret_keys)
+        return [bytes.fromhex(key) for key in (*own, *default.other_secret_keys.split())]
 
     async def take_over_leases(self, owner: str) -> None:
         """Release the leases of the conductor that ran in this directory before and was killed.
@@ -297,10 +330,11 @@ class Process:
             checks["bus"] = bus_is_usable
         return checks
 
-    async def connect(self, *, upgrade: bool = False) -> None:
+    async def connect(self, *, upgrade: bool = False, without_bus: bool = False) -> None:
         """Open the database and the bus that the roles need, without starting a role.
 
-        With `upgrade`, bring the database to the newest revision; else refuse a database that is at another one.
+        With `upgrade`, bring the database to the newest revision; else refuse a database that is at another one. If it
+        may go on `without_bus`, a broker that does not answer leaves `bus` None.
         """
         if any(role in self.roles for role in WITH_COMPUTE_DATABASE):
             if upgrade:
@@ -319,7 +353,12 @@ class Process:
             default = self.settings.default
             if not default.control_users and not default.transport_url.startswith("local:"):
                 log.warning("%s", NO_CONTROL_USERS)
-            self.bus = await self.connect_bus()
+            try:
+                self.bus = await self.connect_bus()
+            except Unavailable as error:
+                if not without_bus:
+                    raise
+                log.warning("the broker is not asked: %s", error)
 
     async def _use_clock_of_database(self) -> None:
         """Use the clock of PostgreSQL: roles compare times in rows with those of processes on other machines.
@@ -430,8 +469,13 @@ def _url(settings: Settings, address: str, port: int) -> str:
     return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
 
 
-def run_connected(config: Path, directory: Path | None, work: Callable[[Process], Awaitable[Any]]) -> Any:
-    """Connect to the database and the bus that a settings file names, without starting a role, and run `work`."""
+def run_connected(
+    config: Path, directory: Path | None, work: Callable[[Process], Awaitable[Any]], *, without_bus: bool = False
+) -> Any:
+    """Connect to the database and the bus that a settings file names, without starting a role, and run `work`.
+
+    If it may run `without_bus`, it also runs when the broker does not answer.
+    """
     settings = load(config)
 
     async def main() -> Any:
@@ -441,7 +485,7 @@ def run_connected(config: Path, directory: Path | None, work: Callable[[Process]
         process.keys = place.keys()
         process.cloud_id = process.keys.cloud_id
         try:
-            await process.connect()
+            await process.connect(without_bus=without_bus)
             return await work(process)
         finally:
             await process.stop()

@@ -2,7 +2,7 @@
 
 A worker that ends is started again, after pauses that grow while it ends soon. Only if none has ever been ready, exit
 code 1 means that a setting is wrong: then all are stopped. Once one has been ready, the others must not suffer from
-what keeps a new one from starting.
+what keeps a new one from starting. SIGHUP is passed on to all.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from micronova.cli.own_command import own_command
+from micronova.cli.reload import ends_with_its_terminal
 from micronova.cli.service_user import hand_over, service_user
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import Settings
@@ -104,6 +105,8 @@ class _Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        # Of a terminal that is gone, all processes get it.
+        signal.signal(signal.SIGHUP, self._stop if ends_with_its_terminal() else self._reload)
         while True:
             self._tend()
             if self._stopping and all(worker.process is None for worker in self._workers):
@@ -118,6 +121,11 @@ class _Supervisor:
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.terminate()
+
+    def _reload(self, *_: Any) -> None:
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.send_signal(signal.SIGHUP)
 
     def _tend(self) -> None:
         for worker in self._workers:

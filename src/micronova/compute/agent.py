@@ -27,7 +27,7 @@ from micronova.objects.orders import (
     ReportReply,
     WorkOrder,
 )
-from micronova.telemetry.logs import request_id
+from micronova.telemetry.logs import request_id, server_id
 from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
@@ -109,9 +109,15 @@ class HostAgent:
 
     async def _run(self, work: Work, instance_work: InstanceWork) -> None:
         request_id.set(work.context.request_id)
+        server_id.set(work.order.instance.uuid)
         async with instance_work.lock:
+            began = self.host.clock.monotonic()
             with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
                 outcome = await self._carry_out(work)
+            said = "is withdrawn" if outcome is None or work.cancelled else f"ends with {outcome.outcome}"
+            took = self.host.clock.monotonic() - began
+            order = work.order
+            log.info("host %s: order %s (%s) %s after %.2f s", order.host, order.operation_id, order.kind, said, took)
             if outcome is None or work.cancelled:
                 return
             work.phase = Phase.REPORTING
@@ -162,7 +168,7 @@ class HostAgent:
         task = work.task
         if task is not None and not task.cancelled() and task.exception() is not None:
             log.error(
-                "host %s: order %s failed unexpectedly",
+                "host %s: order %s failed by an error in Micronova itself and is sent again; report this traceback",
                 self.host.name,
                 work.order.operation_id,
                 exc_info=task.exception(),

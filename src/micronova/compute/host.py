@@ -19,7 +19,14 @@ from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.image import ImageMeta
-from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, GuestAtEpoch, NodeResources, PowerChange, capability_key
+from micronova.objects.orders import (
+    ASKS_BEFORE_DESTRUCTION,
+    DECRYPTS_VOLUMES,
+    GuestAtEpoch,
+    NodeResources,
+    PowerChange,
+    capability_key,
+)
 from micronova.virt.driver import (
     CAPABILITIES,
     POWER_AFTER,
@@ -99,7 +106,7 @@ class Host:
         await self.driver.init_host(self)
         capabilities = self.driver.capabilities()
         self._capabilities = {capability_key(name): str(name in capabilities).lower() for name in CAPABILITIES}
-        self._capabilities[ASKS_BEFORE_DESTRUCTION] = "true"
+        self._capabilities[ASKS_BEFORE_DESTRUCTION] = self._capabilities[DECRYPTS_VOLUMES] = "true"
         self._traits = capability_traits(capabilities)
         await self.update_available_resource()
         if self.settings.resume_guests_state_on_host_boot:
@@ -119,7 +126,7 @@ class Host:
                 tracker = self._trackers[resources.node] = ResourceTracker(resources, self.settings)
             tracker.update(resources, [guest for guest in guests if guest.node == resources.node], busy)
         for node in self._trackers.keys() - {resources.node for resources in nodes}:
-            log.warning("host %s: the hypervisor has no node %s any more", self.name, node)
+            log.warning("host %s: the hypervisor has no node %s any more, which gets no more servers", self.name, node)
             del self._trackers[node]
         for uuid in self._guests.keys() - {guest.uuid for guest in guests} - busy:
             self.guest_gone(uuid)

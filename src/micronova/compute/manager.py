@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping
 from random import Random
 from typing import TypeVar
 
+from micronova.compute import volume_statistics
 from micronova.compute.agent import Conductor, HostAgent
 from micronova.compute.boot_watch import check_interval
 from micronova.compute.consoles import find_console
@@ -28,6 +29,8 @@ from micronova.compute.rpcapi import (
     LiveMigrationRequest,
     Nothing,
     StopGuestRequest,
+    VolumeStatisticsReply,
+    VolumeStatisticsRequest,
 )
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.waiting import wait_for_all
@@ -38,7 +41,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import OperationFailed, StaleHeartbeat
+from micronova.objects.errors import MicronovaError, OperationFailed, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
 from micronova.objects.service_names import SERVICE_VERSION
 from micronova.rpc.bus import Bus
@@ -111,6 +114,16 @@ class HostManager:
         """Return the diagnostics of a guest."""
         driver = capable_driver(self._host.driver, Diagnostics, "The server's host does not measure its guests.")
         return await _answer(driver.get_diagnostics(request.instance_uuid))
+
+    async def get_volume_statistics(self, context: Context, request: VolumeStatisticsRequest) -> VolumeStatisticsReply:
+        """Return what guests have read and written of their volumes."""
+        found = {}
+        for uuid in request.instance_uuids:
+            try:
+                found[uuid] = await volume_statistics.of_guest(self._host.driver, uuid)
+            except MicronovaError as error:
+                log.warning("the use of volumes by guest %s could not be measured: %s", uuid, error)
+        return VolumeStatisticsReply(found)
 
     async def force_complete_live_migration(self, context: Context, request: LiveMigrationRequest) -> Nothing:
         """Let a live migration end soon; the order that carries it out goes on."""

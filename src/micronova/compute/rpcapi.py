@@ -1,6 +1,7 @@
 """The messages that a compute host accepts, and the client that sends them."""
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,9 +10,10 @@ from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import NotSupported
-from micronova.objects.host_limits import MOST_GUESTS, Name
+from micronova.objects.host_limits import MOST_DEVICES, MOST_GUESTS, MOST_QUESTIONS, Name
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest, WorkOrder
+from micronova.objects.volume import VolumeStatistics
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
 
@@ -111,7 +113,22 @@ class CacheImageReply(msgspec.Struct, frozen=True):
     status: CacheStatus
 
 
-COMPUTE_INTERFACE = Interface("compute", version="2.3")
+class VolumeStatisticsRequest(msgspec.Struct, frozen=True):
+    """The instances whose use of volumes is measured."""
+
+    instance_uuids: tuple[str, ...]
+
+
+class VolumeStatisticsReply(msgspec.Struct, frozen=True):
+    """What the guests have read and written of their volumes; those that cannot be measured are left out."""
+
+    guests: Annotated[
+        dict[Name, Annotated[tuple[VolumeStatistics, ...], msgspec.Meta(max_length=MOST_DEVICES)]],
+        msgspec.Meta(max_length=MOST_QUESTIONS),
+    ]
+
+
+COMPUTE_INTERFACE = Interface("compute", version="2.4")
 
 EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0", expires=ORDER_LIFETIME)
 EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
@@ -125,6 +142,9 @@ FORCE_COMPLETE_LIVE_MIGRATION = COMPUTE_INTERFACE.method(
 )
 CACHE_IMAGE = COMPUTE_INTERFACE.method("cache_image", CacheImageRequest, CacheImageReply, since="2.2")
 STOP_GUEST = COMPUTE_INTERFACE.method("stop_guest", StopGuestRequest, Nothing, since="2.3")
+GET_VOLUME_STATISTICS = COMPUTE_INTERFACE.method(
+    "get_volume_statistics", VolumeStatisticsRequest, VolumeStatisticsReply, since="2.4"
+)
 FAULT_RULES = COMPUTE_INTERFACE.method("fault_rules", FaultRules, FaultRules, since="2.0")
 
 
@@ -189,6 +209,16 @@ class ComputeAPI:
         """Let a host switch off the guest of a server that is deleted, unless the guest is newer than this epoch."""
         request = StopGuestRequest(uuid, epoch)
         await self._bus.call(COMPUTE_INTERFACE.target(host), STOP_GUEST, request, context=context, timeout=CALL_TIMEOUT)
+
+    async def get_volume_statistics(
+        self, context: Context, host: str, uuids: Sequence[str]
+    ) -> dict[str, tuple[VolumeStatistics, ...]]:
+        """Return what guests, at most MOST_QUESTIONS, have read and written of their volumes."""
+        request = VolumeStatisticsRequest(tuple(uuids))
+        answer = await self._bus.call(
+            COMPUTE_INTERFACE.target(host), GET_VOLUME_STATISTICS, request, context=context, timeout=CALL_TIMEOUT
+        )
+        return answer.guests
 
     async def get_host_uptime(self, context: Context, host: str, timeout: float = CALL_TIMEOUT) -> str:
         """Return the uptime of a host."""

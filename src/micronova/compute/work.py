@@ -13,6 +13,7 @@ from micronova.compute.vif_plugging import PlugWait
 from micronova.objects.context import Context
 from micronova.objects.errors import Stale
 from micronova.objects.orders import OrderOutcome, Progress, ProgressReply, Report, RunningOrder, WorkOrder
+from micronova.objects.volume import VolumeStatistics
 
 FINISHED_REMEMBERED = 4_096
 
@@ -44,6 +45,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     left_behind: bool = False
     config_drive: bool = False
     migrate_data: bytes = b""
+    volume_statistics: VolumeStatistics | None = None
 
 
 class Work:
@@ -137,6 +139,7 @@ class Work:
             config_drive=outcome.config_drive,
             unchanged=self.unchanged,
             migrate_data=outcome.migrate_data,
+            volume_statistics=outcome.volume_statistics,
             started_at=self.started_at,
             finished_at=finished_at,
         )

@@ -21,7 +21,7 @@ from micronova.db import departures as departure_rows
 from micronova.db import instances, node_reports, nodes, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.objects.clock import micros
-from micronova.objects.errors import OperationFailed, Unavailable
+from micronova.objects.errors import MicronovaError
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HostBeat, HostMetrics, HostReply, WorkOrder
 from micronova.objects.service_names import COMPUTE
@@ -207,9 +207,10 @@ class HeartbeatTransaction:
             if operation.is_late(now, self._engine.undisturbed()) or instance["updated_at"] > now - JUST_SENT:
                 continue
             try:
-                orders[operation.id] = kind.order(conn, operation, instance)
-            except (Unavailable, OperationFailed) as error:
-                # The image service is not known yet, or the server has grown; the next heartbeat asks again.
+                orders[operation.id] = kind.order_again(conn, operation, instance)
+            except MicronovaError as error:
+                # The image service is not known yet, the server has grown, or this process has another secret key. The
+                # next heartbeat asks again; this one is also about other servers, and proves that the host lives.
                 log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
         return orders
 

@@ -31,6 +31,13 @@ async def hosts_up(database: Database, clock: Clock, down_time: float) -> list[s
     return [row.host for row in found if services.is_up(row, now, down_time)]
 
 
+async def hosts_down(database: Database, clock: Clock, down_time: float) -> list[str]:
+    """Return the compute hosts that are not up, by name."""
+    found = await database.read(services.list_, binary=COMPUTE)
+    now = micros(clock.now())
+    return sorted(row.host for row in found if not services.is_up(row, now, down_time))
+
+
 async def guests_of_all(
     compute: ComputeAPI, hosts: Sequence[str], progress: ReportProgress
 ) -> dict[str, tuple[Guest, ...] | str]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from micronova.conductor import audit
+from micronova.conductor.findings import counters
 from micronova.db import periodic_jobs, retention, task_logs
 from micronova.db.engine import Database
 from micronova.objects.background import end_tasks, keep_running
@@ -110,7 +110,7 @@ class Jobs:
 
     async def mend(self) -> None:
         """Correct counters that drifted."""
-        for what in await audit.mend(self._database, micros(self._clock.now())):
+        for what in await counters.mend(self._database, micros(self._clock.now())):
             log.warning("the audit mended: %s", what)
 
     async def purge(self) -> None:

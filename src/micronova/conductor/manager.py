@@ -41,6 +41,7 @@ from micronova.conductor.operations.undo_move import UndoMove
 from micronova.conductor.operations.unshelve import Unshelve
 from micronova.conductor.operations.unshelve_offloaded import UnshelveOffloaded
 from micronova.conductor.operations.volumes import AttachVolume, DetachVolume, ExtendVolume, SwapVolume
+from micronova.conductor.region_metrics import RegionMetrics
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
@@ -73,6 +74,7 @@ from micronova.objects.service_names import COMPUTE, CONDUCTOR, SERVICE_VERSION
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.rpcapi import SchedulerAPI
+from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class ConductorManager:
         host_users: HostUsers,
         host_keys: HostKeyIssuer,
         jobs: Jobs,
+        region_metrics: RegionMetrics,
         image_caching: CacheImagesTasks,
     ) -> None:
         self._bus = bus
@@ -115,6 +118,7 @@ class ConductorManager:
         self._questions: Counter[str] = Counter()  # under way, by the host that waits for the answer
         self._host_keys = host_keys
         self._jobs = jobs
+        self._region_metrics = region_metrics
         self._image_caching = image_caching
         self._servers: list[Server] = []
         self._loops: list[asyncio.Task[None]] = []
@@ -172,11 +176,13 @@ class ConductorManager:
             keep_running(self._consoles.purge_forever, name="conductor-consoles", clock=self.engine.clock),
         ]
         self._jobs.start()
+        self._region_metrics.start()
 
     async def stop(self) -> None:
         """Stop serving and release the leases."""
         for loop in self._loops:
             loop.cancel()
+        await self._region_metrics.stop()
         await self._jobs.stop()
         await self._image_caching.stop()
         for server in self._servers:
@@ -240,11 +246,15 @@ class ConductorManager:
     async def report(self, context: Context, report: Report) -> ReportReply:
         """Apply the end of an order: refuse a stale report, else end or continue the operation."""
         self._host_users.check(context, report.host)
+        server_id.set(report.instance_uuid)
         with self._host_users.one_message_of(report.host):
             found = await self.engine.write_for_host(apply_report, self._kinds, report)
         if found is None:
+            log.info("a late report of host %s about instance %s is ignored", report.host, report.instance_uuid)
             return ReportReply(accepted=False)
         kind, operation, result = found
+        what = report.outcome if report.outcome == "done" else f"{report.outcome}: {report.message}"
+        log.info("host %s reports %s of instance %s: %s", report.host, kind.name, report.instance_uuid, what)
         if report.outcome != "done" and not report.temporary and (isinstance(result, Continue) or result.accepted):
             error, server = reported_error(report), report.instance_uuid
             failed = partial(resources.host_failed, report.host, operation.kind, server, error)

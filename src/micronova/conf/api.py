@@ -14,7 +14,7 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             pattern="^(keystone|noauth2)$",
             description="How requests are authenticated: keystone by tokens; noauth2 believes "
-            "every request and is for development.",
+            "every request and is for development. Change it only for development.",
         ),
     ] = "keystone"
     listen: Annotated[
@@ -38,7 +38,7 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             ge=1,
             description="Worker processes that share the port of `micronova run` with HTTP "
-            "roles. One per CPU is a good number.",
+            "roles. Raise it, up to one per CPU, if one process uses a whole CPU.",
         ),
     ] = 1
     public_url: Annotated[
@@ -129,6 +129,14 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             description="Whether admins may change the fault rules of the fake driver by the API, for tests. Set "
             "it to true in a cloud for tests."
+        ),
+    ] = False
+    access_log: Annotated[
+        bool,
+        Meta(
+            description="Whether each HTTP request has a line in the log, as http.access: client, method, path, "
+            "status, bytes and milliseconds, without tokens. SIGHUP changes it at run time. Set it to true if no proxy "
+            "in front of the APIs writes such a log.",
         ),
     ] = False
     metrics_listen: Annotated[

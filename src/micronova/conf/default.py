@@ -52,10 +52,21 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
-            description="Key of 64 hex digits that encrypts the secrets of waiting operations, and the credentials "
-            "that users keep in the embedded identity service, which cannot be read with another key. "
-            "All api, conductor and identity processes need the same key; empty: from state_path. Set "
-            "it if these roles run on several machines or in several directories.",
+            description="Key of 64 hex digits that encrypts the secrets of waiting operations, the credentials that "
+            "users keep in the embedded identity service, and the keys of encrypted volumes, which cannot be read with "
+            "another key. All api, conductor, identity and volume processes need the same key; empty: from "
+            "state_path. Set it if these roles run on several machines or in several directories.",
+            examples=["64 hex digits, as `openssl rand -hex 32` prints"],
+            extra={"secret": True},
+        ),
+    ] = ""
+    other_secret_keys: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            description="Further keys, separated by spaces, that decrypt what processes have encrypted with them; "
+            "nothing is encrypted with these. Set it while default.secret_key is changed: first to the new key, then "
+            "to the old one, as docs/operate.md says.",
             examples=["64 hex digits, as `openssl rand -hex 32` prints"],
             extra={"secret": True},
         ),
@@ -213,7 +224,8 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     default_access_ip_network_name: Annotated[
         str | None,
         Meta(
-            description="Name of the network whose addresses become a server's accessIPv4 and accessIPv6; empty: none.",
+            description="Name of the network whose addresses become a server's accessIPv4 and accessIPv6; empty: none. "
+            "Set it if clients should see one address of a server that has several.",
             examples=["public"],
         ),
     ] = None
@@ -321,6 +333,15 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "what changes.",
         ),
     ] = -1.0
+    volume_usage_poll_interval: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds between two notifications volume.usage about each volume of a server that runs; one "
+            "more is sent when a volume is detached. 0: none are sent. Set it for conductors, for example to 300, if "
+            "you meter what servers read and write of their volumes.",
+        ),
+    ] = 0.0
     running_deleted_instance_action: Annotated[
         str,
         Meta(
@@ -367,10 +388,28 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^(DEBUG|INFO|WARNING|ERROR)$",
-            description="Lowest level that is logged: DEBUG, INFO, WARNING or ERROR. Set it to DEBUG to look for "
-            "the cause of an error.",
+            description="Lowest level that is logged: DEBUG, INFO, WARNING or ERROR. SIGHUP changes it at run time. "
+            "Set it to DEBUG to look for the cause of an error.",
         ),
     ] = "INFO"
+    default_log_levels: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.]*=(DEBUG|INFO|WARNING|ERROR)$")], ...],
+        Meta(
+            description="Lowest levels of single modules, as MODULE=LEVEL; a module is named as in the lines of the "
+            "log, with or without its last parts. Other modules have log_level. SIGHUP changes it at run time. Set "
+            "it to look for the cause of an error in one part, or to silence another.",
+            examples=[["conductor=DEBUG", "rpc.amqp=WARNING"]],
+        ),
+    ] = ()
+    log_file: Annotated[
+        str,
+        Meta(
+            description="File that the process appends its log to, which SIGHUP opens anew after a rotation. Empty: "
+            "standard error, which systemd takes. Processes of one machine have a file each. Set it if the machine "
+            "has no journal.",
+            examples=["/var/log/micronova/api.log"],
+        ),
+    ] = ""
     log_format: Annotated[
         str,
         Meta(

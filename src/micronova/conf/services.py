@@ -128,6 +128,17 @@ class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
             extra={"secret": True},
         ),
     ] = ""
+    other_ticket_keys: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            description="Further keys, separated by spaces, whose tickets the embedded image service accepts; nobody "
+            "signs with them. Set it while glance.ticket_key is changed: first to the new key, then to the old one, "
+            "as docs/operate.md says.",
+            examples=["64 hex digits, as `openssl rand -hex 32` prints"],
+            extra={"secret": True},
+        ),
+    ] = ""
     max_kernel_images_mb: Annotated[
         int,
         Meta(
@@ -258,6 +269,17 @@ class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fi
             extra={"secret": True},
         ),
     ] = ""
+    other_ticket_keys: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            description="Further keys, separated by spaces, whose host tickets the network and metadata services "
+            "accept. Set it while neutron.ticket_key is changed: first to the new key, then to the old one, as "
+            "docs/operate.md says.",
+            examples=["64 hex digits, as `openssl rand -hex 32` prints"],
+            extra={"secret": True},
+        ),
+    ] = ""
     metadata_proxy_shared_secret: Annotated[
         str,
         Meta(
@@ -285,8 +307,8 @@ class VolumeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             min_length=1,
             max_length=255,
-            description="Name of the type of volumes for which no type is named. It is made at the start if it is "
-            "missing.",
+            description="Name of the type of volumes for which no type is named; it is made at the start if it is "
+            "missing. Change it if users expect another name.",
         ),
     ] = "__DEFAULT__"
     quota_volumes: Annotated[

@@ -6,7 +6,8 @@ comes second sees what the first has left. A claim replaces what its consumer he
 No consumer gets more of a row than its `max_unit`; what one has already, from when the host was larger, it keeps.
 
 A claim of NUMA cells or devices finds its assignment under the lock of its node's topology (`db/topologies.py`). A
-claim with request groups finds, under the same lock, the other providers of the node's tree that serve them.
+claim with request groups finds, under the same lock, the other providers of the node's tree that serve them. Those that
+serve a port are recorded with the port.
 
 ARCHITECTURE.md has the order of locks.
 """
@@ -25,10 +26,11 @@ from micronova.db.listed import one_of
 from micronova.db.tables import allocations, services
 from micronova.objects import service_names
 from micronova.objects.pci_devices import Alias
+from micronova.objects.port_resources import PortResources
 from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
 from micronova.objects.topology import TopologyRequest
 from micronova.objects.topology_request import topology_request
-from micronova.placement import candidates, extra_specs
+from micronova.placement import candidates, extra_specs, port_groups
 from micronova.placement.model import Candidate, ResourceRequest
 
 Reason: TypeAlias = Literal["disabled", "capacity", "group", "topology", "search"]
@@ -48,6 +50,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
     resource_request: ResourceRequest | None = None
     """Request groups with a suffix, which other providers of the node's tree serve."""
+    ports: tuple[PortResources, ...] = ()  # whose groups are in `resource_request`
     moving: str | None = None  # the migration that holds what the instance leaves: both are one member of the group
     ignore_status: bool = False  # the host may be disabled
 
@@ -69,7 +72,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             node_uuid=selected.node_uuid,
             host=selected.host,
             resources=extra_specs.node_resources(spec.flavor, spec.image),
-            resource_request=extra_specs.resource_request(spec.flavor, spec.image),
+            resource_request=extra_specs.resource_request(spec.flavor, spec.image, spec.ports),
+            ports=spec.ports,
             topology=topology_request(spec.flavor, spec.image, aliases),
             server_group=spec.server_group,
             epoch=epoch,
@@ -158,7 +162,9 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         )
     for each in changed:
         if each.consumer_uuid in served:
-            plan.add_mdevs(each.consumer_uuid, each.node_uuid, served[each.consumer_uuid].allocations)
+            candidate = served[each.consumer_uuid]
+            plan.add_mdevs(each.consumer_uuid, each.node_uuid, candidate.allocations)
+            plan.add_ports(each.consumer_uuid, each.node_uuid, port_groups.served(each.ports, candidate.mappings))
     short = used_amounts.change(conn, _amount_changes(changed, before, served), now, most=_largest(changed, served))
     if short:
         return ClaimResult(

@@ -84,6 +84,17 @@ class Database(ABC):
     def __init__(self) -> None:
         self.statistics = Statistics()
 
+    def pool(self) -> tuple[int, int] | None:
+        """Return how many connections are in use, and how many there may be; None if there is no pool."""
+        return None
+
+    def read_certificates(self) -> Callable[[], None] | None:
+        """Read the certificates of connections again; return what takes them into use, None if there are none.
+
+        Raise ValueError if they cannot be used.
+        """
+        return None
+
     @abstractmethod
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in a transaction that only reads."""

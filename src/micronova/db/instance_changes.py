@@ -86,6 +86,10 @@ class WatchedDatabase(Database):
         self.dialect = database.dialect
         self.statistics = database.statistics
 
+    def pool(self) -> tuple[int, int] | None:
+        """Return the use of the pool of connections."""
+        return self._database.pool()
+
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in a transaction that only reads."""
         return await self._database.read(fn, *args, **kwargs)

@@ -73,6 +73,9 @@ class InterfacesRow(TypedDict):
 _INSERT = Prepared(instances.insert())
 _INSERT_SPECS = Prepared(request_specs.insert())
 _INSERT_DEVICES = Prepared(block_devices.insert())
+_GET_WITH_VOLUME = Prepared(
+    sa.select(block_devices.c.instance_uuid).where(block_devices.c.volume_id == bindparam("volume_id"))
+)
 _INSERT_DELETED = Prepared(deleted_instances.insert())
 _BY_UUID = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
 _GET = Prepared(_BY_UUID)
@@ -443,6 +446,11 @@ def count_with_volume(conn: sa.Connection, volume_id: str) -> int:
     """Return how many instances have a volume, or are about to."""
     found = sa.select(sa.func.count()).select_from(block_devices).where(block_devices.c.volume_id == volume_id)
     return int(conn.execute(found).scalar_one())
+
+
+def with_volume(conn: sa.Connection, volume_id: str) -> list[str]:
+    """Return the uuids of the instances that have a volume, or are about to."""
+    return [row["instance_uuid"] for row in _GET_WITH_VOLUME.all(conn, {"volume_id": volume_id})]
 
 
 def change_device(conn: sa.Connection, device: BlockDevice) -> None:

@@ -10,7 +10,7 @@ from micronova.db.listed import one_of
 from micronova.db.prepared import Prepared
 from micronova.db.tables import compute_nodes, instances, inventories, node_topologies, services
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, capability_key
+from micronova.objects.orders import ASKS_BEFORE_DESTRUCTION, DECRYPTS_VOLUMES, capability_key
 from micronova.objects.service_names import COMPUTE
 
 _n, _i = compute_nodes.c, inventories.c
@@ -220,8 +220,23 @@ def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:
 
 def host_asks(conn: sa.Connection, host: str) -> bool:
     """Return whether the agent of a host asks before it does what cannot be undone, as all its nodes report."""
+    return _has(conn, host, ASKS_BEFORE_DESTRUCTION)
+
+
+def host_decrypts(conn: sa.Connection, host: str) -> bool:
+    """Return whether the agent of a host decrypts volumes, as all its nodes report."""
+    return _has(conn, host, DECRYPTS_VOLUMES)
+
+
+def hosts_that_do_not_decrypt(conn: sa.Connection) -> set[str]:
+    """Return the hosts with agents of an earlier version, which do not decrypt volumes. Reads all nodes."""
+    found = conn.execute(sa.select(_n.host, _n.capabilities))
+    return {row.host for row in found if row.capabilities.get(DECRYPTS_VOLUMES) != "true"}
+
+
+def _has(conn: sa.Connection, host: str, capability: str) -> bool:
     found = conn.execute(sa.select(_n.capabilities).where(_n.host == host)).scalars().all()
-    return bool(found) and all(each.get(ASKS_BEFORE_DESTRUCTION) == "true" for each in found)
+    return bool(found) and all(each.get(capability) == "true" for each in found)
 
 
 def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> None:

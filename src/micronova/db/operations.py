@@ -15,6 +15,7 @@ from micronova.db.listed import one_of
 from micronova.db.locking import in_order
 from micronova.db.prepared import Prepared
 from micronova.db.tables import instances, operations
+from micronova.objects.block_device import BlockDevice
 from micronova.objects.context import Context
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import (
@@ -138,6 +139,9 @@ _START_DEFERRED = Prepared(
     .where(_NEVER_LEASED)
     .values(step=bindparam("b_step"), payload=bindparam("b_payload"), lease_until=0)
 )
+_OF_MANY_NEVER_LEASED = sa.and_(one_of(operations.c.id, "ids"), _OPEN, operations.c.leases == 0)
+_DEFER = operations.update().where(_OF_MANY_NEVER_LEASED).values(lease_until=bindparam("until"))
+_WITHDRAW = operations.delete().where(_OF_MANY_NEVER_LEASED)
 _END = (
     operations.update()
     .where(_HELD)
@@ -169,6 +173,7 @@ _WAKE = Prepared(
     .returning(operations.c.id)
 )
 _LOCK_OPEN_OF = sa.select(operations.c.id).where(_OF_INSTANCE, _OPEN).order_by(operations.c.id).with_for_update()
+_OPEN_OF_MANY = sa.select(operations).where(one_of(operations.c.instance_uuid, "uuids"), _OPEN)
 _OPEN_OF = Prepared(sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN))
 
 
@@ -194,7 +199,7 @@ def new_row(
     return {
         "id": id,
         "kind": kind,
-        "version": VERSIONS[kind],
+        "version": payload.version_of(kind) if payload is not None else VERSIONS[kind],
         "instance_uuid": instance_uuid,
         "batch_id": batch_id,
         "step": step,
@@ -350,12 +355,24 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> list[OperationRow]:
     return cast(list[OperationRow], _OPEN_OF.all(conn, {"uuid": instance_uuid}))
 
 
+def open_of_many(conn: sa.Connection, instance_uuids: Iterable[str]) -> dict[str, list[OperationRow]]:
+    """Return the open operations of instances that have any."""
+    found: dict[str, list[OperationRow]] = {}
+    for row in _rows(conn.execute(_OPEN_OF_MANY, {"uuids": list(instance_uuids)})):
+        found.setdefault(row["instance_uuid"], []).append(row)
+    return found
+
+
 def attachments_of(conn: sa.Connection, instance_uuid: str) -> set[str]:
     """Return the attachments of a server's volumes, with those that open operations swap its volumes to."""
+    devices = _with_replacements(conn, instance_uuid)
+    return {device.attachment_id for device in devices if device.attachment_id is not None}
+
+
+def _with_replacements(conn: sa.Connection, instance_uuid: str) -> list[BlockDevice]:
     swaps = [row for row in open_of(conn, instance_uuid) if row["kind"] == SWAP_VOLUME]
     replacements = [VolumePayload.decode(row["payload"]).replacement for row in swaps]
-    devices = (*devices_of(conn, instance_uuid), *replacements)
-    return {device.attachment_id for device in devices if device is not None and device.attachment_id is not None}
+    return [device for device in (*devices_of(conn, instance_uuid), *replacements) if device is not None]
 
 
 def accept_action(
@@ -438,6 +455,21 @@ def start_deferred(conn: sa.Connection, id: str, step: Step, payload: Payload) -
     """Let conductors take an operation that was deferred, at this step; return False if one has taken it already."""
     values = {"b_id": id, "b_step": step, "b_payload": payload.encode()}
     return _START_DEFERRED.run(conn, values) == 1
+
+
+def defer(conn: sa.Connection, ids: Sequence[str], until: int) -> int:
+    """Let no conductor take operations before this time that none has taken yet; return how many there are."""
+    return conn.execute(_DEFER, {"ids": sorted(ids), "until": until}).rowcount
+
+
+def withdraw(conn: sa.Connection, ids: Sequence[str]) -> int:
+    """Remove operations that no conductor has taken; return how many there were."""
+    return conn.execute(_WITHDRAW, {"ids": sorted(ids)}).rowcount if ids else 0
+
+
+def volumes_of(conn: sa.Connection, instance_uuid: str) -> set[str]:
+    """Return the volumes that a server has, with those that open operations swap its volumes to."""
+    return {device.volume_id for device in _with_replacements(conn, instance_uuid) if device.volume_id is not None}
 
 
 def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> list[str]:

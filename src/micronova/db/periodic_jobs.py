@@ -16,6 +16,11 @@ _CLAIM = (
     )
     .values(owner=sa.bindparam("b_owner"), next_at=sa.bindparam("next"), began_at=sa.bindparam("now"), ended_at=None)
 )
+_KEEP = (
+    periodic_jobs.update()
+    .where(_j.name == sa.bindparam("b_name"), _j.owner == sa.bindparam("b_owner"))
+    .values(next_at=sa.bindparam("next"), began_at=sa.bindparam("now"), ended_at=sa.bindparam("now"), error="")
+)
 _OWN = periodic_jobs.update().where(_j.name == sa.bindparam("b_name"), _j.owner == sa.bindparam("b_owner"))
 _HOLD = _OWN.where(_j.next_at < sa.bindparam("until")).values(next_at=sa.bindparam("until"))
 _NOTE_END = _OWN.values(ended_at=sa.bindparam("now"), error=sa.bindparam("b_error"))
@@ -41,6 +46,15 @@ def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -
         return True
     row = {"name": name, "owner": owner, "next_at": now + interval, "began_at": now}
     return insert_if_absent(conn, periodic_jobs, row)
+
+
+def keep_or_claim(conn: sa.Connection, name: str, owner: str, now: int, lease: int) -> bool:
+    """Keep a job that this owner has, or claim one whose owner has been silent for the lease; return whether it has it.
+
+    Its runs are short, so that only their beginning is recorded.
+    """
+    values = {"b_name": name, "b_owner": owner, "now": now, "next": now + lease}
+    return conn.execute(_KEEP, values).rowcount == 1 or claim(conn, name, owner, now, lease)
 
 
 def hold(conn: sa.Connection, name: str, owner: str, until: int) -> None:

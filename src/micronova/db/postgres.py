@@ -99,7 +99,9 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         super().__init__()
+        self._url = url
         url, tls = _tls(url)
+        self._tls = tls.get("ssl")
         options: dict[str, Any] = {**tls, "timeout": 10, "command_timeout": STATEMENT, "connection_class": _Connection}
         options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
         self._engine = create_async_engine(
@@ -124,10 +126,32 @@ class PostgresDatabase(Database):
             connect_args=options | {"command_timeout": MIGRATION},
             **JSON,
         )
+        for engine in (self._engine, self._asking, self._migrating):
+            sa.event.listen(engine.sync_engine, "do_connect", self._use_tls)
         # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
+
+    def pool(self) -> tuple[int, int] | None:
+        pool = self._engine.pool
+        assert isinstance(pool, sa.QueuePool)
+        return pool.checkedout(), pool.size()
+
+    def read_certificates(self) -> Callable[[], None] | None:
+        if not isinstance(self._tls, ssl.SSLContext):
+            return None
+        renewed = _tls(self._url)[1]["ssl"]
+
+        def use() -> None:
+            self._tls = renewed
+
+        return use
+
+    def _use_tls(self, dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
+        """Let a connection that begins use the certificates that were read last."""
+        if self._tls is not None:
+            options["ssl"] = self._tls
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)

@@ -135,6 +135,24 @@ block_devices = sa.Table(
     Index("block_devices_by_volume", "volume_id"),
 )
 
+# `current_…` is what the hypervisor counts now, `earlier_…` what it had counted before it began anew.
+volume_usages = sa.Table(
+    "volume_usages",
+    metadata,
+    Column("volume_id", String(36), primary_key=True),
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("current_reads", BigInteger, nullable=False),
+    Column("current_read_bytes", BigInteger, nullable=False),
+    Column("current_writes", BigInteger, nullable=False),
+    Column("current_write_bytes", BigInteger, nullable=False),
+    Column("earlier_reads", BigInteger, nullable=False),
+    Column("earlier_read_bytes", BigInteger, nullable=False),
+    Column("earlier_writes", BigInteger, nullable=False),
+    Column("earlier_write_bytes", BigInteger, nullable=False),
+    Column("refreshed_at", Time, nullable=False),
+    Index("volume_usages_by_age", "refreshed_at"),
+)
+
 # Passwords that guests post to the metadata service; a table of its own, because few servers have one.
 server_passwords = sa.Table(
     "server_passwords",
@@ -219,6 +237,30 @@ periodic_jobs = sa.Table(
     Column("ended_at", Time),
     Column("error", Text),  # of the last run that ended; empty: none
     Column("place", String(255)),  # where the next run continues, if the job goes through something in parts
+)
+
+# The processes with this database, for `micronova status`; services of other machines have their own rows.
+processes = sa.Table(
+    "processes",
+    metadata,
+    Column("id", String(36), primary_key=True),  # made at its start
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("roles", String(255), nullable=False),  # separated by spaces
+    Column("release", String(64), nullable=False),
+    Column("started_at", Time, nullable=False),
+    Column("seen_at", Time, nullable=False),
+)
+
+# The audits of `micronova audit`, the newest only.
+audits = sa.Table(
+    "audits",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("began_at", Time, nullable=False),
+    Column("ended_at", Time, nullable=False),
+    Column("auditor", String(255), nullable=False),  # USER@MACHINE
+    Column("findings", sa.JSON, nullable=False),  # their number by kind
 )
 
 # What is done once in a period for each host: the audit of usage.

@@ -4,6 +4,9 @@ A node has one row: what its host reports, and the sum of what instances hold. A
 finds an assignment for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So
 no two instances get the same CPU, page or device, however many schedulers race; and a claim fails only if nothing fits.
 
+What a server holds for its ports is recorded with the cells and devices, because both belong to the same claim: amounts
+of other providers, which the sum of the node does not count.
+
 Mediated devices are amounts of resource providers below the node. A claim of such amounts locks the row of the node,
 too, and looks for providers with room only then: so it finds the last one, and no other claim takes it meanwhile.
 
@@ -24,6 +27,7 @@ from micronova.db.tables import node_topologies, topology_claims
 from micronova.db.upsert import PerDialect
 from micronova.objects.fitting import fit, given_back, taken, total_use
 from micronova.objects.mediated_devices import assigned
+from micronova.objects.port_resources import ServedPort
 from micronova.objects.topology import (
     NOTHING_USED,
     Assignment,
@@ -79,6 +83,12 @@ class Plan:
             _, assignment = self.assignments.get(consumer, (node, Assignment()))
             self.assignments[consumer] = node, msgspec.structs.replace(assignment, mdevs=devices)
             self.held[node] = taken(self.held[node], Assignment(mdevs=devices), topology)
+
+    def add_ports(self, consumer: str, node: str, ports: tuple[ServedPort, ...]) -> None:
+        """Record which providers serve the ports of a consumer."""
+        if ports:
+            _, assignment = self.assignments.get(consumer, (node, Assignment()))
+            self.assignments[consumer] = node, msgspec.structs.replace(assignment, ports=ports)
 
 
 EMPTY = encode(NOTHING_USED)
@@ -185,6 +195,20 @@ def release(conn: sa.Connection, consumer_uuid: str, now: int) -> None:
 def rename(conn: sa.Connection, old: str, new: str) -> None:
     """Let another consumer hold what a consumer holds."""
     conn.execute(_RENAME, {"b_old": old, "b_new": new})
+
+
+def lock_assignment(conn: sa.Connection, consumer: str, node: str) -> Assignment:
+    """Lock a node, and return what a consumer holds of it; nothing if it holds nothing."""
+    conn.execute(_LOCK, {"uuids": [node]}).all()
+    return assignments_of(conn, [consumer]).get(consumer, (node, Assignment()))[1]
+
+
+def replace_assignment(conn: sa.Connection, consumer: str, node: str, assignment: Assignment) -> None:
+    """Write what a consumer holds of a node that is locked; cells and devices are as before."""
+    conn.execute(_DELETE, {"uuids": [consumer]})
+    if assignment != Assignment():
+        row = {"consumer_uuid": consumer, "node_uuid": node, "assignment": encode(assignment)}
+        conn.execute(_INSERT, [row])
 
 
 def assignments_of(conn: sa.Connection, consumers: Collection[str]) -> dict[str, tuple[str, Assignment]]:

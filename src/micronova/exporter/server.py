@@ -22,7 +22,7 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ import msgspec
 from micronova.exporter import daemon as daemons
 from micronova.exporter import messages as m
 from micronova.exporter import wire
+from micronova.exporter.access import SetAccess
 from micronova.exporter.daemon import Daemon, Failed, Full, Gone
 from micronova.objects.background import keep_running
 from micronova.objects.clock import SystemClock
@@ -45,8 +46,6 @@ STEADY: Final = 60.0  # seconds after which a daemon that ends was no failed sta
 MONITOR: Final = "qmp"
 _PASSABLE, _CLOSED = 0o711, 0o600
 
-Share = Callable[[Path, int, Mapping[int, int]], None]
-"""Gives a file a mode, and single users rights to it."""
 _service = msgspec.msgpack.Decoder(m.FromService)
 _agent = msgspec.msgpack.Decoder(m.FromAgent)
 
@@ -67,9 +66,9 @@ class ExporterSetup:
     directory: Path  # of the sockets
     sandbox: Sequence[str]  # the command that confines a program
     program: str  # qemu-storage-daemon
-    share: Share
+    set_access: SetAccess
     users_of: Callable[[Path], set[int]]  # who has rights of their own to a file
-    connect_right: int  # of `share`: to connect to a socket
+    connect_right: int  # of `set_access`: to connect to a socket
     guest_users: range
     service_user: int
     agent_user: int
@@ -190,7 +189,7 @@ class Exporter:
             reply = m.Reply(error=str(error), kind="unavailable")
         finally:
             wire.close(descriptors)
-        log.warning("%s failed: %s", type(request).__name__, reply.error)
+        log.warning("the request %s of the agent failed: %s", type(request).__name__, reply.error)
         return reply
 
     async def _carry_out(
@@ -314,7 +313,7 @@ class Exporter:
                 self._set_users(path, users - {request.uid})
 
     def _set_users(self, path: Path, users: set[int]) -> None:
-        self._setup.share(path, _CLOSED, dict.fromkeys(users, self._setup.connect_right))
+        self._setup.set_access(path, _CLOSED, dict.fromkeys(users, self._setup.connect_right))
 
     # --- daemons ---------------------------------------------------------------------------------------------
 

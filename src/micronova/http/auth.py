@@ -14,7 +14,7 @@ MISSING = "The request you have made requires authentication: send a token in X-
 
 
 class NoAuth2:
-    """`noauth2`, for development: the token is `USER:PROJECT`, and the user named admin is an administrator."""
+    """`noauth2`, for development: the token is `USER:PROJECT`, and the user admin is an administrator and a service."""
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
         """Return the caller that the token names, unchecked."""
@@ -22,7 +22,7 @@ class NoAuth2:
             raise Unauthorized(MISSING)
         user, _, project = token.partition(":")
         project = project or user
-        roles = ("admin", "manager", "member", "reader") if user == "admin" else ("member", "reader")
+        roles = ("admin", "manager", "member", "reader", "service") if user == "admin" else ("member", "reader")
         return msgspec.structs.replace(
             context, user_id=user, project_id=project, user_name=user, project_name=project, roles=roles, token=token
         )

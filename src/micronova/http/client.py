@@ -6,6 +6,7 @@ one, and every use of an embedded service shows that it is compatible.
 
 import asyncio
 import json
+import math
 import ssl
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -186,6 +187,7 @@ class HTTPTransport:
         self._connections = connections
         self._max_answer = max_answer
         self._session: Any = None
+        self._former: list[tuple[float, Any]] = []  # since when; requests of theirs may be open
         self._lock = asyncio.Lock()
 
     async def _open(self) -> Any:
@@ -200,6 +202,7 @@ class HTTPTransport:
                     else aiohttp.TCPConnector(limit=limit, ssl=tls_context(self._ca_file)),
                     timeout=aiohttp.ClientTimeout(total=self._timeout),
                 )
+                await self._close_former(asyncio.get_running_loop().time() - self._timeout)
             return self._session
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
@@ -228,8 +231,22 @@ class HTTPTransport:
             reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
             raise Unavailable(f"{self._name} does not answer: {reason or type(error).__name__}.") from error
 
+    def renew(self) -> None:
+        """Read the certificates of authorities again for requests from now on; those that are open end as they are."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._former.append((asyncio.get_running_loop().time(), session))
+
+    async def _close_former(self, until: float = math.inf) -> None:
+        """Close the sessions that were replaced until a time."""
+        ended = [each for each in self._former if each[0] <= until]
+        self._former = [each for each in self._former if each not in ended]
+        for _, session in ended:
+            await session.close()
+
     async def close(self) -> None:
-        """Close the session."""
+        """Close the sessions."""
+        await self._close_former()
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -1,5 +1,6 @@
 """The HTTP status of each domain error, and the error bodies that each service's clients parse."""
 
+import html
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,18 @@ def identity_fault(status: int, message: str, error: BaseException) -> dict[str,
 def image_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
     """Return the body that image clients parse."""
     return {"message": message, "code": f"{status} {TITLES.get(status, 'Error')}", "title": TITLES.get(status, "Error")}
+
+
+def html_fault(status: int, message: str) -> bytes:
+    """Return the page for clients that ask for no JSON: glanceclient reads the message from it."""
+    title = f"{status} {TITLES.get(status, 'Error')}"
+    body = f"<h1>{title}</h1>\n{html.escape(message)}<br /><br />"
+    return f"<html>\n<head><title>{title}</title></head>\n<body>\n{body}\n</body>\n</html>\n".encode()
+
+
+def prefers_html(accept: str | None) -> bool:
+    """Return whether a client gets an error as a page: it takes one, or anything, and does not name JSON."""
+    return accept is not None and "json" not in accept and any(each in accept for each in ("*/*", "text/*", "html"))
 
 
 def network_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:

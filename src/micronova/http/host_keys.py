@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import logging
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,8 +39,9 @@ _LONGEST = 2048
 class HostKeyring:
     """Issues and verifies the keys of hosts."""
 
-    def __init__(self, key: bytes) -> None:
-        self._tickets = Tickets(key)
+    def __init__(self, key: bytes, others: Sequence[bytes] = ()) -> None:
+        """`others` are keys that hosts may have got their keys by, too, while the key is being changed."""
+        self._tickets = Tickets(key, others)
 
     def issue(self, host: str, now: float, lifetime: float = LIFETIME) -> HostKeys:
         """Return new keys for a host."""
@@ -71,6 +72,10 @@ class HostKeyring:
     def metadata_key(self, host: str, expires_at: int) -> str:
         """Return the key with which a host signs requests of its guests until `expires_at`."""
         return self._tickets.issue(f"metadata\n{host}", expires_at)
+
+    def metadata_keys(self, host: str, expires_at: int) -> list[str]:
+        """Return the keys with which a host may sign: one for each key of this keyring."""
+        return self._tickets.all(f"metadata\n{host}", expires_at)
 
 
 def _network(host: str) -> str:

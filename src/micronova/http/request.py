@@ -38,6 +38,7 @@ class Request:
         "params",
         "query",
         "raw_query",
+        "refusal",
         "route",
         "service",
     )
@@ -54,6 +55,7 @@ class Request:
         self.body: Any = None  # the route's body struct, validated
         self.query: Any = None  # the route's query struct, validated
         self.raw_query: Mapping[str, list[str]] = {}
+        self.refusal = ""  # why it is refused, for the log
 
     def header(self, name: str) -> str | None:
         """Return a request header."""

@@ -196,7 +196,7 @@ class HTTPServer:
     ) -> None:
         self._socket = sock
         peers = Connections(limits or Limits())
-        _check_certificate(certificate, key)
+        check_certificate(certificate, key)
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -227,6 +227,13 @@ class HTTPServer:
                 await self._task
                 raise MicronovaError("The HTTP server stopped while it was starting.")
             await asyncio.sleep(0.005)
+
+    def use_certificate(self, certificate: str, key: str) -> None:
+        """Show this certificate to those who connect from now on; raise MicronovaError if it cannot be used."""
+        context = self._server.config.ssl
+        if context is not None:
+            check_certificate(certificate, key)
+            context.load_cert_chain(certificate, key)
 
     async def stop(self) -> None:
         """Stop accepting connections, finish the requests that are running, and close the socket."""
@@ -265,7 +272,7 @@ def _websocket_protocol(peers: Connections) -> Callable[..., asyncio.BaseProtoco
     return make
 
 
-def _check_certificate(certificate: str | None, key: str | None) -> None:
+def check_certificate(certificate: str | None, key: str | None) -> None:
     """Raise a MicronovaError of one line where uvicorn would show a traceback."""
     if certificate is None and key is None:
         return

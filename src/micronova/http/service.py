@@ -18,7 +18,7 @@ import falcon.asgi
 import msgspec
 
 from micronova.http import access_rules, validation
-from micronova.http.faults import FaultBody, message_of, status_of
+from micronova.http.faults import FaultBody, html_fault, message_of, prefers_html, status_of
 from micronova.http.request import Request, Response
 from micronova.http.versions import Range, Versions
 from micronova.objects.context import RequestContext
@@ -34,6 +34,7 @@ from micronova.objects.errors import (
     UnsupportedMediaType,
     resource_exhausted,
 )
+from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Service:
         policy: Policy,
         authenticator: Authenticator,
         fault_body: FaultBody,
+        html_errors: bool = False,  # for clients that do not ask for JSON
         prefix: str = "",  # the version prefix, e.g. /v2.1
         versions: Versions | None = None,
         mount: str = "",  # where the service is mounted, e.g. /compute; part of links
@@ -138,6 +140,7 @@ class Service:
         self.policy = policy
         self.authenticator = authenticator
         self.fault_body = fault_body
+        self.html_errors = html_errors
         self.prefix = prefix
         self.versions = versions
         self.mount = mount
@@ -178,6 +181,7 @@ class Service:
             traceparent=_traceparent(http),
         )
         seen = self.observer.begin(request) if self.observer else None
+        about = server_id.set(_server_in(routes, params))
         try:
             request.is_v2 = http.scope.get("micronova.is_v2", False)
             if self.versions is not None:
@@ -198,6 +202,7 @@ class Service:
         finally:
             if self.observer:
                 self.observer.end(seen, request, answer.status_code)
+            server_id.reset(about)
 
     def _negotiate(self, request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response) -> None:
         versions = self.versions
@@ -358,6 +363,7 @@ class Service:
 
     def _fault(self, request: Request, answer: falcon.asgi.Response, error: Exception) -> None:
         status = status_of(error)
+        request.refusal = message_of(error)
         cause = error if status == 500 else error.__cause__ if status == 503 else None
         if cause is not None:
             log.error(
@@ -373,7 +379,7 @@ class Service:
             answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
         if isinstance(error, TooLarge) and "retry_after" in error.details:
             answer.set_header("retry-after", str(error.details["retry_after"]))
-        _write_fault(answer, status, self.fault_of(request, status, error))
+        self._write_fault(request.falcon, answer, status, self.fault_of(request, status, error), error)
 
     def fault_of(self, request: Request, status: int, error: BaseException) -> dict[str, Any]:
         """Return the body of an error of a request; a service whose body depends on the version overrides it."""
@@ -410,7 +416,24 @@ class Service:
         elif not isinstance(error, MicronovaError):
             log.error("%s %s failed", http.method, http.path, exc_info=error)
         status = status_of(error)
-        _write_fault(answer, status, self.fault_body(status, message_of(error), error))
+        self._write_fault(http, answer, status, self.fault_body(status, message_of(error), error), error)
+
+    def _write_fault(
+        self,
+        http: falcon.asgi.Request,
+        answer: falcon.asgi.Response,
+        status: int,
+        body: dict[str, Any],
+        error: BaseException,
+    ) -> None:
+        answer.status = status
+        answer.stream = None
+        if self.html_errors and prefers_html(http.get_header("accept")):
+            answer.content_type = "text/html; charset=UTF-8"
+            answer.data = html_fault(status, message_of(error))
+            return
+        answer.content_type = "application/json"
+        answer.data = _encode(body)
 
     def _methods_of(self, template: str | None) -> list[str]:
         return list(dict.fromkeys(each.method for each in self.routes if (self.prefix + each.path or "/") == template))
@@ -435,11 +458,12 @@ _MEDIA_TYPES = ("application/json", "text/plain")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-def _write_fault(answer: falcon.asgi.Response, status: int, body: dict[str, Any]) -> None:
-    answer.status = status
-    answer.stream = None
-    answer.content_type = "application/json"
-    answer.data = _encode(body)
+def _server_in(routes: Sequence[Route], params: Mapping[str, str]) -> str:
+    """Return the id of the server that the path of a request names, for lines of the log; "" if it names none."""
+    if not routes or not routes[0].path.startswith("/servers/{"):
+        return ""
+    named = next(iter(params.values()), "")
+    return named if len(named) == 36 and named.isprintable() else ""
 
 
 def _traceparent(http: falcon.asgi.Request) -> str:

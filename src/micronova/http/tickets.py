@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 
 from micronova.objects.errors import Unauthorized
 
@@ -33,26 +34,36 @@ def manage_subject(image_id: str) -> str:
 
 
 class Tickets:
-    """Issues and verifies tickets with one shared key (HMAC-SHA-256)."""
+    """Issues and verifies tickets with one shared key (HMAC-SHA-256).
 
-    def __init__(self, key: bytes) -> None:
-        if len(key) < _LEAST_KEY:
+    Tickets of the `others` are genuine, too, while the key is being changed.
+    """
+
+    def __init__(self, key: bytes, others: Sequence[bytes] = ()) -> None:
+        self._keys = (key, *others)
+        if min(map(len, self._keys)) < _LEAST_KEY:
             raise ValueError(f"A ticket key has at least {_LEAST_KEY} bytes.")
-        self._key = key
 
     def issue(self, subject: str, expires_at: float) -> str:
         """Return a ticket for the subject that is valid until `expires_at` (seconds since 1970, UTC)."""
         expiry = int(expires_at)
-        return f"{expiry}.{self._sign(subject, expiry)}"
+        return f"{expiry}.{_sign(self._keys[0], subject, expiry)}"
+
+    def all(self, subject: str, expiry: int) -> list[str]:
+        """Return the tickets for the subject and this time of expiry, one for each key."""
+        return [f"{expiry}.{_sign(key, subject, expiry)}" for key in self._keys]
 
     def verify(self, ticket: str, subject: str, now: float) -> None:
         """Raise Unauthorized unless the ticket is genuine, for this subject, and not expired."""
         found = _FORM.fullmatch(ticket)
-        if not found or not hmac.compare_digest(found[2], self._sign(subject, int(found[1]))):
+        if not found or not any(
+            hmac.compare_digest(found[2], _sign(key, subject, int(found[1]))) for key in self._keys
+        ):
             raise Unauthorized("The ticket is not valid for this.")
         if int(found[1]) <= now:
             raise Unauthorized("The ticket has expired; ask for a new one.")
 
-    def _sign(self, subject: str, expiry: int) -> str:
-        digest = hmac.new(self._key, f"{expiry}\n{subject}".encode(), hashlib.sha256).digest()
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+def _sign(key: bytes, subject: str, expiry: int) -> str:
+    digest = hmac.new(key, f"{expiry}\n{subject}".encode(), hashlib.sha256).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from micronova.notifications import unversioned, versioned
-from micronova.notifications.times import instant, with_fraction
+from micronova.notifications.times import instant, spaced, with_fraction
 from micronova.objects.context import Context
 from micronova.objects.errors import OperationFailed
 from micronova.objects.instance import Fault, InstanceRow
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from micronova.db.keypairs import KeyPairRow
     from micronova.db.server_groups import ServerGroupRow
     from micronova.db.services import ServiceRow
+    from micronova.db.volume_usages import VolumeUsage
     from micronova.objects.orders import HostMetrics
     from micronova.objects.scheduling import RequestSpec
 
@@ -262,6 +263,37 @@ def metrics(host: str, measured: "HostMetrics") -> Announcement:
             ],
         },
         old_publisher=f"compute.{measured.node}",
+    )
+
+
+# --- volumes -------------------------------------------------------------------------------------------------------
+
+
+def volume_usage(usage: "VolumeUsage", host: str) -> Announcement:
+    """Return the notification about what was read and written of a volume of a server on a host."""
+    counters = {name: getattr(usage, name) for name in ("reads", "read_bytes", "writes", "write_bytes")}
+    common = {"volume_id": usage.volume_id, "user_id": usage.user_id, "availability_zone": usage.availability_zone}
+    data = {
+        **common,
+        **counters,
+        "project_id": usage.project_id,
+        "instance_uuid": usage.instance_uuid,
+        "last_refreshed": instant(usage.refreshed_at),
+    }
+    return Announcement(
+        event="volume.usage",
+        payload=versioned.as_object("VolumeUsagePayload", "1.0", data),
+        source=COMPUTE,
+        host=host,
+        old_event="volume.usage",
+        old_payload={
+            **common,
+            **counters,
+            "tenant_id": usage.project_id,
+            "instance_id": usage.instance_uuid,
+            "last_refreshed": spaced(usage.refreshed_at),
+        },
+        old_publisher=f"compute.{host}",
     )
 
 

@@ -23,14 +23,16 @@ _NAMES = {
     "live_migration_force_complete": "live.migration.force.complete",
 }
 """Actions whose names differ from those of versioned notifications."""
+_ENDS = {"volume_attach.end": "volume.attach", "volume_detach.end": "volume.detach"}
+"""Events of actions of which only the end is told, under a name without a phase."""
 _ONLY_VERSIONED = frozenset({"lock", "unlock", "interface_attach", "interface_detach", "volume_swap"})
 
 
 def event_name(event: str) -> str | None:
     """Return the name of an event, such as `finish_resize.end` for `resize_finish.end`; None if it has none."""
     action, dot, phase = event.partition(".")
-    if action in _ONLY_VERSIONED:
-        return None
+    if action in _ONLY_VERSIONED or action in ("volume_attach", "volume_detach"):
+        return _ENDS.get(event)
     return f"{_NAMES.get(action, action)}{dot}{phase}"
 
 
@@ -85,6 +87,8 @@ def instance_payload(
         payload["message"] = "Success"
     elif event.startswith("rescue."):
         payload["rescue_image_name"] = (details or {}).get("rescue_image_name", "")
+    elif event in _ENDS:
+        payload["volume_id"] = (details or {}).get("volume_id")
     if fault is not None:
         payload |= {"message": fault["message"], "exception": fault["message"], "code": fault["code"]}
     return payload

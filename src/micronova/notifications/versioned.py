@@ -32,6 +32,8 @@ _ACTION_PAYLOADS = {
     "rebuild": ("InstanceActionRebuildPayload", "1.10"),
     "snapshot": ("InstanceActionSnapshotPayload", "1.10"),
     "resize_prep": ("InstanceActionResizePrepPayload", "1.4"),
+    "volume_attach": ("InstanceActionVolumePayload", "1.7"),
+    "volume_detach": ("InstanceActionVolumePayload", "1.7"),
     "volume_swap": ("InstanceActionVolumeSwapPayload", "1.9"),
 }
 """The payloads of actions that have fields of their own; the others are of InstanceActionPayload."""

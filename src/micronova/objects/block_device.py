@@ -38,7 +38,7 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     delete_on_termination: bool = True
     attachment_id: str | None = None  # of a volume, at the volume service
     multiattach: bool = False  # of a volume
-    connection: Connection | None = None  # how the host reaches the volume; none of the kinds has secrets
+    connection: Connection | None = None  # how the host reaches the volume; keys in it are sealed
     connected_host: str | None = None  # that the connection is for
 
     @property

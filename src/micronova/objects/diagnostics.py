@@ -35,6 +35,7 @@ class DiskDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     """A disk."""
 
     device: Name = ""
+    serial: Name = ""  # of a volume its id
     read_bytes: LargeNumber | None = None
     read_requests: LargeNumber | None = None
     write_bytes: LargeNumber | None = None

@@ -161,6 +161,12 @@ class OperationFailed(MicronovaError):
     code = "operation_failed"
 
 
+class HostIsOlder(OperationFailed):
+    """The agent of a host is of an earlier version, which cannot do what is needed; another host may be newer (500)."""
+
+    code = "host_is_older"
+
+
 # --- failures of operations; they become the fault of an instance, not an HTTP status ---
 
 

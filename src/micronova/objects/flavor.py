@@ -18,6 +18,9 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     disabled: bool = False
     description: str | None = None
     extra_specs: dict[str, str] = {}
+    # Of a server's copy: its root disk is a volume, which takes nothing of the host's disk. A copy of an older version
+    # does not say so, and its server goes on to claim the disk until it is deleted.
+    root_on_volume: bool = False
 
     @property
     def swap_gb(self) -> int:
@@ -29,6 +32,6 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
         amounts = {
             "VCPU": self.vcpus,
             "MEMORY_MB": self.ram,
-            "DISK_GB": self.disk + self.ephemeral + self.swap_gb,
+            "DISK_GB": (0 if self.root_on_volume else self.disk) + self.ephemeral + self.swap_gb,
         }
         return {name: amount for name, amount in amounts.items() if amount}

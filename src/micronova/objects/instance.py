@@ -25,6 +25,7 @@ class FlavorData(TypedDict):
     disabled: bool
     description: str | None
     extra_specs: dict[str, str]
+    root_on_volume: NotRequired[bool]  # absent in old rows
 
 
 class ImageData(TypedDict):

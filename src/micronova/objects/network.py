@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from micronova.objects.port_resources import PortResources
+
 
 def tap_name(port_id: str) -> str:
     """Return the name of the tap device of an interface; the network agent derives it from the port in the same way."""
@@ -32,6 +34,7 @@ class PlannedPort(msgspec.Struct, frozen=True, kw_only=True):
     fixed_ip: str | None = None
     tag: str | None = None
     security_groups: tuple[str, ...] | None = None  # ids; None: the project's default security group
+    resources: PortResources | None = None  # what the user's own port asks for besides
 
 
 PlannedPorts = list[PlannedPort] | Literal["auto", "none"]

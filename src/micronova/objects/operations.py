@@ -28,7 +28,7 @@ VERSIONS: Final[Mapping[str, int]] = {
     "rebuild": 2,
     "soft_delete": 1,
     "restore": 1,
-    "attach_interface": 1,
+    "attach_interface": 2,
     "detach_interface": 1,
     "create_image": 1,
     "create_backup": 1,
@@ -50,10 +50,11 @@ VERSIONS: Final[Mapping[str, int]] = {
     "detach_volume": 1,
     "extend_volume": 1,
     "swap_volume": 1,
-    "settle_volumes": 1,
+    "settle_volumes": 2,
 }
 """The version of each kind: new operations have it, and conductors lease operations up to it. It is raised when the
-payload or the meaning of a step changes."""
+payload or the meaning of a step changes. An operation that an earlier version can carry out, too, has that version
+(`Payload.version_of`)."""
 
 
 INSTANCE_ACTIONS: Final[Mapping[str, str]] = {
@@ -147,6 +148,10 @@ class Payload(msgspec.Struct, kw_only=True):
     """What the payloads of all kinds have."""
 
     last_error: str = ""  # why the last attempt on a host did not succeed
+
+    def version_of(self, kind: str) -> int:
+        """Return the version that a conductor has to know to carry this out."""
+        return VERSIONS[kind]
 
     def encode(self) -> bytes:
         """Return the payload as it is stored in the operation's row."""
@@ -250,6 +255,11 @@ class InterfacePayload(Payload, kw_only=True):
     error_code: str | None = None  # why an attachment is being undone
     error: str = ""
 
+    def version_of(self, kind: str) -> int:
+        """Return 1 if nothing has to be claimed for the port."""
+        claims = self.request is not None and self.request.resources is not None
+        return VERSIONS[kind] if claims else 1
+
 
 class VolumePayload(Payload, kw_only=True):
     """The volume to attach, to detach, to replace or that was extended, and the result."""
@@ -277,6 +287,12 @@ class SettlePayload(Payload, kw_only=True):
     release: list[ReleasedVolume] = []
     keep: list[str] = []  # volumes that were to be detached, and stay
     all_attachments: bool = False  # the server is gone: no attachment of it may be left
+    reserved: list[str] = []  # volumes that a request has perhaps reserved for the server, which may not have them
+    unrecorded: list[str] = []  # devices whose volumes go with the server, and may have been made and not recorded
+
+    def version_of(self, kind: str) -> int:
+        """Return 1 if all is in the fields that the first version knew."""
+        return VERSIONS[kind] if self.reserved or self.unrecorded else 1
 
 
 class ImagePayload(Payload, kw_only=True):

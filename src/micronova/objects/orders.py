@@ -38,11 +38,15 @@ from micronova.objects.host_limits import (
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.volume import AttachedVolume, VolumeStatistics
 
 ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
 """The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
 agent of an earlier version nobody knows whether it has begun."""
+
+DECRYPTS_VOLUMES: Final = "decrypts_volumes"
+"""The capability, in the reports of nodes, of agents that decrypt volumes. A guest of an agent of an earlier version
+would get the encrypted data, and destroy it by writing to it."""
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +150,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: bool = False  # a rebuild failed before it changed the guest
     # Of a guest that moves: what the destination needs to make it.
     migrate_data: Annotated[bytes, msgspec.Meta(max_length=LARGEST_MIGRATE_DATA)] = b""
+    volume_statistics: VolumeStatistics | None = None  # of a volume that was detached
     started_at: Moment = 0.0
     finished_at: Moment = 0.0
 
@@ -255,6 +260,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     # Of its node, by resource class; None: what the guest uses, because its driver does not know.
     claimed: Annotated[dict[Name, Whole], _PROPERTIES] | None = None
     volumes: Annotated[tuple[Name, ...], _PROPERTIES] | None = None  # their ids; None: its driver does not tell
+    project_id: Name = ""  # of its server; empty: its driver does not know
 
 
 class RunningOrder(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.fleet import Fleet
 from micronova.objects.image import ImageMeta
+from micronova.objects.port_resources import PortResources
 
 SERVER_HINTS: Final = ("same_host", "different_host")
 """Scheduler hints whose values are uuids of servers."""
@@ -39,6 +40,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     requested_node: str | None = None
     hints: dict[str, list[str]] = {}
     server_group: GroupSpec | None = msgspec.field(default=None, name="group")
+    ports: tuple[PortResources, ...] = ()  # those that ask for resources; of a server that moves, its present ones
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from micronova.objects.host_limits import Count, Name, Ratio, Whole
+from micronova.objects.port_resources import ServedPort
 from micronova.objects.sized_cache import SizedCache
 
 AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
@@ -197,6 +198,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     emulator: tuple[int, ...] = ()  # host CPUs of QEMU's own threads, in the host cell of the first guest cell
     devices: tuple[AssignedDevice, ...] = ()
     mdevs: tuple[AssignedMdev, ...] = ()
+    ports: tuple[ServedPort, ...] = ()  # what other providers of its tree serve for them; the host is not told
 
     @property
     def pinned(self) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from micronova.objects.errors import NotSupported
+from micronova.objects.host_limits import LargeNumber, Name
 
 
 class NBDConnection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type", tag="nbd"):
@@ -18,6 +19,7 @@ class NBDConnection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver
     discard: bool = False
     encrypted: bool = False
     qos_specs: dict[str, str] | None = None  # limits that the hypervisor has to apply
+    sealed_key: bytes | None = None  # of an encrypted volume, as compute's database has it; orders have the passphrase
 
 
 Connection = NBDConnection
@@ -38,6 +40,7 @@ class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     size_gb: int | None = None
     multiattach: bool = False  # other guests may use it at the same time: nothing may be cached
+    passphrase: str | None = None  # of an encrypted volume: QEMU decrypts, and only for as long as the guest runs
 
     @property
     def serial(self) -> str:
@@ -48,6 +51,16 @@ class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
     def read_only(self) -> bool:
         """Whether the guest may only read."""
         return self.connection.access_mode == "ro"
+
+
+class VolumeStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guest has read and written of a volume since it was started or got the volume."""
+
+    volume_id: Name
+    reads: LargeNumber
+    read_bytes: LargeNumber
+    writes: LargeNumber
+    write_bytes: LargeNumber
 
 
 def connection_of(info: dict[str, Any]) -> Connection:
@@ -66,6 +79,4 @@ def connection_of(info: dict[str, Any]) -> Connection:
         raise NotSupported(f"The volume service describes a connection that is not understood: {error}.") from error
     if connection.socket_path is None and (connection.host is None or connection.port is None):
         raise NotSupported("The volume service describes a connection by NBD without a socket, or a host and a port.")
-    if connection.encrypted:
-        raise NotSupported("The volume is encrypted, which hosts of this cloud cannot do.")
-    return connection
+    return msgspec.structs.replace(connection, sealed_key=None)  # which compute alone writes

@@ -8,15 +8,18 @@ provider of the tree serves. `hw:cpu_policy` asks for dedicated CPUs (PCPU): the
 them is refused.
 """
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.port_resources import PortResources
 from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
+from micronova.placement import port_groups
 from micronova.placement.model import RequestGroup, ResourceRequest
 from micronova.placement.standard import NODE_CLASSES
 
@@ -60,10 +63,11 @@ def _traits(specs: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(found["required"]), frozenset(found["forbidden"])
 
 
-def all_required_traits(flavor: Flavor, image: ImageMeta | None) -> frozenset[str]:
-    """Return the traits that flavor or image require of any provider, with and without a suffix."""
+def all_required_traits(flavor: Flavor, image: ImageMeta | None, ports: Sequence[PortResources] = ()) -> frozenset[str]:
+    """Return the traits that flavor, image or ports require of any provider, with and without a suffix."""
     given = (flavor.extra_specs, image.properties if image is not None else {})
-    return frozenset(
+    of_ports = (trait for port in ports for group in port.groups for trait in group.required)
+    return frozenset(of_ports) | frozenset(
         name
         for specs in given
         for kind, _, name, value in _parts(specs)
@@ -83,8 +87,22 @@ def node_traits_of_image(flavor: Flavor, image: ImageMeta | None) -> tuple[froze
     return frozenset() if _of_the_tree(flavor) else required, forbidden
 
 
-def resource_request(flavor: Flavor, image: ImageMeta | None) -> ResourceRequest | None:
-    """Return what providers of the node's tree serve besides the node itself; None if nothing."""
+def resource_request(
+    flavor: Flavor, image: ImageMeta | None, ports: Sequence[PortResources] = ()
+) -> ResourceRequest | None:
+    """Return what providers of the node's tree serve besides the node itself; None if nothing.
+
+    The policy of the flavor counts for the groups of ports, too. Without one, a provider may serve several groups.
+    """
+    own = _resource_request(flavor, image)
+    if not ports:
+        return own
+    isolate = flavor.extra_specs.get(GROUP_POLICY) == "isolate"
+    of_ports = port_groups.request_of(ports, isolate)
+    return of_ports if own is None else dataclasses.replace(of_ports, groups=own.groups + of_ports.groups)
+
+
+def _resource_request(flavor: Flavor, image: ImageMeta | None) -> ResourceRequest | None:
     amounts: dict[str, dict[str, int]] = {}
     required: dict[str, set[str]] = {}
     forbidden: dict[str, set[str]] = {}

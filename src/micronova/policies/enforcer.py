@@ -183,6 +183,11 @@ class Enforcer:
         self._enforcer.rules = checks  # set_rules would copy and thereby parse all of them
         self._decided: dict[tuple[Any, ...], bool] = {}
 
+    def adopt(self, other: "Enforcer") -> None:
+        """Decide as another enforcer of the same service does, from now on."""
+        self._enforcer, self._decided = other._enforcer, {}
+        self.caches_decisions = other.caches_decisions
+
     def is_admin(self, context: RequestContext) -> bool:
         """Return whether the caller is an administrator; nobody is where the service has no rule for it."""
         return CONTEXT_IS_ADMIN in self.rules and self.allows(CONTEXT_IS_ADMIN, context)

@@ -162,6 +162,7 @@ _CHECKS: dict[str, str] = {
     "get_port:binding:vif_details": ADMIN_OR_SERVICE,
     "get_port:binding:host_id": ADMIN_OR_SERVICE,
     "get_port:binding:profile": ADMIN_OR_SERVICE,
+    "get_port:resource_request": ADMIN_OR_SERVICE,
     "get_port:tags": f"{ADMIN_OR_SERVICE} or (role:reader and rule:network_owner) or (role:reader and rule:owner)",
     "update_port": f"{ADMIN_OR_SERVICE} or (role:member and project_id:%(project_id)s)",
     "update_port:device_id": MEMBER_OR_SERVICE,

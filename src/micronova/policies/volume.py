@@ -99,6 +99,8 @@ RULES = (
     Rule("volume_extension:volume_type_access:get_all_for_type", ADMIN, "List the projects that may use a type."),
     Rule("volume_extension:volume_type_access:addProjectAccess", ADMIN, "Let a project use a type."),
     Rule("volume_extension:volume_type_access:removeProjectAccess", ADMIN, "Take a type from a project."),
+    Rule("volume_extension:volume_encryption_metadata", READER_OR_SERVICE, "See how a volume is encrypted."),
+    Rule("volume:get_encryption_key", SERVICE, "Read the key of a volume: for compute, whose hosts decrypt."),
     *(
         Rule(f"volume_extension:volume_type_encryption:{name}", ADMIN, f"The encryption of a volume type: {name}.")
         for name in ("get", "create", "update", "delete")

@@ -8,7 +8,7 @@ transport's server (server.py) → Dispatcher (dispatch.py) → a method of the 
 from __future__ import annotations
 
 import random as random_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,6 +129,10 @@ class Bus(Protocol):
 
     def stats(self) -> BusStats:
         """Return the counters and what is known of the broker, without asking it."""
+        ...
+
+    async def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return how many messages wait in each of these queues that exists; raise BusUnavailable."""
         ...
 
     async def probe(self) -> BusStats:

@@ -263,6 +263,11 @@ class LocalBus(BaseBus):
         """Delete the queue of a host."""
         self.exchange.delete(queue_name(interface.topic, interface.namespace, host))
 
+    async def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return how many messages wait in each of these queues that exists."""
+        found = ((name, self.exchange.queues.get(name)) for name in queues)
+        return {name: len(queue.waiting) for name, queue in found if queue is not None}
+
     async def probe(self) -> BusStats:
         """Return the statistics: there is no broker to ask."""
         return self.stats()

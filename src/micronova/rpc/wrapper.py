@@ -1,6 +1,6 @@
 """A bus around another bus; a subclass changes some of its methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,10 @@ class BusWrapper:
     def stats(self) -> BusStats:
         """Return the statistics of the wrapped bus: what was really sent."""
         return self._bus.stats()
+
+    async def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
+        """Ask the wrapped bus."""
+        return await self._bus.queue_lengths(queues)
 
     async def probe(self) -> BusStats:
         """Ask the broker of the wrapped bus."""

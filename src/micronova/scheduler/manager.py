@@ -293,7 +293,7 @@ class SchedulerManager:
 
     def _request_groups(self, spec: RequestSpec, request: SelectDestinations) -> RequestGroups | None:
         """Return the counter of the instances that the providers of each node can serve; None without groups."""
-        wanted = extra_specs.resource_request(spec.flavor, spec.image)
+        wanted = extra_specs.resource_request(spec.flavor, spec.image, spec.ports)
         if wanted is None:
             return None
         own, count = extra_specs.node_resources(spec.flavor, spec.image), len(request.instance_uuids)
@@ -364,7 +364,7 @@ class SchedulerManager:
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}
         own = extra_specs.node_resources(spec.flavor, spec.image)
-        resource_request = extra_specs.resource_request(spec.flavor, spec.image)
+        resource_request = extra_specs.resource_request(spec.flavor, spec.image, spec.ports)
         for uuid, all_held in found.items():
             allocation = allocations.node_allocation(all_held, own, resource_request)
             row = None if allocation is None else self._feed.table.index(allocation.node_uuid)

@@ -91,7 +91,7 @@ class Prefilters:
                 "TenantAggregates", "is in an aggregate of the project", mask, "are not open to this project"
             )
         if self.isolated_aggregates:
-            asked = extra_specs.all_required_traits(spec.flavor, spec.image)
+            asked = extra_specs.all_required_traits(spec.flavor, spec.image, spec.ports)
             yield PrefilterMask(
                 "IsolatedAggregates",
                 "is free of aggregates that are kept for other traits",

@@ -129,11 +129,7 @@ class Ranking:
 
     def contributions(self, position: int) -> dict[str, float]:
         """Return what each weigher added to a host's weight."""
-        return {
-            part.weigher.name or type(part.weigher).__name__: float(part.scaled[position])
-            for part in self._parts
-            if part.scaled is not None
-        }
+        return {_name(part.weigher): float(part.scaled[position]) for part in self._parts if part.scaled is not None}
 
     def positions_of(self, host: str) -> list[int]:
         """Return the positions of a host's nodes that are still ranked."""
@@ -243,4 +239,8 @@ def _check_finite(numbers: Iterable[float]) -> None:
 
 
 def _report(weigher: HostWeigher) -> None:
-    log.exception("the weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)
+    log.exception("the weigher %s failed; its weights are ignored", _name(weigher))
+
+
+def _name(weigher: HostWeigher) -> str:
+    return weigher.name or type(weigher).__name__

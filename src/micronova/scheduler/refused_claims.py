@@ -39,7 +39,7 @@ class RefusedClaims:
                 self.reasons.add(reason)
                 log.warning(
                     "node %s passes the filters and has refused %d instances of a request twice (%s), although no "
-                    "other request changed it; it gets %d at most",
+                    "other request changed it; it gets %d at most; see `micronova audit`",
                     node,
                     asked,
                     reason,

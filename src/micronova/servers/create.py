@@ -32,6 +32,7 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import NetworkPlan, PlannedPorts
 from micronova.objects.operations import BuildPayload, OperationRow, instance_action
+from micronova.objects.port_resources import PortResources
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.plugins.hooks import Hooks
 from micronova.servers.create_rules import (
@@ -59,6 +60,7 @@ from micronova.servers.lookups import (
     public_key,
     zone_to_keep,
 )
+from micronova.telemetry.logs import server_id
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
 MOST_IMAGES = 1000  # that are cached
@@ -81,6 +83,18 @@ class _Accepted:
     # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
     allowed_count: int
     disk_config: str
+
+
+def _resources(plan: NetworkPlan, request: CreateRequest) -> tuple[PortResources, ...]:
+    """Return what the ports of a request ask of resource providers; raise Invalid if it may not have such ports."""
+    ports = () if isinstance(plan.ports, str) else plan.ports
+    asking = tuple(port.resources for port in ports if port.resources is not None)
+    if asking and not request.may_claim_for_ports:
+        raise Invalid(
+            "Creating servers with ports having resource requests, like a port with a QoS minimum bandwidth policy, "
+            "is not supported until microversion 2.72."
+        )
+    return asking
 
 
 class ServerCreator:
@@ -109,10 +123,62 @@ class ServerCreator:
     async def create(self, context: RequestContext, request: CreateRequest) -> Created:
         """Accept a request to create servers; it is durable when this returns."""
         self._hooks.pre("create_instance", context, request)
+        accepted = await self._check(context, request)
+        uuids, operations = await self._commit(accepted)
+        if len(uuids) == 1:
+            server_id.set(uuids[0])
+        if accepted.volumes.creates:
+            operations = [*operations, *await self._volumes.create(context, uuids, operations)]
+        if accepted.spec.server_group is not None and self._notifier.enabled:
+            await self._announce_members(context, accepted.spec.server_group.id, uuids)
+        await self._conductor.run_operations(context.for_bus(), tuple(operations))
+        created = Created(uuids, accepted.reservation, accepted.password, accepted.disk_config)
+        self._hooks.post("create_instance", created, context, request)
+        return created
+
+    async def _check(self, context: RequestContext, request: CreateRequest) -> _Accepted:
+        """Check all that needs no transaction; raise an error of the API if a check fails."""
         self._unsupported.check_hints(request.hints)
         flavor, key, group, zone = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
+        image, volumes = await self._plan_disks(context, request, flavor, image)
+        spec = RequestSpec(
+            project_id=context.project_id,
+            user_id=context.user_id,
+            flavor=msgspec.structs.replace(flavor, root_on_volume=root_volume(volumes.devices) is not None),
+            image=image,
+            availability_zone=zone,
+            force_host=request.force_host,
+            force_node=request.force_node,
+            requested_host=request.requested_host,
+            requested_node=request.requested_node,
+            hints=request.hints,
+            server_group=group,
+            ports=_resources(plan, request),
+        )
+        return _Accepted(
+            context=context,
+            request=request,
+            spec=spec,
+            public_key=key,
+            devices=with_names(volumes.devices),
+            volumes=volumes,
+            ports=plan.ports,
+            security_groups=list(plan.security_groups),
+            password=request.admin_password or make_password(self._random),
+            reservation="r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8)),
+            allowed_count=allowed_count(request, plan),
+            disk_config=chosen_disk_config(request, image),
+        )
+
+    async def _plan_disks(
+        self, context: RequestContext, request: CreateRequest, flavor: Flavor, image: ImageMeta | None
+    ) -> tuple[ImageMeta | None, VolumePlan]:
+        """Return the image as a host gets it, and the volumes; check both against the flavor.
+
+        Without an image, that of the root volume is returned, if it has one.
+        """
         if image is None:
             check_boot_source(image, flavor, request, request.block_devices)
         of_image = await self._devices_of_image(context, request, image)
@@ -128,7 +194,8 @@ class ServerCreator:
             image = image or volumes.image
         check_boot_source(image, flavor, request, devices)
         if image is not None:
-            image = msgspec.structs.replace(image, block_device_mapping="")  # the server has its own devices
+            # The devices of the image are in `devices` already.
+            image = msgspec.structs.replace(image, block_device_mapping="")
             self._unsupported.check_properties(image, flavor)
         check_hardware(flavor, image)
         self._unsupported.check_devices(flavor, image)
@@ -136,54 +203,23 @@ class ServerCreator:
             image = await self._boot_images.complete(
                 image, request.trusted_certs, ram=flavor.ram, token=context.token, seen_by=context.token
             )
-        disk_config = chosen_disk_config(request, image)
-        spec = RequestSpec(
-            project_id=context.project_id,
-            user_id=context.user_id,
-            flavor=flavor,
-            image=image,
-            availability_zone=zone,
-            force_host=request.force_host,
-            force_node=request.force_node,
-            requested_host=request.requested_host,
-            requested_node=request.requested_node,
-            hints=request.hints,
-            server_group=group,
-        )
-        password = request.admin_password or make_password(self._random)
-        reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
-        accepted = _Accepted(
-            context=context,
-            request=request,
-            spec=spec,
-            public_key=key,
-            devices=with_names(volumes.devices),
-            volumes=volumes,
-            ports=plan.ports,
-            security_groups=list(plan.security_groups),
-            password=password,
-            reservation=reservation,
-            allowed_count=allowed_count(request, plan),
-            disk_config=disk_config,
-        )
+        return image, volumes
+
+    async def _commit(self, accepted: _Accepted) -> tuple[list[str], list[str]]:
+        """Reserve the volumes and record the request; return the ids of the instances and of their operations."""
+        context, volumes = accepted.context, accepted.volumes
         # Servers have their ids before volumes are reserved for them.
         ids = [new_uuid(self._random) for _ in range(accepted.allowed_count if has_volumes(volumes.devices) else 0)]
         await self._volumes.reserve(context, volumes, ids)
         try:
             uuids, operations = await self._database.write(self._record, accepted, ids)
         except BaseException:
-            if ids:  # only the answer to the commit may be lost: servers that are recorded keep their reservations
-                await self._volumes.release(volumes, [*await self._database.read(instances.get_many, ids)])
+            if ids:  # the commit may have succeeded and its answer be lost: recorded servers keep their reservations
+                kept = [*await self._database.read(instances.get_many, ids)]
+                await self._volumes.release(context, volumes, kept)
             raise
-        await self._volumes.release(volumes, uuids)  # those of servers that the quota does not allow
-        if volumes.creates:
-            operations = [*operations, *await self._volumes.create(context, uuids, operations)]
-        if group is not None and self._notifier.enabled:
-            await self._announce_members(context, group.id, uuids)
-        await self._conductor.run_operations(context.for_bus(), tuple(operations))
-        created = Created(uuids, reservation, password, disk_config)
-        self._hooks.post("create_instance", created, context, request)
-        return created
+        await self._volumes.release(context, volumes, uuids)  # of servers that the quota does not allow
+        return uuids, operations
 
     async def _announce_members(self, context: RequestContext, group: str, uuids: Sequence[str]) -> None:
         def read(conn: sa.Connection) -> tuple[server_groups.ServerGroupRow, list[str]]:
@@ -247,7 +283,7 @@ class ServerCreator:
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
         check_item_limits(request.metadata, request.injected_files, limits)
         members = 0
-        if spec.server_group is not None:  # locked before the quota, as everywhere: the number holds until the commit
+        if spec.server_group is not None:  # every transaction locks groups before quotas
             if not group_members.lock(conn, [spec.server_group.id]):
                 raise no_group(spec.server_group.id)
             members = instances.count_in_group(conn, spec.server_group.id)
@@ -263,6 +299,7 @@ class ServerCreator:
         if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
         uuids = list(ids[:count]) or [new_uuid(self._random) for _ in range(count)]
+        self._volumes.record(conn, accepted.volumes, uuids)
         ports = msgspec.to_builtins(accepted.ports)
         instances.insert(
             conn,
@@ -299,7 +336,11 @@ class ServerCreator:
 
     def _operation(self, accepted: _Accepted, instance_uuid: str, now: int) -> OperationRow:
         id = new_uuid(self._random)
-        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(accepted.request.injected_files))
+        secrets = Secrets(
+            admin_password=accepted.password,
+            injected_files=tuple(accepted.request.injected_files),
+            user_token=accepted.context.token if accepted.volumes.creates else None,
+        )
         return operation_rows.new_row(
             id=id,
             kind="build",

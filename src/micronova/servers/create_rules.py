@@ -65,6 +65,7 @@ class CreateRequest:
     allow_zero_disk: bool = True  # policy allows local root disks without a size limit
     may_attach_external: bool = False  # policy allows ports on external networks
     may_share_volumes: bool = False  # volumes that allow several servers may be used
+    may_claim_for_ports: bool = False  # ports may ask for resources, such as a guaranteed bandwidth
 
 
 @dataclass(frozen=True)

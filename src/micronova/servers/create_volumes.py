@@ -1,15 +1,17 @@
 """The volumes of servers that are created: the checks with the user's token, reservations, and new volumes.
 
 Volumes that exist are reserved before the request is accepted. Those that have to be made are made after that, by the
-API, because only it has the user's token: the operations of the servers wait for it. If the volume service refuses one,
-or the API dies meanwhile, the build of the server fails with the reason.
+API with the user's token: the operations of the servers wait for it. If the volume service refuses one, the build of
+the server fails with the reason. If it does not answer, or the API dies meanwhile, a conductor goes on, with the token
+that is among the operation's secrets; each volume names the block device that it was made for, so that none is made
+twice.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -20,18 +22,21 @@ from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice, bad_mapping, root_volume
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported
+from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.operations import BuildPayload, ReleasedVolume, SettlePayload
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
-from micronova.servers.volumes import NO_SERVICE, check_usable
+from micronova.servers.volume_reservations import Reservations, recorded
+from micronova.servers.volumes import NO_SERVICE, check_free, check_usable
 
 log = logging.getLogger(__name__)
 
 CREATION_TIME: Final = 120.0
-"""Seconds in which the API asks for the volumes of a request; later a conductor fails the builds that lack some."""
+"""Seconds in which the API asks for the volumes of a request; later a conductor does it."""
+LAST_REQUEST: Final = 50.0
+"""Seconds after which the API begins to make none any more: a request to the volume service may take 60."""
 AT_ONCE: Final = 10  # volumes that are asked for at the same time
 # The attributes of an image that a volume keeps, beside the properties of the image, in its image metadata.
 _ATTRIBUTES: Final = frozenset(
@@ -45,6 +50,7 @@ class VolumePlan:
 
     devices: list[BlockDevice]
     image: ImageMeta | None = None  # of the volume that the servers boot from
+    announced: dict[str, str] = field(default_factory=dict)  # operations that give reservations back, by server
     reserved: dict[tuple[str, str], str] = field(default_factory=dict)  # attachments, by server and volume
 
     @property
@@ -67,6 +73,7 @@ class NewServerVolumes:
         self._random = dependencies.random
         self._volume_client = dependencies.volume_client
         self._image_client = dependencies.image_client
+        self._reservations = Reservations(dependencies.database, dependencies.clock, dependencies.conductor)
 
     async def plan(
         self, context: RequestContext, devices: list[BlockDevice], *, count: int, may_be_shared: bool
@@ -120,9 +127,7 @@ class NewServerVolumes:
                 if device.source_type == "blank"
                 else "Images with destination_type 'volume' need to have a non-zero size specified"
             )
-        if device.source_type == "blank":
-            if boots:
-                raise bad_mapping("a blank volume has nothing to boot from.")
+        if device.source_type == "blank":  # also one that the server boots from: it gets its system by a rescue
             return device, None
         assert device.image_id is not None
         image = await named_image(self._image_client, context, device.image_id)
@@ -169,36 +174,66 @@ class NewServerVolumes:
 
     async def reserve(self, context: RequestContext, plan: VolumePlan, uuids: Sequence[str]) -> None:
         """Reserve the volumes that exist for these servers; all or none."""
-        for device in plan.devices:
-            if not device.is_volume or device.volume_id is None:
-                continue
-            for uuid in uuids:
-                try:
-                    attachment = await self._client().reserve(device.volume_id, uuid, context.token)
-                except BaseException:
-                    await self.release(plan)
-                    raise
-                plan.reserved[uuid, device.volume_id] = attachment
+        existing = [device.volume_id for device in plan.devices if device.is_volume and device.volume_id is not None]
+        if not existing:
+            return
+        announced = {uuid: new_uuid(self._random) for uuid in uuids}
+        await self._reservations.announce(context, {uuid: (id, existing) for uuid, id in announced.items()})
+        plan.announced |= announced
+        try:
+            for volume_id in existing:
+                for uuid in uuids:
+                    plan.reserved[uuid, volume_id] = await self._client().reserve(volume_id, uuid, context.token)
+        except BaseException as error:
+            # Whether the one that failed was made is not known, unless the volume service has refused it.
+            await self.release(context, plan, complete=isinstance(error, MicronovaError) and not _unknown(error))
+            raise
 
-    async def release(self, plan: VolumePlan, kept: Sequence[str] = ()) -> None:
-        """Give reservations back, but not those of the servers that are kept."""
+    def record(self, conn: sa.Connection, plan: VolumePlan, uuids: Sequence[str]) -> None:
+        """Note, in the transaction that records servers, that they have their reservations.
+
+        Raise Unavailable if these are being given back, Invalid if another server has a volume.
+        """
+        for device in plan.devices:
+            if device.volume_id is not None and not device.multiattach:
+                check_free(conn, device.volume_id, shared_by=None)
+        recorded(conn, [plan.announced[uuid] for uuid in uuids if uuid in plan.announced])
+
+    async def release(
+        self, context: RequestContext, plan: VolumePlan, kept: Sequence[str] = (), *, complete: bool = True
+    ) -> None:
+        """Give reservations back, but not those of the servers that are kept.
+
+        If they are not `complete`, or the volume service does not answer, a conductor gives back what there is.
+        """
         for (uuid, volume_id), attachment in list(plan.reserved.items()):
             if uuid not in kept:
                 del plan.reserved[uuid, volume_id]
                 try:
-                    await self._client().release(attachment)
+                    await self._client().delete_attachment(attachment)
                 except MicronovaError as error:
-                    log.warning("attachment %s of volume %s stays: %s", attachment, volume_id, error.message)
+                    log.warning("attachment %s of volume %s is deleted later: %s", attachment, volume_id, error.message)
+                    complete = False
+        announced = [id for uuid, id in plan.announced.items() if uuid not in kept]
+        if announced and complete:
+            await self._reservations.withdraw(announced)
+        elif announced:
+            await self._reservations.give_back(context, announced)
 
     # --- new volumes ---------------------------------------------------------------------------------------------
 
     async def create(self, context: RequestContext, uuids: Sequence[str], operations: Sequence[str]) -> list[str]:
         """Make the volumes of servers that are accepted, record them, and let their builds begin.
 
-        Return the operations that delete those of servers that are deleted meanwhile.
+        Return the operations that delete those of servers that are deleted meanwhile. The servers are accepted: if the
+        database does not answer, the user is not told that they are not, and conductors go on.
         """
         slots = asyncio.Semaphore(AT_ONCE)
-        devices = await self._database.read(instances.devices, uuids)
+        try:
+            devices = await self._database.read(instances.devices, uuids)
+        except Unavailable as reason:
+            log.warning("a conductor makes volumes of %s: %s", ", ".join(uuids), reason.message)
+            return []
         found = await asyncio.gather(
             *(
                 self._create_of(context, uuid, operation, devices.get(uuid, ()), slots)
@@ -216,13 +251,17 @@ class NewServerVolumes:
         slots: asyncio.Semaphore,
     ) -> str | None:
         made: list[BlockDevice] = []
-        error = ""
-        for device in devices:
-            if not device.is_volume or device.volume_id is not None:
-                continue
+        error, until = "", self._clock.monotonic() + LAST_REQUEST
+        missing = [device for device in devices if device.is_volume and device.volume_id is None]
+        for device in missing:
             try:
                 async with slots:
-                    volume = await self._create_one(context, uuid, device)
+                    if self._clock.monotonic() > until:
+                        break
+                    volume = await self._client().create_for(uuid, device, context.token)
+            except Unavailable as reason:
+                log.warning("a conductor makes volumes of %s: %s", uuid, reason.message)
+                break
             except MicronovaError as reason:
                 error = reason.message
                 break
@@ -232,20 +271,35 @@ class NewServerVolumes:
         def record(conn: sa.Connection) -> str | None:
             if _start(conn, uuid, operation, made, error):
                 return None
-            return self._record_removal(conn, context, uuid, settle, made)
+            left = missing[len(made) :] if not error else []
+            return self._record_removal(conn, context, uuid, settle, made, left)
 
-        return await self._database.write(record)
+        try:
+            return await self._database.write(record)
+        except Unavailable as reason:
+            log.warning("a conductor looks for the volumes that were made for %s: %s", uuid, reason.message)
+            return None
 
     def _record_removal(
-        self, conn: sa.Connection, context: RequestContext, uuid: str, id: str, made: Sequence[BlockDevice]
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        uuid: str,
+        id: str,
+        made: Sequence[BlockDevice],
+        left: Sequence[BlockDevice],
     ) -> str | None:
-        """Record that the volumes that go with a server are deleted, because it is gone; return the operation."""
+        """Record that the volumes that go with a server are deleted, because it is gone; return the operation.
+
+        Whether those that are `left` were made is not known.
+        """
         release = [
             ReleasedVolume(volume_id=device.volume_id, attachment_id=None, delete=True)
             for device in made
             if device.volume_id and device.delete_on_termination
         ]
-        if not release:
+        unrecorded = [device.uuid for device in left if device.delete_on_termination]
+        if not (release or unrecorded):
             return None
         if operation_rows.get(conn, id) is None:  # else the answer to the first commit was lost
             operation = operation_rows.new_row(
@@ -258,34 +312,29 @@ class NewServerVolumes:
                 now=micros(self._clock.now()),
                 deadline=operation_rows.NO_DEADLINE,
                 context=context.for_bus(),
-                payload=SettlePayload(release=release),
+                payload=SettlePayload(release=release, unrecorded=unrecorded),
             )
             operation_rows.insert(conn, [operation])
         return id
-
-    async def _create_one(self, context: RequestContext, uuid: str, device: BlockDevice) -> Volume:
-        wanted: dict[str, Any] = {"size": device.size_gb, "volume_type": device.volume_type}
-        if device.source_type == "image":
-            wanted |= {"imageRef": device.image_id, "name": ""}
-        elif device.source_type == "snapshot":
-            wanted |= {"snapshot_id": device.snapshot_id, "name": ""}
-        else:
-            wanted |= {"name": f"{uuid}-blank-vol"}
-        return await self._client().create(context.token, **wanted)
 
 
 def _start(conn: sa.Connection, uuid: str, operation: str, made: Sequence[BlockDevice], error: str) -> bool:
     """Record the volumes that were made, and let a conductor build the server, or fail it with the error.
 
-    Return False if the server is gone.
+    Return False if the server is gone. A conductor that has taken the operation already finds the volumes itself.
     """
     row = instances.lock(conn, uuid)
     if row is None:
         return False
-    for device in made:
-        instances.change_device(conn, device)
-    operation_rows.start_deferred(conn, operation, "schedule", BuildPayload(volumes=True, volume_error=error))
+    if operation_rows.start_deferred(conn, operation, "schedule", BuildPayload(volumes=True, volume_error=error)):
+        for device in made:
+            instances.change_device(conn, device)
     return True
+
+
+def _unknown(error: MicronovaError) -> bool:
+    """Return whether a request that ended with an error may have had its effect."""
+    return isinstance(error, Unavailable)
 
 
 def image_of(metadata: Mapping[str, str]) -> ImageMeta | None:

@@ -199,6 +199,9 @@ class Interfaces:
         def check(known: InstanceRow) -> None:
             if payload.port_id is not None and not _has(known, payload.port_id):
                 raise NotFound(f"Port {payload.port_id[:64]} is not attached to instance {known['uuid']}")
+            wanted = None if payload.request is None else payload.request.port_id
+            if wanted is not None and _has(known, wanted):  # an equal request was first
+                raise Conflict(f"Port {wanted} is still in use.")
 
         async def begin(free: InstanceRow) -> str:
             return await self._actions.begin(

@@ -196,7 +196,7 @@ class ServerMoves:
             raise Invalid("When resizing, instances must change flavor!")
         if row["image_ref"] is not None and flavor.disk == 0 and row["flavor"]["disk"] != 0:
             raise Invalid("Server disk was unable to be resized because: Resize to zero disk flavor is not allowed.")
-        return flavor
+        return msgspec.structs.replace(flavor, root_on_volume=row["flavor"].get("root_on_volume", False))
 
     async def _begin(
         self, context: RequestContext, row: InstanceRow, kind: str, flavor: Flavor, payload: MovePayload

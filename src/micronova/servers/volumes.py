@@ -1,13 +1,15 @@
 """The volumes of servers: attach, detach, swap, and the event that one has grown.
 
 A volume is checked and reserved with the token of the request, before anything is recorded; if the request is refused
-after that, the reservation is given back. Attaching is an operation like all others, but its caller waits for the end.
+after that, or its API dies, the reservation is given back (`volume_reservations.py`). Attaching is an operation like
+all others, but its caller waits for the end.
 Requests for one server that come together are served one after the other.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -27,18 +29,21 @@ from micronova.objects.errors import (
     NotFound,
     NotSupported,
     OperationFailed,
+    Unavailable,
 )
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload, VolumePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.volume_reservations import Reservations, recorded
 from micronova.servers.waiting import DeviceChanges, wait_for_operation
 
 log = logging.getLogger(__name__)
 
 WAIT: Final = 60.0  # seconds that a request waits for another one that changes the same server's devices
 EVENT_WAIT: Final = 5.0  # the same, for an event of the volume service
+COMPLETE_WAIT: Final = 30.0  # seconds that an attach to a server without a host waits for the volume service
 NO_SERVICE: Final = "There is no block storage service here: servers cannot use volumes."
 
 # Errors of a failed attachment that the caller gets as they are; all others become a 500.
@@ -58,8 +63,13 @@ def check_usable(volume: Volume, *, may_be_shared: bool) -> None:
     """Raise an error if servers cannot use a volume; without `may_be_shared` it must not allow several servers."""
     if volume.multiattach and not may_be_shared:
         raise Invalid("Multiattach volumes are only supported starting with compute API version 2.60.")
-    if volume.encrypted:
-        raise NotSupported(f"Volume {volume.id} is encrypted, which hosts of this cloud cannot do.")
+
+
+class _Reservation(NamedTuple):
+    """A volume that a request has reserved."""
+
+    announced: str  # the operation that gives it back
+    attachment_id: str
 
 
 class ServerVolumes:
@@ -79,26 +89,28 @@ class ServerVolumes:
             dependencies.database, dependencies.clock, states.CHANGES_VOLUMES | states.CHANGES_INTERFACES
         )
         self._conductor = dependencies.conductor
+        self._reservations = Reservations(dependencies.database, dependencies.clock, dependencies.conductor)
         self._random = dependencies.random
         self._actions = actions
         self._check_host = check_host
 
     async def attach(
-        self, context: RequestContext, row: InstanceRow, wanted: BlockDevice, *, may_be_shared: bool
+        self, context: RequestContext, row: InstanceRow, wanted: BlockDevice, *, may_be_shared: bool, waits: bool = True
     ) -> BlockDevice:
-        """Attach a volume; return the device when the guest has it."""
+        """Attach a volume; return the device when the guest has it, or without `waits` when that has begun."""
         action = states.ACTIONS["attach_volume"]
         assert wanted.volume_id is not None
         check_lock(context, row)
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
-        _check_new(await self._volumes(row), wanted)
         volume = await client.volume(wanted.volume_id, context.token)
+        wanted = msgspec.structs.replace(wanted, multiattach=volume.multiattach)
+        await self._database.read(_check_new, row["uuid"], wanted)
         check_usable(volume, may_be_shared=may_be_shared)
         if row["host"] is not None:
             await self._check_host(row)
-        attachment = await client.reserve(volume.id, row["uuid"], context.token)
+        reservation = await self._reserve(context, client, row, volume.id)
         device = BlockDevice(
             uuid=new_uuid(self._random),
             source_type="volume",
@@ -109,39 +121,77 @@ class ServerVolumes:
             size_gb=volume.size,
             tag=wanted.tag,
             delete_on_termination=wanted.delete_on_termination,
-            attachment_id=attachment,
+            attachment_id=reservation.attachment_id,
             multiattach=volume.multiattach,
         )
         try:
-            return await self._record_attach(context, row, action, device)
+            return await self._record_attach(context, row, action, device, reservation, waits=waits)
         except BaseException:
-            if not await self._is_recorded(row, attachment):
-                await client.release(attachment)
+            await self._give_back(context, client, row, reservation)
             raise
 
+    async def _reserve(
+        self, context: RequestContext, client: VolumeClient, row: InstanceRow, volume_id: str
+    ) -> "_Reservation":
+        """Reserve a volume for a server; if the request ends without recording that, it is given back."""
+        announced = new_uuid(self._random)
+        await self._reservations.announce(context, {row["uuid"]: (announced, [volume_id])})
+        try:
+            return _Reservation(announced, await client.reserve(volume_id, row["uuid"], context.token))
+        except (Unavailable, asyncio.CancelledError):  # it may have been made
+            await self._reservations.give_back(context, [announced])
+            raise
+        except MicronovaError:
+            await self._reservations.withdraw([announced])
+            raise
+
+    async def _give_back(
+        self, context: RequestContext, client: VolumeClient, row: InstanceRow, reservation: "_Reservation"
+    ) -> None:
+        """Give a reservation back, unless it is recorded: an equal request may have got the same one."""
+        if await self._is_recorded(row, reservation.attachment_id):
+            await self._reservations.withdraw([reservation.announced])
+            return
+        try:
+            await client.delete_attachment(reservation.attachment_id)
+        except MicronovaError:
+            await self._reservations.give_back(context, [reservation.announced])
+        else:
+            await self._reservations.withdraw([reservation.announced])
+
     async def _record_attach(
-        self, context: RequestContext, row: InstanceRow, action: states.Action, device: BlockDevice
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        action: states.Action,
+        device: BlockDevice,
+        reservation: "_Reservation",
+        *,
+        waits: bool,
     ) -> BlockDevice:
         payload = VolumePayload(device_uuid=device.uuid, volume_id=device.volume_id or "")
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
             known = instances.lock_existing(conn, row["uuid"])
-            found = instances.devices_of(conn, row["uuid"])
-            _check_new(found, device)
+            found = _check_new(conn, row["uuid"], device)
             [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
             if known["vm_state"] in states.WITHOUT_HOST:
                 check_state(action, known)
                 self._note(conn, context, known, action)
-                operations: tuple[str, ...] = ()
+                # The volume is in use from now on: no other server gets it. A host connects it later.
+                settled = SettlePayload(complete=[reservation.attachment_id])
+                operations: tuple[str, ...] = (self._settle(conn, context, known, settled),)
             else:
                 operations = self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             instances.add_device(conn, row["uuid"], named)
+            recorded(conn, [reservation.announced])
             return operations
 
         operations = await self._begin(row, WAIT, record)
-        if operations:
-            await self._conductor.run_operations(context.for_bus(), operations)
-            await self._attached(row["uuid"], operations[0])
+        await self._conductor.run_operations(context.for_bus(), operations)
+        if not waits:
+            return device
+        await self._attached(row["uuid"], operations[0])
         for each in await self._volumes(row):
             if each.uuid == device.uuid:
                 return each
@@ -189,33 +239,33 @@ class ServerVolumes:
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = volume_client_of(self._dependencies)
-        new = await self._checked_for_swap(context, client, volume_id, new_id)
+        new = await self._checked_for_swap(context, client, row, volume_id, new_id)
         await self._check_host(row)
         begun = await self._begin_detaching(context, client, volume_id)
-        attachment: str | None = None
+        reservation: _Reservation | None = None
         try:
-            attachment = await client.reserve(new.id, row["uuid"], context.token)
+            reservation = reserved = await self._reserve(context, client, row, new.id)
             operations = await self._begin(
-                row, WAIT, lambda conn: self._record_swap(conn, context, row["uuid"], volume_id, new, attachment)
+                row, WAIT, lambda conn: self._record_swap(conn, context, row["uuid"], volume_id, new, reserved)
             )
         except BaseException:
             # An equal request may have got the same attachment, and swaps the volume.
-            if not await self._is_recorded(row, attachment):
-                try:
-                    if attachment is not None:
-                        await client.release(attachment)
-                finally:
-                    if begun:
-                        await client.roll_detaching(volume_id)
+            swaps = reservation is not None and await self._is_recorded(row, reservation.attachment_id)
+            try:
+                if reservation is not None:
+                    await self._give_back(context, client, row, reservation)
+            finally:
+                if begun and not swaps:
+                    await client.roll_detaching(volume_id)
             raise
         await self._conductor.run_operations(context.for_bus(), operations)
 
-    async def _is_recorded(self, row: InstanceRow, attachment_id: str | None) -> bool:
+    async def _is_recorded(self, row: InstanceRow, attachment_id: str) -> bool:
         """Return whether a server has this attachment, or swaps a volume to it."""
         return attachment_id in await self._database.read(operation_rows.attachments_of, row["uuid"])
 
     async def _checked_for_swap(
-        self, context: RequestContext, client: VolumeClient, volume_id: str, new_id: str
+        self, context: RequestContext, client: VolumeClient, row: InstanceRow, volume_id: str, new_id: str
     ) -> Volume:
         """Return the volume that takes the place of another one; raise an error if it cannot."""
         old = await client.volume(volume_id, context.token)
@@ -224,15 +274,26 @@ class ServerVolumes:
         except NotFound as error:
             raise Invalid(error.message) from error
         check_usable(new, may_be_shared=True)
+        for volume in (old, new):
+            if volume.encrypted:
+                raise NotSupported(f"Volume {volume.id} is encrypted: it cannot be exchanged while a server uses it.")
         if old.migrating:
             raise NotSupported(f"The volume service migrates volume {volume_id}: compute cannot take part in that.")
-        if new.status != "available":
+        if new.status != "available" and not await self._is_reserved(client, row, new):
             raise Invalid(f"Invalid volume: the new volume {new.id} is {new.status}; it must be available.")
         if new.size < old.size:
             raise Invalid(
                 f"Invalid volume: the new volume {new.id} has {new.size} GiB; it must have {old.size} GiB at least."
             )
         return new
+
+    async def _is_reserved(self, client: VolumeClient, row: InstanceRow, volume: Volume) -> bool:
+        """Return whether an earlier request has reserved a volume for a server that does not have it."""
+        if volume.status != "reserved" or volume.id in await self._database.read(
+            operation_rows.volumes_of, row["uuid"]
+        ):
+            return False
+        return volume.id in (await client.attachments_of(row["uuid"])).values()
 
     def _record_swap(
         self,
@@ -241,13 +302,12 @@ class ServerVolumes:
         uuid: str,
         volume_id: str,
         new: Volume,
-        attachment_id: str | None,
+        reservation: "_Reservation",
     ) -> tuple[str, ...]:
         action = states.ACTIONS["swap_volume"]
         known = instances.lock_existing(conn, uuid)
         found = instances.volumes_of(conn, uuid)
-        if any(device.volume_id == new.id for device in found):
-            raise Invalid(f"Invalid volume: volume {new.id} already attached")
+        check_free(conn, new.id, shared_by=uuid if new.multiattach else None)
         device = _attached_as(found, known, volume_id)
         if instances.count_with_volume(conn, volume_id) > 1:
             raise Invalid(f"Volume {volume_id} has several servers: it can be swapped when it has one.")
@@ -259,12 +319,13 @@ class ServerVolumes:
             volume_id=new.id,
             size_gb=new.size,
             volume_type=None,
-            attachment_id=attachment_id,
+            attachment_id=reservation.attachment_id,
             multiattach=new.multiattach,
             connection=None,
             connected_host=None,
         )
         payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id, replacement=replacement)
+        recorded(conn, [reservation.announced])
         return self._actions.check_and_record(conn, context, uuid, action.name, action, payload)
 
     async def _begin_detaching(self, context: RequestContext, client: VolumeClient, volume_id: str) -> bool:
@@ -322,7 +383,7 @@ class ServerVolumes:
         """Record a change of a server without a host, which is done with the transaction."""
         now = micros(self._clock.now())
         instances.update(conn, row["uuid"], now, {})
-        instance_actions.record_done(conn, row, context, action.name, now)
+        instance_actions.record_done(conn, row, context, action.name, now, event=f"api_{action.name}")
 
     def _settle(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, payload: SettlePayload) -> str:
         id, now = new_uuid(self._random), micros(self._clock.now())
@@ -339,10 +400,14 @@ class ServerVolumes:
         return id
 
     async def _attached(self, uuid: str, operation: str) -> None:
-        """Wait until an attachment ends; raise its error."""
+        """Wait until an attachment ends; raise its error.
+
+        That of a server without a host is recorded already: if the volume service does not answer, it learns of it
+        later.
+        """
         late = f"The volume is still being attached to instance {uuid}: look at it later."
-        found = await wait_for_operation(self._database, self._clock, operation, late)
-        if found is None or found["result"] == "success":
+        found = await wait_for_operation(self._database, self._clock, operation, late, follow_up=COMPLETE_WAIT)
+        if found is None or found["kind"] == SETTLE_VOLUMES or found["result"] == "success":
             return
         if found["result"] == "cancelled":
             raise Conflict(f"The volume was not attached to instance {uuid}: a later request took its place.")
@@ -368,10 +433,25 @@ def _attached_as(devices: Sequence[BlockDevice], row: InstanceRow, volume_id: st
     raise not_attached(row["uuid"], volume_id)
 
 
-def _check_new(devices: Sequence[BlockDevice], wanted: BlockDevice) -> None:
-    """Raise an error if a server has the volume already, or another one with its name."""
-    for device in devices:
-        if device.volume_id == wanted.volume_id:
-            raise Invalid(f"Invalid volume: volume {wanted.volume_id} already attached")
-        if wanted.device_name and device.device_name == wanted.device_name:
-            raise Conflict(f"The supplied device path ({wanted.device_name}) is in use.")
+def check_free(conn: sa.Connection, volume_id: str, *, shared_by: str | None) -> None:
+    """Raise Invalid if a server has a volume; one that several servers may have, if `shared_by` has it.
+
+    The volume service gives a volume to one server only. But an administrator may have reset its status, and the guest
+    that has it writes to it all the same.
+    """
+    found = instances.with_volume(conn, volume_id)
+    if shared_by is not None:
+        if shared_by in found:
+            raise Invalid(f"Invalid volume: volume {volume_id} already attached")
+    elif found:
+        raise Invalid(f"Invalid volume: volume {volume_id} is already attached to instances: {' '.join(sorted(found))}")
+
+
+def _check_new(conn: sa.Connection, uuid: str, wanted: BlockDevice) -> list[BlockDevice]:
+    """Return the devices of a server; raise an error if it cannot have this one, too."""
+    assert wanted.volume_id is not None
+    check_free(conn, wanted.volume_id, shared_by=uuid if wanted.multiattach else None)
+    devices = list(instances.devices_of(conn, uuid))
+    if wanted.device_name and any(device.device_name == wanted.device_name for device in devices):
+        raise Conflict(f"The supplied device path ({wanted.device_name}) is in use.")
+    return devices

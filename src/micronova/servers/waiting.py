@@ -19,16 +19,26 @@ GRACE = 30.0  # seconds after its deadline within which an operation certainly e
 
 
 async def wait_for_operation(
-    database: Database, clock: Clock, operation: str, late: str, steps: Collection[str] | None = None
+    database: Database,
+    clock: Clock,
+    operation: str,
+    late: str,
+    steps: Collection[str] | None = None,
+    *,
+    follow_up: float | None = None,
 ) -> OperationRow | None:
     """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
 
-    Raise Unavailable with the text `late` if that is not so long after its deadline.
+    Raise Unavailable with the text `late` if that is not so long after its deadline. With `follow_up`, an operation
+    that follows from another change, and has no deadline, is returned after so many seconds as it is then.
     """
     pause = FIRST_POLL
+    until = None if follow_up is None else clock.monotonic() + follow_up
     while True:
         found = await database.read(operation_rows.get, operation)
         if found is None or found["finished_at"] is not None or (steps is not None and found["step"] not in steps):
+            return found
+        if until is not None and found["deadline"] == operation_rows.NO_DEADLINE and clock.monotonic() >= until:
             return found
         if clock.now() > found["deadline"] / 1e6 + GRACE:
             raise Unavailable(late)

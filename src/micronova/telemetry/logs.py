@@ -1,4 +1,4 @@
-"""Logs: text lines or JSON lines, each with the id of the request it belongs to."""
+"""Logs: text lines or JSON lines, each with the ids of the request and of the server that it belongs to."""
 
 import asyncio
 import contextlib
@@ -29,6 +29,8 @@ LOOK_EVERY: Final = 256  # records between looks at the size of the log
 LOOK_INTERVAL: Final = 1.0  # seconds between looks at the size of the log
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+server_id: contextvars.ContextVar[str] = contextvars.ContextVar("server_id", default="")
+"""The id of the server that the current work is about; empty if it is about none or about several."""
 
 
 def one_line(text: str) -> str:
@@ -53,12 +55,12 @@ class TextLines(logging.Formatter):
     """Text lines, for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        when = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         name = record.name.removeprefix("micronova.")
-        request = request_id.get()
-        text = f"{when} {record.levelname:<7} {name}: {one_line(_message(record))}"
-        if request and request not in text:
-            text += f" [{request}]"
+        text = f"{when}Z {record.levelname:<7} {name}: {one_line(_message(record))}"
+        about = [each for each in (request_id.get(), server_id.get()) if each and each not in text]
+        if about:
+            text += f" [{' '.join(about)}]"
         if record.exc_info:
             trace = _cut(self.formatException(record.exc_info), LONGEST_TRACE)
             # Indented: a line of an error's text must not look like one of the log.
@@ -76,6 +78,7 @@ class JSONLines(logging.Formatter):
             "logger": record.name,
             "message": _message(record),
             "request_id": request_id.get() or None,
+            "server_id": server_id.get() or None,
         }
         if record.exc_info:
             line["exception"] = _cut(self.formatException(record.exc_info), LONGEST_TRACE)
@@ -142,12 +145,25 @@ class LogFile:
 
 
 class LogStream(logging.StreamHandler[TextIO]):
-    """Writes to standard error. If that is a file with a size to keep, it looks at the size now and then."""
+    """Writes to standard error, or to a file that can be opened anew.
+
+    If standard error is a file with a size to keep, it looks at the size now and then.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.file: LogFile | None = None
         self._until_look = 0
+        self._opened: TextIO | None = None
+
+    def write_to(self, path: Path) -> None:
+        """Write to the file at `path` from now on; raise OSError, and go on as before, if it cannot be opened."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        opened = open(descriptor, "a", encoding="utf-8")  # noqa: SIM115 - it stays open
+        former, self._opened = self._opened, opened
+        self.setStream(opened)
+        if former is not None:
+            former.close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -165,7 +181,7 @@ async def limited_log(path: Path, most: int) -> AsyncGenerator[None]:
     Its other processes, such as the agents and libvirtd, write to the file as well. So the size is looked at every
     second, and not only when this process writes.
     """
-    stream = next((each for each in logging.getLogger().handlers if isinstance(each, LogStream)), None)
+    stream = _stream()
     file = None
     if most and stream is not None:
         try:
@@ -203,9 +219,46 @@ def _not_limited(error: OSError) -> None:
 
 
 def set_up_logging(settings: Settings) -> None:
-    """Send logs to standard error, with the level and the format of the settings."""
+    """Send logs to standard error, with the levels and the format of the settings."""
     handler = LogStream(sys.stderr)
     handler.setFormatter(JSONLines() if settings.default.log_format == "json" else TextLines())
     logging.basicConfig(level=settings.default.log_level, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    set_levels(settings)
+
+
+def set_levels(settings: Settings, former: Settings | None = None) -> None:
+    """Give the loggers the levels of the settings; those that only the `former` settings name get the general one."""
+    logging.getLogger().setLevel(settings.default.log_level)
+    for name in _named_levels(former) if former is not None else ():
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    for name, level in _named_levels(settings).items():
+        logging.getLogger(name).setLevel(level)
+
+
+def _named_levels(settings: Settings) -> dict[str, str]:
+    """Return the levels of single loggers. Lines of ours show a logger's name without the package's."""
+    levels: dict[str, str] = {}
+    for text in settings.default.default_log_levels:
+        name, _, level = text.partition("=")
+        levels |= {name: level, f"micronova.{name.removeprefix('micronova.')}": level}
+    return levels
+
+
+def use_log_file(settings: Settings) -> Path | None:
+    """Open the log file of the settings, or open it anew; return None if they name none.
+
+    Its process calls this as the user that it runs as: root follows no path into a directory of that user's. Raise
+    OSError if it cannot be opened; lines then go where they went before.
+    """
+    stream = _stream()
+    if not settings.default.log_file or stream is None:
+        return None
+    path = Path(settings.default.log_file)
+    stream.write_to(path)
+    return path
+
+
+def _stream() -> LogStream | None:
+    return next((each for each in logging.getLogger().handlers if isinstance(each, LogStream)), None)

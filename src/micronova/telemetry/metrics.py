@@ -51,6 +51,8 @@ class Metrics:
         self.decisions = Histogram(SHORT_BUCKETS)
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._counters: list[tuple[str, str, str, Callable[[], Mapping[str, int]]]] = []
+        self._collectors: list[Callable[[], Iterator[Metric]]] = []
+        self.retries: dict[str, int] = {}
 
     def request(self, service: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request."""
@@ -68,6 +70,10 @@ class Metrics:
             times = self.operations[kind, result] = Histogram(LONG_BUCKETS)
         times.add(seconds)
 
+    def retry(self, kind: str) -> None:
+        """Count that an operation is tried again after a pause."""
+        self.retries[kind] = self.retries.get(kind, 0) + 1
+
     def decision(self, seconds: float) -> None:
         """Count a decision of the scheduler; its time does not include the claim."""
         self.decisions.add(seconds)
@@ -79,6 +85,10 @@ class Metrics:
     def counter(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Add numbers by label that other code counts; they are read when Prometheus asks."""
         self._counters.append((name, text, label, read))
+
+    def collector(self, collect: "Callable[[], Iterator[Metric]]") -> None:
+        """Add metrics that other code yields when Prometheus asks."""
+        self._collectors.append(collect)
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics, when Prometheus asks."""
@@ -102,6 +112,12 @@ class Metrics:
         for (kind, result), times in self.operations.items():
             times.add_to(operations, [kind, result])
         yield operations
+        retried = CounterMetricFamily(
+            "micronova_operation_retries", "Operations that are tried again after a pause.", labels=["kind"]
+        )
+        for kind, number in self.retries.items():
+            retried.add_metric([kind], number)
+        yield retried
         decisions = HistogramMetricFamily("micronova_scheduler_decision_seconds", "Time to choose hosts.", labels=[])
         self.decisions.add_to(decisions, [])
         yield decisions
@@ -113,6 +129,8 @@ class Metrics:
             for value, number in count().items():
                 family.add_metric([value], number)
             yield family
+        for collect in self._collectors:
+            yield from collect()
 
 
 class DatabaseStatistics(Protocol):
@@ -128,6 +146,8 @@ class MeasuredDatabase(Protocol):
 
     @property
     def statistics(self) -> DatabaseStatistics: ...
+
+    def pool(self) -> tuple[int, int] | None: ...
 
 
 class BrokerState(Protocol):
@@ -179,6 +199,10 @@ class _SharedMetrics:
             yield CounterMetricFamily("micronova_db_writes", "Write transactions.", value=statistics.writes)
             yield CounterMetricFamily("micronova_db_reads", "Read transactions.", value=statistics.reads)
             yield CounterMetricFamily("micronova_db_retries", "Transactions tried again.", value=statistics.retries)
+            if (pool := self._database.pool()) is not None:
+                used, size = pool
+                yield GaugeMetricFamily("micronova_db_pool_used", "Connections of the pool in use.", value=used)
+                yield GaugeMetricFamily("micronova_db_pool_size", "Connections that the pool may have.", value=size)
         if self._bus is not None:
             stats = self._bus.stats()
             sent = CounterMetricFamily("micronova_messages", "Messages sent.", labels=["kind", "method"])

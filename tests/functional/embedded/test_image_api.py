@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,6 +44,28 @@ async def test_schemas_and_info(cloud: World) -> None:
     assert (await cloud.call("GET", "/v2/info/stores/detail")).status == 403
     assert (await cloud.call("GET", "/v2/info/stores/detail", token=ADMIN)).status == 200
     assert (await cloud.call("GET", "/v2/cache")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_page"),
+    [("*/*", True), ("text/html,application/xml;q=0.9,*/*;q=0.8", True), ("application/json", False), (None, False)],
+)
+async def test_errors_for_clients_that_do_not_ask_for_json(cloud: World, accept: str | None, is_page: bool) -> None:
+    """They get Glance's page: glanceclient asks for anything, and cannot read the message from JSON."""
+    headers = {} if accept is None else {"accept": accept}
+    for path, status in (("/v2/images/%3Cb%3E", 404), ("/nothing", 404), ("/v2/images?limit=x", 400)):
+        answer = await cloud.call("GET", path, headers=headers)
+        assert answer.status == status
+        if not is_page:
+            assert answer.headers["content-type"] == "application/json" and answer.json()["message"]
+            continue
+        assert answer.headers["content-type"] == "text/html; charset=UTF-8"
+        page = answer.body.decode()
+        title = {404: "404 Not Found", 400: "400 Bad Request"}[status]
+        assert f"<h1>{title}</h1>" in page and "<b>" not in page
+        lines = [re.sub("<.+?>", "", line.strip()) for line in page.splitlines()]  # as glanceclient reads it
+        found = [line for line in dict.fromkeys(lines) if line]
+        assert found[0] == title and len(found) == 2
 
 
 @pytest.mark.parametrize("order", ["", "&sort=name:asc", "&sort=size:desc,name:asc", "&sort=size:asc"])

@@ -73,20 +73,18 @@ async def test_tags_of_policies_are_also_where_neutron_has_them(cloud: World) ->
 
 
 async def test_rule_types(cloud: World) -> None:
-    kinds = [{"type": "bandwidth_limit"}, {"type": "dscp_marking"}]
+    kinds = [{"type": "bandwidth_limit"}, {"type": "dscp_marking"}, {"type": "minimum_bandwidth"}]
     assert (await cloud.call("GET", "/qos/rule-types")).json() == {"rule_types": kinds}
-    assert (await cloud.call("GET", "/qos/rule-types?type=dscp_marking")).json() == {"rule_types": kinds[1:]}
+    assert (await cloud.call("GET", "/qos/rule-types?type=dscp_marking")).json() == {"rule_types": kinds[1:2]}
     for (token, told), kind in itertools.product(((ALICE, False), (ADMIN, True)), kinds):
         shown = (await cloud.call("GET", f"/qos/rule-types/{kind['type']}", token=token)).json()["rule_type"]
         assert ("drivers" in shown) is told
-    # It can be written down, but no host guarantees it.
-    assert (await cloud.call("GET", "/qos/rule-types/minimum_bandwidth")).status == 404
-    every = (await cloud.call("GET", "/qos/rule-types?all_rules=true")).json()["rule_types"]
-    assert every == [*kinds, {"type": "minimum_bandwidth"}]
+    assert (await cloud.call("GET", "/qos/rule-types/minimum_packet_rate")).status == 404
+    assert (await cloud.call("GET", "/qos/rule-types?all_rules=true")).json()["rule_types"] == kinds
 
 
-async def test_a_minimum_bandwidth_is_refused_where_it_would_have_to_hold(cloud: World) -> None:
-    policy, used = [await cloud.make("policy", ADMIN, shared=True) for _ in range(2)]
+async def test_rules_for_a_minimum_bandwidth(cloud: World) -> None:
+    policy = await cloud.make("policy", ADMIN, shared=True)
     path, kind = f"/qos/policies/{policy['id']}/minimum_bandwidth_rules", "minimum_bandwidth_rule"
     for bad in ({}, {"min_kbps": -1}, {"min_kbps": "x"}, {"min_kbps": 1, "direction": "any"}, {"max_kbps": 1}):
         assert (await cloud.call("POST", path, {kind: bad}, token=ADMIN)).status == 400, bad
@@ -105,26 +103,75 @@ async def test_a_minimum_bandwidth_is_refused_where_it_would_have_to_hold(cloud:
     assert (await cloud.call("POST", limits, {"bandwidth_limit_rule": {"max_kbps": 1000}}, token=ADMIN)).status == 201
     high = await cloud.call("PUT", f"{path}/{rule['id']}", {kind: {"min_kbps": 1001}}, token=ADMIN)
     assert (high.status, error(high)) == parameter
-    # No network and no port gets the policy, and one that they have gets no such rule.
-    network, _ = await cloud.network(qos_policy_id=used["id"])
-    port = await cloud.make("port", network_id=network["id"])
-    chosen, of_network, of_port = {"qos_policy_id": policy["id"]}, "QosRuleNotSupportedByNetwork", "QosRuleNotSupported"
-    for method, where, thing, type_ in (
-        ("POST", "/networks", {"network": chosen}, of_network),
-        ("PUT", f"/networks/{network['id']}", {"network": chosen}, of_network),
-        ("POST", "/ports", {"port": {"network_id": network["id"], **chosen}}, of_port),
-        ("PUT", f"/ports/{port['id']}", {"port": chosen}, of_port),
-    ):
-        answer = await cloud.call(method, where, thing)
-        assert (answer.status, error(answer)) == (409, type_), where
-    taken = f"/qos/policies/{used['id']}/minimum_bandwidth_rules"
-    answer = await cloud.call("POST", taken, {kind: {"min_kbps": 1}}, token=ADMIN)
-    assert (answer.status, error(answer)) == (409, of_network)
-    # Without the rule the policy can be used.
     assert (await cloud.call("DELETE", f"{path}/{rule['id']}", token=ADMIN)).status == 204
-    assert (await cloud.change("port", port["id"], **chosen))["qos_policy_id"] == policy["id"]
-    answer = await cloud.call("POST", path, {kind: {"min_kbps": 1}}, token=ADMIN)
-    assert (answer.status, error(answer)) == (409, of_port)
+
+
+BANDWIDTH = {"egress": "NET_BW_EGR_KILOBIT_PER_SEC", "ingress": "NET_BW_IGR_KILOBIT_PER_SEC"}
+
+
+async def _minimum(cloud: World, policy: str, kbps: int, direction: str = "egress", status: int = 201) -> Answer:
+    rule = {"minimum_bandwidth_rule": {"min_kbps": kbps, "direction": direction}}
+    answer = await cloud.call("POST", f"/qos/policies/{policy}/minimum_bandwidth_rules", rule, token=ADMIN)
+    assert answer.status == status, answer.body
+    return answer
+
+
+async def test_ports_tell_services_which_bandwidth_they_ask_for(cloud: World) -> None:
+    of_network, own = [(await cloud.make("policy", ADMIN, shared=True))["id"] for _ in range(2)]
+    network, _ = await cloud.network(qos_policy_id=of_network)
+    plain = await cloud.make("port", network_id=network["id"])
+    assert (await cloud.show("port", plain["id"], ADMIN))["resource_request"] is None
+    await _minimum(cloud, of_network, 10)
+    for direction, kbps in (("egress", 600), ("ingress", 100)):
+        await _minimum(cloud, own, kbps, direction)
+    asking = await cloud.make("port", network_id=network["id"], qos_policy_id=own)
+    assert "resource_request" not in asking
+    requests = {}
+    for port, resources in ((plain, {"egress": 10}), (asking, {"egress": 600, "ingress": 100})):
+        for token in (ADMIN, SERVICE):
+            shown = (await cloud.show("port", port["id"], token))["resource_request"]
+            [group] = shown["request_groups"]
+            assert group["resources"] == {BANDWIDTH[name]: kbps for name, kbps in resources.items()}
+            assert group["required"] == ["CUSTOM_NETWORK_TUNNEL_PROVIDER", "CUSTOM_VNIC_TYPE_NORMAL"]
+            assert shown["same_subtree"] == [group["id"]]
+            requests[port["id"]] = shown
+    listed = await cloud.list("port", "fields=id&fields=resource_request", token=SERVICE)
+    assert {each["id"]: each["resource_request"] for each in listed} == requests
+    assert all("resource_request" not in each for each in await cloud.list("port"))
+    # The service's own ports ask for nothing.
+    dhcp = {"network_id": network["id"], "device_owner": "network:dhcp", "device_id": "d"}
+    made = (await cloud.call("POST", "/ports", {"port": dhcp}, token=ADMIN)).json()["port"]
+    assert made["resource_request"] is None
+
+
+async def test_what_a_bound_port_asks_for_does_not_change(cloud: World) -> None:
+    policy, other, plain = [(await cloud.make("policy", ADMIN, shared=True))["id"] for _ in range(3)]
+    rule = (await _minimum(cloud, policy, 10)).json()["minimum_bandwidth_rule"]["id"]
+    await _minimum(cloud, other, 20)
+    network, _ = await cloud.network(qos_policy_id=policy)
+    inherits = await cloud.make("port", network_id=network["id"])
+    own = await cloud.make("port", network_id=network["id"], qos_policy_id=policy)
+    bound = {"binding:host_id": "h1", "device_id": "s1", "device_owner": "compute:nova"}
+    path = f"/qos/policies/{policy}/minimum_bandwidth_rules"
+    changes: list[tuple[str, str, Any]] = [
+        ("POST", path, {"minimum_bandwidth_rule": {"min_kbps": 1, "direction": "ingress"}}),
+        ("PUT", f"{path}/{rule}", {"minimum_bandwidth_rule": {"min_kbps": 11}}),
+        ("DELETE", f"{path}/{rule}", None),
+    ]
+    for port in (inherits, own):
+        await cloud.change("port", port["id"], SERVICE, **bound)
+        of_port = [("PUT", f"/ports/{port['id']}", {"port": {"qos_policy_id": each}}) for each in (None, other, plain)]
+        of_network = [("PUT", f"/networks/{network['id']}", {"network": {"qos_policy_id": other}})]
+        for method, where, body in (*changes, *(of_port[1:2] if port is inherits else of_port)):
+            answer = await cloud.call(method, where, body, token=ADMIN)
+            assert (answer.status, error(answer)) == (409, "QosRuleNotSupported"), (method, where, body)
+        for method, where, body in of_network:
+            answer = await cloud.call(method, where, body, token=ADMIN)
+            assert answer.status == (409 if port is inherits else 200), (method, where)
+        await cloud.change("network", network["id"], ADMIN, qos_policy_id=policy) if port is own else None
+        await cloud.change("port", port["id"], SERVICE, **{"binding:host_id": "", "device_id": "", "device_owner": ""})
+    for method, where, body in (*changes[:1], *of_port, *of_network):
+        assert (await cloud.call(method, where, body, token=ADMIN)).status < 300, where
 
 
 async def test_agents_are_told_the_dscp_mark_of_a_policy(cloud: World) -> None:

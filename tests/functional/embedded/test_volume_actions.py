@@ -154,6 +154,8 @@ async def test_attaching_by_actions(cloud: World) -> None:
     assert await status(cloud, volume) == "available"
     info = (await cloud.act(id, "os-initialize_connection", connector=CONNECTOR)).json()["connection_info"]
     assert info["driver_volume_type"] == "nbd" and info["data"]["volume_id"] == id
+    for wrong in ("rwx", 7):
+        assert (await cloud.act(id, "os-initialize_connection", connector=CONNECTOR | {"mode": wrong})).status == 400
     assert (await cloud.act(id, "os-attach", instance_uuid=server, mountpoint="/dev/vdc")).status == 202
     assert await status(cloud, volume) == "in-use"
     assert (await cloud.act(id, "os-begin_detaching")).status == 202

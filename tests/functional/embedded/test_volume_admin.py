@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from micronova.embedded.volume.core import VolumeServiceSettings
-from micronova.embedded.volume.quotas import QUOTAS
+from micronova.embedded.volume.store.quotas import QUOTAS
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
 

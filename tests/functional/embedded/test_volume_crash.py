@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from micronova.embedded.volume.backend.files import Files, Interrupted
-from micronova.embedded.volume.leftover_files import remove_leftovers
-from micronova.embedded.volume.operations import Engine
+from micronova.embedded.volume.operations.engine import Engine
+from micronova.embedded.volume.operations.leftover_files import remove_leftovers
 from tests.unit.embedded.volume.world import TIMEOUT, World, world
 
 

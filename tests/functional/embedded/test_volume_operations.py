@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from micronova.embedded.volume import operations
 from micronova.embedded.volume.backend import files as backend
 from micronova.embedded.volume.backend.files import VOLUMES, Files
+from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.operations import engine
+from micronova.embedded.volume.operations.base import Apply, OperationKind
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
 GIB = 1 << 30
@@ -24,6 +26,12 @@ async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
     async with world(tmp_path, url) as made:
         yield made
+
+
+@pytest.fixture
+def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service sweeps when a test asks for it, and at no other time."""
+    monkeypatch.setattr(engine, "SWEEP", 3600.0)
 
 
 class Gate:
@@ -56,16 +64,29 @@ async def usage(cloud: World, token: str = ALICE) -> dict[str, int]:
     return {name: each["in_use"] for name, each in found.items() if name != "id" and each["in_use"]}
 
 
+async def until_idle(cloud: World) -> None:
+    async with asyncio.timeout(20):
+        while cloud.role.engine._running:
+            await asyncio.sleep(0.005)
+
+
+async def look_again(cloud: World) -> None:
+    """Return when the engine has looked for operations several times after it has tried those that there are."""
+    for _ in range(3):
+        await cloud.create()
+        await until_idle(cloud)
+
+
 async def test_much_work_of_one_project_does_not_stop_another(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"quota_set": {"volumes": 1000}}
     await cloud.do("PUT", "/os-quota-sets/p1", limits, token=ADMIN)
     source = await cloud.create()
     gate = hold(monkeypatch, "create_copy")
-    for _ in range(operations.MOST + 20):
+    for _ in range(engine.MOST_RUNNING + 20):
         await cloud.create(source_volid=source["id"], wait=None)
     await asyncio.wait_for(gate.reached.wait(), 10)
     await cloud.create(token=BOB)  # it is made although all that Alice has begun still runs or waits
-    assert gate.calls == operations.MOST_OF_PROJECT
+    assert gate.calls == engine.MOST_RUNNING_OF_PROJECT
     for volume in (await cloud.do("GET", "/volumes"))["volumes"]:
         if volume["id"] != source["id"]:
             await cloud.do("POST", f"/volumes/{volume['id']}/action", {"os-force_delete": {}}, token=ADMIN)
@@ -98,44 +119,46 @@ async def test_copies_take_turns(cloud: World, monkeypatch: pytest.MonkeyPatch) 
             assert [os.pread(stream.fileno(), 1, part << 24) for part in range(5)] == [b"x"] * 4 + [b"\0"]
 
 
+@pytest.mark.usefixtures("no_sweeps")
 async def test_an_operation_of_another_process_is_not_tried_all_the_time(cloud: World) -> None:
     volume = await cloud.create()
-    tries = 0
     original = cloud.role.files.lock
+    tried: list[str] = []
 
-    def refuse(name: str) -> int | None:
-        nonlocal tries
-        tries += 1
-        return None
+    def refuse_first(name: str) -> int | None:
+        tried.append(name)
+        return None if name == tried[0] else original(name)
 
-    cloud.role.files.lock = refuse  # type: ignore[method-assign]
+    cloud.role.files.lock = refuse_first  # type: ignore[method-assign]
     await cloud.do("DELETE", f"/volumes/{volume['id']}")
-    for _ in range(50):
-        await cloud.do("GET", "/volumes")
-    assert tries == 1
+    await look_again(cloud)
+    assert tried.count(tried[0]) == 1
     cloud.role.files.lock = original  # type: ignore[method-assign]
     await cloud.role.engine.sweep()
     await cloud.until(f"/volumes/{volume['id']}", "")
 
 
+@pytest.mark.usefixtures("no_sweeps")
 async def test_an_error_of_the_record_is_not_repeated_all_the_time(
     cloud: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries, reached = 0, asyncio.Event()
+    tried: list[str] = []
+    reached = asyncio.Event()
+    original = engine.Engine._finish
 
-    async def broken(self: Any, *_: Any) -> bool:
-        nonlocal tries
-        tries += 1
+    async def break_first(self: engine.Engine, kind: OperationKind, operation: Operation, apply: Apply) -> bool:
+        tried.append(operation.id)
         reached.set()
-        raise RuntimeError("broken")
+        if operation.id == tried[0]:
+            raise RuntimeError("broken")
+        return await original(self, kind, operation, apply)
 
     with monkeypatch.context() as patch:
-        patch.setattr(operations.Engine, "_finish", broken)
+        patch.setattr(engine.Engine, "_finish", break_first)
         volume = await cloud.create(wait=None)
         await asyncio.wait_for(reached.wait(), 10)
-        for _ in range(50):
-            await cloud.do("GET", "/volumes")
-        assert tries == 1
+        await look_again(cloud)
+        assert tried.count(tried[0]) == 1
     await cloud.role.engine.sweep()
     await cloud.until(f"/volumes/{volume['id']}", "available")
 
@@ -230,7 +253,7 @@ async def test_a_copy_that_is_not_wanted_any_more_ends(cloud: World, monkeypatch
     await asyncio.wait_for(gate.reached.wait(), 10)
     await cloud.act(volume["id"], "os-force_delete", token=ADMIN)
     async with asyncio.timeout(10):
-        while not any(work.unwanted for work in cloud.role.engine._works.values()):
+        while not any(each.cancelled for each in cloud.role.engine._attempts.values()):
             await asyncio.sleep(0.005)
     gate.opened.set()
     await cloud.until(f"/volumes/{volume['id']}", "")
@@ -305,12 +328,6 @@ async def begin_to_read(cloud: World, monkeypatch: pytest.MonkeyPatch, volume_id
         assert (await cloud.act(volume_id, "os-volume_upload_image", image_name="i", force=True)).status == 202
     await asyncio.wait_for(gate.reached.wait(), 10)
     return gate
-
-
-async def until_idle(cloud: World) -> None:
-    async with asyncio.timeout(20):
-        while cloud.role.engine._running:
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("how", ["backup", "image"])

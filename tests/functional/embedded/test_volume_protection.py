@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
-from micronova.embedded.volume import attachment_queries, messages
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
+from micronova.embedded.volume.operations import messages
+from micronova.embedded.volume.store import attachment_queries
 from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
@@ -75,7 +76,7 @@ async def test_a_user_ends_what_no_server_uses(cloud: World) -> None:
 
 
 async def test_a_volume_has_a_limited_number_of_attachments(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachment_queries, "MOST", 3)
+    monkeypatch.setattr(attachment_queries, "MOST_ATTACHMENTS", 3)
     fields = {"name": "shared", "extra_specs": {"multiattach": "<is> True"}}
     await cloud.do("POST", "/types", {"volume_type": fields}, token=ADMIN)
     volume = await cloud.create(volume_type="shared")
@@ -93,7 +94,7 @@ async def test_image_metadata_does_not_grow_without_end(cloud: World) -> None:
 
 
 async def test_messages_do_not_grow_without_end(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST", 3)
+    monkeypatch.setattr(messages, "MOST_MESSAGES", 3)
     body = {"binary": "cinder-volume", "host": "here@files"}
     await cloud.do("PUT", "/os-services/disable", body, token=ADMIN)
     failed = []
@@ -284,14 +285,14 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
         ids = {(await cloud.create())["id"] for _ in range(3)}
         for each in ids:
             await attach(cloud, each)
-        await cloud.role.connector.stop()
+        await cloud.role.export_manager.stop()
         for broken in ids:
             made[0].now, made[0].broken = set(), {broken}
-            await cloud.role.connector.start()
+            await cloud.role.export_manager.start()
             await until_served(ids - {broken})
             made[0].broken = set()
             await until_served(ids)
-            await cloud.role.connector.stop()
+            await cloud.role.export_manager.stop()
 
 
 async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:

@@ -7,7 +7,9 @@ import pytest
 import pytest_asyncio
 
 from micronova.cli.volume_images import VolumeImages
-from micronova.objects.errors import NotFound
+from micronova.clients.volume.client import VolumeClient
+from micronova.objects.errors import NotFound, Unavailable
+from micronova.servers import volumes as server_volumes
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import image, ok
 from tests.functional.servers.test_volumes import Volumes
@@ -79,7 +81,7 @@ async def test_images_of_a_server_with_data_volumes(cloud: Cloud, user: Caller, 
     source, volume = await image(user), await volumes.create()
     server = (await user.boot(imageRef=source))["id"]
     path = f"/servers/{server}/os-volume_attachments"
-    await user.post(path, {"volumeAttachment": {"volumeId": volume}}, 200)
+    await user.at(100).post(path, {"volumeAttachment": {"volumeId": volume}}, 200)
     await user.act(server, "shelve")
     await user.wait_for(server, "SHELVED_OFFLOADED", "SHELVED")
     if (await user.show(server))["status"] == "SHELVED":
@@ -87,9 +89,17 @@ async def test_images_of_a_server_with_data_volumes(cloud: Cloud, user: Caller, 
         await user.wait_for(server, "SHELVED_OFFLOADED")
     await volumes.until(volume, "reserved")
     more = await volumes.create()
-    await user.post(path, {"volumeAttachment": {"volumeId": more}}, 200)
-    await volumes.until(more, "reserved")
+    await user.at(100).post(path, {"volumeAttachment": {"volumeId": more}}, 200)
+    assert (await volumes.show(more))["status"] == "in-use", "it is in use when the request is answered"
     assert len((await user.get(path))["volumeAttachments"]) == 2
+    await cloud.assert_clean()
+    passing = await volumes.create()
+    assert (await user.at(101).request("POST", path, {"volumeAttachment": {"volumeId": passing}})).status == 202
+    await volumes.until(passing, "in-use")
+    assert (await user.request("DELETE", f"{path}/{passing}")).status == 202
+    await volumes.until(passing, "available")
+    for action in ("attach_volume", "detach_volume"):
+        assert (await _events(user, server, action)).popitem() == (f"api_{action}", "Success")
     await user.act(server, "unshelve")
     await user.wait_for(server, "ACTIVE")
     for each in (volume, more):
@@ -108,6 +118,28 @@ async def test_images_of_a_server_with_data_volumes(cloud: Cloud, user: Caller, 
     await cloud.assert_clean()
 
 
+async def test_an_attach_to_a_shelved_server_while_the_volume_service_is_away(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the volume, and the volume service learns of it when it answers again."""
+    source, data = await image(user), await volumes.create()
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+
+    async def complete(self: VolumeClient, attachment_id: str) -> None:
+        raise Unavailable("The volume service does not answer.")
+
+    path = f"/servers/{server}/os-volume_attachments"
+    with monkeypatch.context() as patched:
+        patched.setattr(VolumeClient, "complete", complete)
+        patched.setattr(server_volumes, "COMPLETE_WAIT", 0.1)
+        await user.at(100).post(path, {"volumeAttachment": {"volumeId": data}}, 200)
+        assert (await volumes.show(data))["status"] == "reserved"
+    await volumes.until(data, "in-use")
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize(("size", "text"), [(0, "volume_size"), (-1, "volume_size"), (2**63, "volume_size")])
 async def test_sizes_that_are_refused(user: Caller, size: int, text: str) -> None:
     source = await image(user)
@@ -122,7 +154,7 @@ async def test_shelve_and_unshelve(cloud: Cloud, user: Caller, volumes: Volumes,
     source, data = await image(user), await volumes.create()
     server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
     path = f"/servers/{server}/os-volume_attachments"
-    await user.post(path, {"volumeAttachment": {"volumeId": data}}, 200)
+    await user.at(100).post(path, {"volumeAttachment": {"volumeId": data}}, 200)
     held = [each["volumeId"] for each in (await user.get(path))["volumeAttachments"]]
     for action in {"SHUTOFF": ["os-stop"], "PAUSED": ["pause"], "SUSPENDED": ["suspend"]}.get(state, []):
         await user.act(server, action)
@@ -198,7 +230,7 @@ async def test_rebuild_writes_the_image_to_the_volume(cloud: Cloud, user: Caller
     """Since 2.93 the root volume gets the image, be it another one or the same; it stays the same volume."""
     source, other, data = await image(user), await image(user, size=2048, os_distro="zork"), await volumes.create()
     server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
-    await user.post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
     root = await _root(user, server)
     if state == "SHUTOFF":
         await user.act(server, "os-stop")
@@ -267,6 +299,33 @@ async def test_a_rebuild_whose_image_cannot_be_written(
     await cloud.assert_clean()
 
 
+async def test_a_hard_reboot_after_a_rebuild_that_failed(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rebuild has taken the root volume from the host: the guest gets it back, or does not start without it."""
+    source, lost = await image(user), await image(user)
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
+    root = await _root(user, server)
+
+    def gone(self: Any, image_id: str) -> AsyncIterator[bytes]:
+        raise NotFound(f"There is no image {image_id}.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VolumeImages, "download", gone)
+        await user.post(f"/servers/{server}/action", {"rebuild": {"imageRef": lost}})
+        await user.wait_for(server, "ERROR")
+    await volumes.until(root, "error")
+    await user.act(server, "reboot", {"type": "HARD"})
+    shown = await user.wait_for(server, "ERROR")
+    assert f"Volume {root} cannot be used: its status is error" in shown["fault"]["message"]
+    reset = {"os-reset_status": {"status": "reserved"}}
+    await volumes.request("POST", f"/volumes/{root}/action", reset, user.admin)
+    await user.act(server, "reboot", {"type": "HARD"})
+    await user.wait_for(server, "ACTIVE")
+    await volumes.until(root, "in-use")
+    await cloud.assert_clean()
+
+
 async def test_rescue(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     """Since 2.87 an image that says what the rescue disk is leaves the volumes in their places."""
     source, rescue = await image(user), await image(user, hw_rescue_device="disk", hw_rescue_bus="virtio")
@@ -311,7 +370,7 @@ async def test_a_delete_while_the_guest_is_switched_off(
     """A server that is deleted meanwhile gives its volumes back, and nothing goes on."""
     source, data = await image(user), await volumes.create()
     server = (await user.boot(name="goes", imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
-    await user.post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", {"volumeAttachment": {"volumeId": data}}, 200)
     async with cloud.faults({"operation": "power_off", "kind": "hang", "name": "goes", "count": 1}):
         await user.act(server, what, {"imageRef": source} if what == "rebuild" else None)
         await cloud.fault_struck()
@@ -324,3 +383,55 @@ async def test_a_delete_while_the_guest_is_switched_off(
     await cloud.until(only_data, "the root volume to be deleted")
     await volumes.until(data, "available")
     await cloud.assert_clean()
+
+
+async def _disk_used(user: Caller) -> int:
+    """Return the GiB that servers claim of all hosts."""
+    found = (await user.admin.at(87).get("/os-hypervisors/detail"))["hypervisors"]
+    return sum(int(each["local_gb_used"]) for each in found)
+
+
+async def test_a_root_disk_that_is_a_volume_takes_nothing_of_the_host(
+    cloud: Cloud, user: Caller, volumes: Volumes
+) -> None:
+    """Flavors whose root disk no host has: only ephemeral and swap disks are claimed, wherever the server goes."""
+
+    async def flavor(disk: int, ephemeral: int) -> str:
+        size = {"ram": 64, "vcpus": 1, "disk": disk, "OS-FLV-EXT-DATA:ephemeral": ephemeral, "swap": 1024}
+        body = {"flavor": {"name": f"large-{disk}-{user.project}", **size}}
+        return str((await user.admin.post("/flavors", body, 200))["flavor"]["id"])
+
+    first, second = await flavor(10**6, 2), await flavor(2 * 10**6, 3)
+    source, before = await image(user), await _disk_used(user)
+    wanted: dict[str, Any] = {"imageRef": None, "block_device_mapping_v2": [device(source)], "flavorRef": first}
+    server = (await user.boot(**wanted))["id"]
+
+    async def claims(amount: int) -> None:
+        async def reached() -> bool | None:
+            return await _disk_used(user) == before + amount or None
+
+        await cloud.until(reached, f"a claim of {amount} GiB")
+        await cloud.assert_clean()
+
+    await claims(3)
+    await user.act(server, "resize", {"flavorRef": second})
+    await user.wait_for(server, "VERIFY_RESIZE")
+    await user.act(server, "revertResize")
+    await user.wait_for(server, "ACTIVE")
+    await claims(3)
+    await user.act(server, "resize", {"flavorRef": second})
+    await user.wait_for(server, "VERIFY_RESIZE")
+    await user.act(server, "confirmResize", None, 204)
+    await user.wait_for(server, "ACTIVE")
+    await claims(4)
+    await user.act(server, "shelve")
+    await user.wait_for(server, "SHELVED_OFFLOADED")
+    await claims(0)
+    await user.act(server, "unshelve")
+    await user.wait_for(server, "ACTIVE")
+    await claims(4)
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await claims(0)
+    of_image = await user.create(imageRef=source, flavorRef=first)
+    await user.wait_for(of_image, "ERROR")

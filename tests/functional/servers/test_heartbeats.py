@@ -38,6 +38,7 @@ from micronova.conductor.rpcapi import (
 )
 from micronova.db import departures, instance_actions, node_reports, nodes, operations, services
 from micronova.db import instances as instances_of
+from micronova.db.secrets import SecretBox, Secrets
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
 from micronova.objects import states
@@ -868,6 +869,27 @@ async def test_a_reply_has_as_many_orders_as_fit(
         assert len(orders) == expected
         sent += [RunningOrder(order.operation_id, order.epoch) for order in orders]
     assert len({order.operation_id for order in sent}) == 3
+
+
+async def test_an_order_that_cannot_be_made_does_not_silence_its_host(
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conductor may have another secret key than the one that recorded an operation. Its hosts are alive."""
+    host = "fake-1"
+    async with _orders_lost(conductor, monkeypatch) as lost:
+        ids = [await user.admin.create(networks="none", availability_zone=f"nova:{host}") for _ in range(2)]
+        for id in ids:
+            await lost.wait_for(id)
+    assert cloud.process.database is not None
+    for id in ids:
+        await cloud.process.database.write(_sent_long_ago, id)
+    [row] = await cloud.read(sa.select(table).where(table.c.instance_uuid == ids[0]))
+    mine = table.update().where(table.c.id == row.id)
+    foreign = SecretBox(bytes(32)).seal(Secrets(admin_password="hush"), row.id)
+    await cloud.process.database.write(lambda conn: conn.execute(mine.values(secrets=foreign)))
+    [reply] = (await _beat(cloud, HostBeat(host=host))).hosts
+    assert [order.instance.uuid for order in reply.orders] == [ids[1]]
+    await cloud.process.database.write(lambda conn: conn.execute(mine.values(secrets=row.secrets)))
 
 
 @pytest.mark.parametrize("newer", [{"kind": "teleport"}, {"version": 99}], ids=["kind", "version"])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from micronova.clients.network.calls import Calls
 from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer
 from micronova.objects.errors import Unavailable
@@ -278,38 +277,6 @@ async def test_refusals(cloud: Cloud, user: Caller, status: int, what: str) -> N
     assert await ports_left(user) == []
     await user.refused(404, "DELETE", f"/servers/{id}/os-interface/{unknown}")
     await user.refused(404, "GET", f"/servers/{id}/os-interface/{unknown}")
-
-
-@only_in_one_process("gives a port what only other network services have")
-async def test_a_port_that_asks_for_bandwidth(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing would claim the bandwidth: such a port is refused, and not attached without it."""
-    net = await network(user)
-    asking = await make(user, "port", network_id=net["id"])
-    id = (await user.boot())["id"]
-    known = Calls.all_of
-
-    async def all_of(self: Calls, collection: str, *query: Any, token: str | None = None) -> list[dict[str, Any]]:
-        found = await known(self, collection, *query, token=token)
-        wanted = {"resources": {"NET_BW_EGR_KILOBIT_PER_SEC": 1000}, "required": []}
-        shown = collection == "ports" and token is None  # Neutron shows it to services and administrators
-        return [{**each, "resource_request": wanted} if shown else each for each in found]
-
-    async def has_extension(self: Calls, alias: str) -> bool:
-        return True
-
-    monkeypatch.setattr(Calls, "all_of", all_of)
-    monkeypatch.setattr(Calls, "has_extension", has_extension)
-    body = user.body(networks=[{"port": asking["id"]}])
-    for message in (
-        await _refused(user, 400, id, port_id=asking["id"]),
-        await user.refused(400, "POST", "/servers", body),
-    ):
-        assert f"Port {asking['id']} has a resource request" in message
-        assert "minimum_bandwidth or minimum_packet_rate" in message
-    monkeypatch.undo()
-    assert (await ok(user, "GET", f"/network/v2.0/ports/{asking['id']}"))["port"]["device_id"] == ""
-    assert await _listed(user, id) == []
-    await cloud.assert_clean()
 
 
 async def _external(user: Caller) -> dict[str, Any]:

@@ -38,6 +38,10 @@ ELSEWHERE = {
     "scheduler.select_destinations": "tests/integration/test_notifications.py",
     "instance.evacuate": "tests/functional/servers/test_evacuate.py",
     "instance.volume_swap": "tests/functional/servers/test_volume_swap.py",
+    **dict.fromkeys(
+        ("instance.volume_attach", "instance.volume_detach", "volume.usage"),
+        "tests/functional/servers/test_volume_notifications.py",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.cli.audit import run_audit
+from micronova.cli.audit import run_audit, run_repair
 from micronova.clients.image.client import ImageClient
 from micronova.conductor.operations import create_image
 from micronova.conductor.rpcapi import HOSTS, PROGRESS, HostConductorAPI
@@ -302,7 +302,8 @@ async def test_the_audit_finds_an_image_without_data(cloud: OneProcess, user: Ca
     )
     [found] = await run_audit(cloud.process)
     assert (found["kind"], found["subject"]) == ("image", left)
-    await call(user, "DELETE", f"/image/v2/images/{left}")
+    assert await run_repair(cloud.process, found["repairs"][0]) == f"deleted image {left}"
+    assert await run_repair(cloud.process, found["repairs"][0]) == ""
     await cloud.assert_clean()
 
 

@@ -149,26 +149,6 @@ async def test_servers_have_no_shares(cloud: Cloud, user: Caller) -> None:
     await cloud.caller().refused(404, "POST", path, body)
 
 
-async def test_the_old_proxies_of_volumes(user: Caller) -> None:
-    """Compute does not hand requests on to the block storage service."""
-    old, id = user.at(35), str(uuid.uuid4())
-    for noun, one, body in (
-        ("volumes", "Volume", {"volume": {"size": 1}}),
-        ("snapshots", "Snapshot", {"snapshot": {"volume_id": id}}),
-    ):
-        for path in (f"/os-{noun}", f"/os-{noun}/detail"):
-            assert await old.get(f"{path}?limit=1&zork=1") == {noun: []}
-            await old.refused(400, "GET", f"{path}?limit=-1")
-            await user.at(36).refused(404, "GET", path)
-        for method in ("GET", "DELETE"):
-            assert await old.refused(404, method, f"/os-{noun}/{id}") == f"{one} {id} could not be found."
-        assert "block storage service" in await old.refused(501, "POST", f"/os-{noun}", body)
-        await user.at(36).refused(404, "POST", f"/os-{noun}", body)
-    for wrong in ({}, {"size": 0}, {"size": "0"}, {"size": "x"}, {"size": 1, "zork": 1}):
-        await old.refused(400, "POST", "/os-volumes", {"volume": wrong})
-    await old.refused(400, "POST", "/os-snapshots", {"snapshot": {"volume_id": id, "force": "zork"}})
-
-
 async def test_assisted_snapshots_are_for_volumes_of_servers(user: Caller) -> None:
     path, id = "/os-assisted-volume-snapshots", str(uuid.uuid4())
     info = {"snapshot_id": id, "type": "qcow2", "new_file": "x"}

@@ -58,9 +58,9 @@ async def _story(cloud: Cloud) -> None:
     server = (await user.boot(name="with-volumes", imageRef=source, block_device_mapping_v2=devices))["id"]
     path = f"/servers/{server}/os-volume_attachments"
     async with cloud.faults({"operation": "attach_volume", "kind": "fail", "name": "with-volumes"}):
-        await user.refused(500, "POST", path, attachment(second))
+        await user.at(100).refused(500, "POST", path, attachment(second))
     await volumes.until(second, "available")
-    await user.post(path, attachment(second), 200)
+    await user.at(100).post(path, attachment(second), 200)
     await volumes.until(second, "in-use")
     await volumes.request("POST", f"/volumes/{second}/action", {"os-extend": {"new_size": 2}})
     assert (await volumes.until(second, "in-use"))["size"] == 2

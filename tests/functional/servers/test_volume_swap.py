@@ -35,7 +35,7 @@ class Swapping:
         self.server = (await self.user.boot(name=self.name))["id"]
         self.path = f"/servers/{self.server}/os-volume_attachments"
         self.old, self.new = await self.volumes.create(), await self.volumes.create(**fields)
-        await self.user.post(self.path, attachment(self.old, tag="data"), 200)
+        await self.user.at(100).post(self.path, attachment(self.old, tag="data"), 200)
         await self.volumes.until(self.old, "in-use")
         return self
 
@@ -219,12 +219,12 @@ async def test_what_is_refused(swapping: Swapping) -> None:
     await admin.at(84).refused(404, "PUT", f"{swapping.path}/{swapping.new}", attachment(swapping.old))
     assert "available" in await admin.at(84).refused(400, "PUT", one, attachment(swapping.old))
     used = await volumes.create()
-    await user.post(swapping.path, attachment(used), 200)
+    await user.at(100).post(swapping.path, attachment(used), 200)
     assert "available" in await admin.refused(400, "PUT", one, attachment(used))
     await volumes.until(used, "in-use")
     await user.delete(f"{swapping.path}/{used}", 202)
     large = await volumes.create(size=2)
-    await user.post(swapping.path, attachment(large), 200)
+    await user.at(100).post(swapping.path, attachment(large), 200)
     await volumes.until(large, "in-use")
     small = await admin.refused(400, "PUT", f"{swapping.path}/{large}", attachment(swapping.new))
     assert "2 GiB" in small
@@ -244,7 +244,7 @@ async def test_a_volume_of_several_servers_is_refused(cloud: Cloud, user: Caller
     shared, other = await volumes.create(volume_type=await volumes.multiattach_type()), await volumes.create()
     servers = await user.boot_many(2)
     for server in servers:
-        await user.post(f"/servers/{server}/os-volume_attachments", attachment(shared), 200)
+        await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(shared), 200)
     path = f"/servers/{servers[0]}/os-volume_attachments/{shared}"
     assert "several servers" in await user.admin.refused(400, "PUT", path, attachment(other))
     assert (await volumes.until(shared, "in-use"))["status"] == "in-use"

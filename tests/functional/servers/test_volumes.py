@@ -9,11 +9,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from micronova.cli.audit import run_audit
+from micronova.cli.audit import run_audit, run_repair
 from micronova.clients.volume.client import VolumeClient
 from micronova.db import instances
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Unavailable
+from micronova.servers import create, create_volumes
 from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
 
 CLOUD = CloudOptions(roles=("volume",), hosts=4)
@@ -79,7 +80,7 @@ def attachment(volume: str, **fields: Any) -> dict[str, Any]:
 async def test_attach_and_detach(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     server, volume = (await user.boot())["id"], await volumes.create()
     path = f"/servers/{server}/os-volume_attachments"
-    answer = await user.request("POST", path, attachment(volume))
+    answer = await user.at(100).request("POST", path, attachment(volume))
     assert answer.status == 200, answer.body
     assert answer.json()["volumeAttachment"]["device"] == "/dev/vdb"
     shown = await volumes.until(volume, "in-use")
@@ -107,8 +108,8 @@ async def test_a_deleted_server_gives_its_volumes_back(cloud: Cloud, user: Calle
     kept, leaving = await volumes.create(), await volumes.create()
     path = f"/servers/{server}/os-volume_attachments"
     await asyncio.gather(
-        user.post(path, attachment(kept), 200),
-        user.post(path, attachment(leaving, delete_on_termination=True), 200),
+        user.at(100).post(path, attachment(kept), 200),
+        user.at(100).post(path, attachment(leaving, delete_on_termination=True), 200),
     )
     devices = {each["device"] for each in (await user.get(path))["volumeAttachments"]}
     assert devices == {"/dev/vdb", "/dev/vdc"}
@@ -182,7 +183,7 @@ async def test_volumes_follow_a_server_that_moves(cloud: Cloud, user: Caller, vo
     volume = await volumes.create()
     server = (await user.boot())["id"]
     path = f"/servers/{server}/os-volume_attachments"
-    await user.post(path, attachment(volume), 200)
+    await user.at(100).post(path, attachment(volume), 200)
     await volumes.until(volume, "in-use")
 
     async def place() -> tuple[str, str]:
@@ -227,7 +228,7 @@ async def test_what_cannot_be_attached(cloud: Cloud, user: Caller, volumes: Volu
     await stranger.refused(404, "POST", path, attachment(theirs))
     await stranger.refused(404, "DELETE", f"{path}/{theirs}")
     await user.refused(400, "POST", path, attachment("zork"))
-    await user.post(path, attachment(volume, device="/dev/vdf"), 200)
+    await user.at(100).post(path, attachment(volume, device="/dev/vdf"), 200)
     more = await volumes.create()
     assert "/dev/vdf" in await user.refused(409, "POST", path, attachment(more, device="/dev/vdf"))
     assert (await volumes.show(more))["status"] == "available"  # the reservation was given back
@@ -251,7 +252,7 @@ async def test_several_servers_have_one_volume(cloud: Cloud, user: Caller, volum
     old = await user.at(59).refused(400, "POST", path.format(servers[0]), attachment(volume))
     assert "2.60" in old
     for server in servers:
-        await user.post(path.format(server), attachment(volume), 200)
+        await user.at(100).post(path.format(server), attachment(volume), 200)
 
     async def both() -> bool | None:
         return len((await volumes.show(volume))["attachments"]) == 2 or None
@@ -272,10 +273,10 @@ async def test_an_attachment_that_fails_is_undone(cloud: Cloud, user: Caller, vo
     server, volume = (await user.boot(name=name))["id"], await volumes.create()
     path = f"/servers/{server}/os-volume_attachments"
     async with cloud.faults({"operation": "attach_volume", "name": name, "kind": "fail", "message": "no more slots"}):
-        assert "no more slots" in await user.refused(500, "POST", path, attachment(volume))
+        assert "no more slots" in await user.at(100).refused(500, "POST", path, attachment(volume))
     await volumes.until(volume, "available")
     assert (await user.get(path))["volumeAttachments"] == []
-    await user.post(path, attachment(volume), 200)
+    await user.at(100).post(path, attachment(volume), 200)
     await volumes.until(volume, "in-use")
     async with cloud.faults({"operation": "detach_volume", "name": name, "kind": "fail"}):
         await user.request("DELETE", f"{path}/{volume}")
@@ -304,7 +305,7 @@ async def test_a_volume_that_cannot_be_made(cloud: Cloud, user: Caller, volumes:
 async def test_a_volume_that_grows(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     server, volume = (await user.boot())["id"], await volumes.create()
     path = f"/servers/{server}/os-volume_attachments"
-    await user.post(path, attachment(volume), 200)
+    await user.at(100).post(path, attachment(volume), 200)
     await volumes.until(volume, "in-use")
     await volumes.request("POST", f"/volumes/{volume}/action", {"os-extend": {"new_size": 2}})
     assert (await volumes.until(volume, "in-use"))["size"] == 2
@@ -334,7 +335,7 @@ async def extended(user: Caller, server: str) -> Any:
 async def test_a_guest_that_cannot_see_that_its_volume_has_grown(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     name = f"vm-{uuid.uuid4().hex[:8]}"
     server, volume = (await user.boot(name=name))["id"], await volumes.create()
-    await user.post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
     await volumes.until(volume, "in-use")
     async with cloud.faults({"operation": "extend_volume", "name": name, "kind": "fail"}):
         await volumes.request("POST", f"/volumes/{volume}/action", {"os-extend": {"new_size": 2}})
@@ -347,7 +348,7 @@ async def test_a_guest_that_cannot_see_that_its_volume_has_grown(cloud: Cloud, u
 
 async def test_a_suspended_guest_is_told_when_it_is_resumed(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     server, volume = (await user.boot())["id"], await volumes.create()
-    await user.post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
     await volumes.until(volume, "in-use")
     await user.act(server, "suspend")
     await user.wait_for(server, "SUSPENDED")
@@ -361,10 +362,6 @@ async def test_a_suspended_guest_is_told_when_it_is_resumed(cloud: Cloud, user: 
 @pytest.mark.parametrize(
     ("devices", "text"),
     [
-        (
-            [{"boot_index": 0, "source_type": "blank", "destination_type": "volume", "volume_size": 1}],
-            "nothing to boot",
-        ),
         ([{"boot_index": 0, "source_type": "image", "destination_type": "volume", "uuid": IMAGE}], "non-zero size"),
         ([{"boot_index": 0, "source_type": "volume", "destination_type": "local", "uuid": IMAGE}], "destination_type"),
         ([{"boot_index": 0, "source_type": "volume", "uuid": IMAGE}], "failed to get volume"),
@@ -401,7 +398,7 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
     server = (await user.boot())["id"]
     leaked, lost, unseen = [await volumes.create() for _ in range(3)]
     path = f"/servers/{server}/os-volume_attachments"
-    await user.post(path, attachment(lost), 200)
+    await user.at(100).post(path, attachment(lost), 200)
     await volumes.until(lost, "in-use")
     stranger = (await user.boot())["id"]
     await user.delete(f"/servers/{stranger}")
@@ -427,11 +424,14 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
     )
     assert cloud.process.database is not None
     await cloud.process.database.write(instances.add_device, server, device)
-    found = {each["subject"]: each["message"] for each in await run_audit(cloud.process) if each["kind"] == "volume"}
+    findings = [each for each in await run_audit(cloud.process) if each["kind"] == "volume"]
+    found = {each["subject"]: each["message"] for each in findings}
     assert set(found) == {leaked, lost, unseen}
     assert stranger in found[leaked] and "gone" in found[leaked]
     assert "no such attachment" in found[lost] and "has it not" in found[unseen]
-    await volumes.request("DELETE", f"/attachments/{made}")
+    [repair] = [repair for each in findings for repair in each.get("repairs", ())]
+    assert made in await run_repair(cloud.process, repair)
+    assert await run_repair(cloud.process, repair) == ""
     await user.delete(f"/servers/{server}")
     await user.gone(server)
     await cloud.assert_clean()
@@ -439,7 +439,7 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
 
 async def test_volumes_follow_a_server_that_is_evacuated(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     volume, server = await volumes.create(), (await user.boot())["id"]
-    await user.post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
     lost = await user.host_of(server)
     async with cloud.forced_down(lost):
         await user.admin.act(server, "evacuate", {}, 200)
@@ -488,15 +488,15 @@ async def test_a_server_is_deleted_while_its_volumes_are_made(
 ) -> None:
     """The volumes that go with their server do, also if it is gone before they are recorded."""
     made, go_on = asyncio.Event(), asyncio.Event()
-    original = VolumeClient.create
+    original = VolumeClient.create_for
 
-    async def create(self: VolumeClient, token: str, **wanted: Any) -> Any:
-        volume = await original(self, token, **wanted)
+    async def create(self: VolumeClient, uuid: str, device: BlockDevice, token: str) -> Any:
+        volume = await original(self, uuid, device, token)
         made.set()
         await go_on.wait()
         return volume
 
-    monkeypatch.setattr(VolumeClient, "create", create)
+    monkeypatch.setattr(VolumeClient, "create_for", create)
     blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1}
     devices = [
         {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
@@ -516,6 +516,117 @@ async def test_a_server_is_deleted_while_its_volumes_are_made(
 
     await cloud.until(one_left, "the volume that goes with its server to be deleted")
     assert await volumes.attachments() == []
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("made", [True, False])
+async def test_the_volume_service_does_not_answer_when_a_volume_is_made(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """A conductor goes on, and the volume is made once."""
+    original, failed = VolumeClient.create_for, False
+
+    async def create(self: VolumeClient, uuid: str, device: BlockDevice, token: str) -> Any:
+        nonlocal failed
+        if failed:
+            return await original(self, uuid, device, token)
+        failed = True
+        if made:
+            await original(self, uuid, device, token)
+        raise Unavailable("The volume service does not answer.")
+
+    monkeypatch.setattr(VolumeClient, "create_for", create)
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True},
+    ]
+    server = (await user.boot(block_device_mapping_v2=devices))["id"]
+    assert len(await volumes.ids()) == 1
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+
+    async def none_left() -> bool | None:
+        return await volumes.ids() == set() or None
+
+    await cloud.until(none_left, "the volume to be deleted")
+    await cloud.assert_clean()
+
+
+async def test_the_database_does_not_answer_when_a_volume_is_recorded(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is accepted, so its user is not told to try again; a conductor finds the volume."""
+    start, failed = create_volumes._start, list[str]()
+
+    def away(conn: Any, uuid: str, *args: Any) -> bool:
+        if failed:
+            return start(conn, uuid, *args)
+        failed.append(uuid)
+        raise Unavailable("The database does not answer.")
+
+    monkeypatch.setattr(create_volumes, "_start", away)
+    monkeypatch.setattr(create, "CREATION_TIME", 2.0)
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True},
+    ]
+    server = (await user.boot(block_device_mapping_v2=devices))["id"]
+    assert failed == [server] and len(await volumes.ids()) == 1
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+
+    async def none_left() -> bool | None:
+        return await volumes.ids() == set() or None
+
+    await cloud.until(none_left, "the volume to be deleted")
+    await cloud.assert_clean()
+
+
+async def test_a_volume_whose_status_was_reset_goes_to_no_second_server(
+    cloud: Cloud, user: Caller, volumes: Volumes
+) -> None:
+    """Two guests would write to it. The volume service gives it away, because an administrator says that it is free."""
+    [first, second], volume = await user.boot_many(2), await volumes.create()
+    path = "/servers/{}/os-volume_attachments"
+    await user.at(100).post(path.format(first), attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    devices = [
+        {"source_type": "image", "destination_type": "local", "boot_index": 0, "uuid": IMAGE},
+        {"source_type": "volume", "destination_type": "volume", "uuid": volume},
+    ]
+    reset = {"os-reset_status": {"status": "available"}}
+    told = f"Invalid volume: volume {volume} is already attached to instances: {first}"
+    for where, body in (
+        (path.format(second), attachment(volume)),
+        (path.format(first), attachment(volume)),
+        ("/servers", user.body(block_device_mapping_v2=devices)),
+    ):
+        await volumes.request("POST", f"/volumes/{volume}/action", reset, user.admin)
+        assert await user.refused(400, "POST", where, body) == told
+    await volumes.until(volume, "in-use")  # what was reserved for the create is given back
+    await user.delete(f"{path.format(first)}/{volume}", 202)
+    await volumes.until(volume, "available")
+    await user.at(100).post(path.format(second), attachment(volume), 200)
+    await cloud.assert_clean()
+
+
+async def test_the_answer_to_a_reservation_is_lost(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reservation is given back, and the volume can be attached to another server."""
+    servers, volume = await user.boot_many(2), await volumes.create()
+    original = VolumeClient.reserve
+
+    async def reserve(self: VolumeClient, *args: Any) -> str:
+        await original(self, *args)
+        raise Unavailable("The volume service does not answer.")
+
+    path = "/servers/{}/os-volume_attachments"
+    with monkeypatch.context() as patched:
+        patched.setattr(VolumeClient, "reserve", reserve)
+        await user.refused(503, "POST", path.format(servers[0]), attachment(volume))
+    await volumes.until(volume, "available")
+    await user.at(100).post(path.format(servers[1]), attachment(volume), 200)
     await cloud.assert_clean()
 
 
@@ -551,3 +662,18 @@ async def test_the_answer_to_the_record_of_a_server_is_lost(
     await user.wait_for(server, "ACTIVE")
     await volumes.until(volume, "in-use")
     await cloud.assert_clean()
+
+
+async def test_a_server_whose_root_volume_is_blank_moves_without_its_disks(cloud: Cloud, user: Caller) -> None:
+    """It has no disk on its host, so a live migration need not copy any."""
+    blank = {"boot_index": 0, "source_type": "blank", "destination_type": "volume", "volume_size": 1}
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[{**blank, "delete_on_termination": True}]))["id"]
+    host = (await user.admin.show(server))["OS-EXT-SRV-ATTR:host"]
+    move = {"host": None, "block_migration": False}
+    await user.admin.act(server, "os-migrateLive", move)
+    await user.wait_for(server, "ACTIVE")
+    assert (await user.admin.show(server))["OS-EXT-SRV-ATTR:host"] != host
+    await cloud.assert_clean()
+    local = (await user.boot())["id"]
+    refused = await user.admin.refused(400, "POST", f"/servers/{local}/action", {"os-migrateLive": move})
+    assert "share no storage" in refused

@@ -20,6 +20,11 @@ from tests.integration.exporter.world import GUESTS, connected, killed, world
 MIB = 1 << 20
 
 
+def page_faults(pid: int) -> int:
+    """Return how often a process was given a page of memory."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
 @pytest.fixture
 def volume_id() -> str:
     return str(uuid4())
@@ -47,6 +52,24 @@ async def test_a_readonly_volume_cannot_be_written(tmp_path: Path, volume_id: st
         await cloud.serve(volume_id, readonly=True)
         said = await cloud.io(volume_id, "write -P 7 0 4k", check=False)
         assert "Permission denied" in said
+
+
+async def test_large_requests_take_no_new_memory_each(tmp_path: Path, volume_id: str) -> None:
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        await cloud.serve(volume_id)
+        pid = cloud.daemons()[volume_id]
+
+        async def faults(rounds: int) -> int:
+            before = page_faults(pid)
+            await cloud.io(
+                volume_id,
+                *(f"{what} {at}M 1M" for _ in range(rounds) for what in ("write", "read") for at in range(40)),
+            )
+            return page_faults(pid) - before
+
+        await faults(1)  # has its buffers since
+        assert await faults(2) < 2 * 80 * 20  # pages; a buffer has 256
 
 
 async def test_a_killed_daemon_comes_back_and_io_goes_on(tmp_path: Path, volume_id: str) -> None:

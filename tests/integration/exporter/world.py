@@ -54,7 +54,7 @@ class World:
                 directory=self.sockets,
                 sandbox=(sys.executable, "-I", "-S", sandbox.__file__),
                 program=program,
-                share=acl.share,
+                set_access=acl.share,
                 users_of=acl.users,
                 connect_right=acl.READ | acl.WRITE,
                 guest_users=self.guests,

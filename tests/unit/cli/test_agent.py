@@ -159,6 +159,15 @@ def test_root_reads_little_of_what_the_agents_say(
     assert len(raised.value.message) <= supervised.MOST_SAID
 
 
+def test_what_a_root_process_that_has_ended_is_told_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agents end with it, without a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        supervised.tell_root(supervised.READY)
+
+
 @AS_ROOT
 def test_agents_that_cannot_be_started_for_lack_of_processes_are_started_later(
     agents: AgentProcess, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,9 @@ PLACES = re.compile(r"\b(hosts?|nodes?|hostname|host_ip|source|destination|claim
 SEEN_BY_NO_MEMBER = {
     "api/compute/hosts.py": "only admins manage hosts",
     "api/compute/hypervisors.py": "only admins see hypervisors",
+    "conductor/findings/claims.py": "the answer to an operator who repairs",
+    "conductor/findings/guests.py": "the answer to an operator who repairs",
+    "conductor/findings/strangers.py": "the answer to an operator who repairs",
     "conductor/host_users.py": "the answer to a message of a host",
     "db/aggregates.py": "only admins manage aggregates",
     "db/node_reports.py": "the answer to a host's report",

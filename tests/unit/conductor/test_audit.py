@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.conductor import audit
+from micronova.conductor.findings import guests, images
 from micronova.db import allocation_audit
 from micronova.db.engine import Database
 from micronova.db.tables import instance_actions, server_group_hosts
@@ -32,8 +32,8 @@ async def test_any_number_of_guests_may_differ(database: Database) -> None:
 
     await database.write(prepare)
     servers = ["s1", "s2", *(f"other-{number}" for number in range(40_000))]
-    assert await database.read(audit._set_by_hand, servers) == {"s1"}
-    assert await database.read(audit._still_needed, servers) == {}
+    assert await database.read(guests._set_by_hand, servers) == {"s1"}
+    assert await database.read(images._still_needed, servers) == {}
 
 
 async def test_only_the_members_of_a_group_are_read_to_correct_it(database: Database) -> None:

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor import audit
+from micronova.conductor.findings import images as findings
 from micronova.db.tables import instances
 from micronova.objects import shelved
 from tests.clocks import ManualClock
@@ -42,8 +43,8 @@ class Nobody:
 async def test_all_shelved_servers_are_looked_at(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "PAGE", 20)
-    monkeypatch.setattr(audit, "MOST_IMAGES", 20)
+    monkeypatch.setattr(findings, "PAGE", 20)
+    monkeypatch.setattr(findings, "MOST_IMAGES", 20)
     images = Images("image of server-003", "image of server-049")
     told: list[int] = []
     async with compute_database("sqlite", request) as database:
@@ -67,4 +68,4 @@ async def test_all_shelved_servers_are_looked_at(
         )
     assert [each.subject for each in found if each.kind == "image"] == ["server-003", "server-049"]
     assert images.answered == told[-1] == len(SERVERS)
-    assert 1 < images.most <= audit.IMAGES_TOGETHER
+    assert 1 < images.most <= findings.IMAGES_TOGETHER

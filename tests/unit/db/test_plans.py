@@ -29,15 +29,19 @@ from micronova.db import (
     server_migrations,
     services,
     usages,
+    volume_usages,
 )
 from micronova.db import claims as claim_rows
 from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
 from micronova.db.server_lists import Filters
+from micronova.db.tables import instances as table_of_instances
 from micronova.db.tables import metadata
+from micronova.objects.block_device import BlockDevice
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
+from micronova.objects.volume import VolumeStatistics
 from micronova.placement.model import RequestGroup, ResourceRequest
 from tests.plans import Rows, fill, recorded, rolled_back, rows_read, sequential_scans, too_many
 from tests.unit.db.databases import compute_database
@@ -52,8 +56,14 @@ SMALL = {"aggregates", "aggregate_hosts", "flavors", "departures", "periodic_job
 """Tables that grow with the number of hosts at most."""
 MOST_READ = 1_100
 """Rows of a table that a hot path may read: the largest page, or two for each of 500 hosts."""
-MORE_READ = {"heartbeat: numbers": 1_600, "usage, first page": 2_100, "usage, a page": 2_100}
-"""Hot paths that read more: three rows for each of 500 hosts; twice what was deleted in the span."""
+MORE_READ = {
+    "heartbeat: numbers": 1_600,
+    "purge: volume usage": 2_100,
+    "usage, first page": 2_100,
+    "usage, a page": 2_100,
+}
+"""Hot paths that read more: three rows for each of 500 hosts; 1,000 rows and their deletion; twice what was deleted in
+the span."""
 NOW = SERVERS * 1_000
 KNOWN = (("build", 9), ("delete", 9))
 
@@ -140,6 +150,11 @@ FILL: Rows = (
             "used": "10",
             "changed_at": "n",
         },
+    ),
+    (
+        "volume_usages",
+        SERVERS,
+        {"volume_id": "'volume' || n", "instance_uuid": _id("living"), "refreshed_at": "n * 1000"},
     ),
     ("console_tokens", SERVERS, {"token_digest": _id("token"), "instance_uuid": _id("living"), "expires_at": "n"}),
     ("server_passwords", SERVERS, {"instance_uuid": _id("living")}),
@@ -270,6 +285,18 @@ def _claim_with_groups(conn: sa.Connection) -> None:
     assert claim_rows.claim(conn, claims, now=NOW).claimed
 
 
+def _measured(conn: sa.Connection, first: int, servers: int) -> dict[str, list[VolumeStatistics]]:
+    """Give servers of one host a volume each; return what the host says of these volumes."""
+    found = {}
+    for number in range(first, first + servers):
+        id, volume = _uuid("living", number), f"volume{number}"
+        device = BlockDevice(uuid=_uuid("device", number), volume_id=volume)
+        instances.change_device(conn, device)
+        conn.execute(table_of_instances.update().where(table_of_instances.c.uuid == id).values(host=f"host{first}"))
+        found[id] = [VolumeStatistics(volume_id=volume, reads=1, read_bytes=2, writes=3, write_bytes=4)]
+    return found
+
+
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
     "create: claim": lambda conn: claim_rows.claim(
@@ -307,6 +334,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "list changes": lambda conn: server_lists.list_(conn, Filters(limit=50, changes_since=NOW - 10_000)),
     "actions": lambda conn: instance_actions.list_for(conn, MIDDLE, limit=50),
     "events": lambda conn: instance_actions.events(conn, MIDDLE, "req-7"),
+    "volumes: open operations of new servers": lambda conn: operations.open_of_many(
+        conn, [_uuid("new", number) for number in range(1_000)]
+    ),
     "delete: open operations": lambda conn: operations.open_of(conn, MIDDLE),
     "delete: cancel": lambda conn: operations.cancel_open(conn, MIDDLE, NOW),
     "delete: release": lambda conn: allocations.release(conn, MIDDLE, now=NOW),
@@ -391,6 +421,11 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     ),
     "placement: what a project of many old moves uses": lambda conn: provider_allocations.usages(conn, "moved", None),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
+    "purge: volume usage": lambda conn: volume_usages.purge(conn, NOW),
+    "volume usage: servers of 100 hosts": lambda conn: volume_usages.servers_with_volumes(
+        conn, [f"host{number}" for number in range(100)]
+    ),
+    "volume usage: a host": lambda conn: volume_usages.record(conn, "host7", _measured(conn, 7, 1), NOW),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
 }
 
@@ -485,6 +520,18 @@ async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(d
     read = await rolled_back(database, rows_read, lambda conn: usages.used(conn, RECENTLY, NOW, limit=50))
     # Once to count those of the span, once to sort them, and those of the page.
     assert read["deleted_instances"] <= 2 * 1_000 + 50
+
+
+async def test_the_use_of_volumes_is_recorded_together(database: Database) -> None:
+    """Not with a statement for each: a region has hundreds of thousands of volumes, which are measured regularly."""
+
+    def run(conn: sa.Connection, servers: int) -> int:
+        measured = _measured(conn, 7, servers)
+        with recorded(conn) as statements:
+            assert len(volume_usages.record(conn, "host7", measured, NOW)) == servers
+        return len(statements)
+
+    assert await rolled_back(database, run, 50) == await rolled_back(database, run, 2)
 
 
 MIGRATIONS: dict[str, tuple[Callable[[sa.Connection], Any], int]] = {

@@ -8,10 +8,12 @@ import sqlalchemy as sa
 
 from micronova.db import tables
 from micronova.db.aggregates import AggregateRow
+from micronova.db.audits import AuditRow
 from micronova.db.flavors import FlavorRow
 from micronova.db.instance_actions import InstanceActionEventRow, InstanceActionRow
 from micronova.db.keypairs import KeyPairRow
 from micronova.db.nodes import NODES, NodeRow
+from micronova.db.processes import ProcessRow
 from micronova.db.server_groups import ServerGroupRow
 from micronova.db.services import ServiceChanges, ServiceRow
 from micronova.db.task_logs import TaskLogRow
@@ -36,6 +38,8 @@ def test_an_operation_has_the_columns_of_its_table() -> None:
 # The rows as cursors return them, with all columns of their tables.
 CURSOR_ROWS: list[tuple[type, sa.Table]] = [
     (ServiceRow, tables.services),
+    (ProcessRow, tables.processes),
+    (AuditRow, tables.audits),
     (TaskLogRow, tables.task_logs),
     (FlavorRow, tables.flavors),
     (AggregateRow, tables.aggregates),

@@ -8,11 +8,12 @@ import pytest
 
 from micronova.http.client import ASGITransport
 from micronova.http.faults import compute_fault
-from micronova.http.observer import RequestObserver
+from micronova.http.observer import MOST_FROM_NOBODY, RequestObserver
 from micronova.http.service import Route, Service
 from micronova.http.versions import Versions
-from micronova.objects.clock import SystemClock
+from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.context import RequestContext
+from micronova.objects.errors import Unauthorized
 from micronova.telemetry.logs import request_id
 from micronova.telemetry.metrics import Metrics
 
@@ -34,7 +35,17 @@ class Anybody:
         pass
 
 
-def service(metrics: Metrics, *routes: Route, versions: Versions | None = None) -> ASGITransport:
+class StoppedClock(SystemClock):
+    def __init__(self) -> None:
+        self.seconds = 1.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def service(
+    metrics: Metrics, *routes: Route, versions: Versions | None = None, clock: Clock | None = None
+) -> ASGITransport:
     anybody = Anybody()
     made = Service(
         "tea",
@@ -43,7 +54,7 @@ def service(metrics: Metrics, *routes: Route, versions: Versions | None = None) 
         authenticator=anybody,
         fault_body=compute_fault,
         versions=versions,
-        observer=RequestObserver(metrics, SystemClock()),
+        observer=RequestObserver(metrics, clock or SystemClock()),
     )
     return ASGITransport(made.app)
 
@@ -81,6 +92,24 @@ async def test_what_fails_is_counted_too(caplog: pytest.LogCaptureFixture) -> No
         await transport.request("GET", "/cups/1", {}, None)
     await transport.request("GET", "/cups/1", {"openstack-api-version": "tea 2.99"}, None)
     assert metrics.requests == {("tea", "GET /cups/{id}", 500): 1, ("tea", "GET /cups/{id}", 406): 1}
+
+
+async def test_requests_of_nobody_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has no token can send as many as the network takes."""
+
+    async def refuse(request: Any) -> None:
+        raise Unauthorized("Send a token.")
+
+    caplog.set_level(logging.INFO)
+    clock = StoppedClock()
+    transport = service(Metrics(), Route(method="POST", path="/", handler=refuse, policy=None), clock=clock)
+    for _ in range(2):
+        caplog.clear()
+        for _ in range(100):
+            assert (await transport.request("POST", "/", {}, None)).status == 401
+        assert sum("is refused with 401" in message for message in caplog.messages) == MOST_FROM_NOBODY
+        assert "the others have no line" in caplog.messages[-1] and len(caplog.messages) == MOST_FROM_NOBODY + 1
+        clock.seconds += 1
 
 
 async def test_a_request_that_is_cancelled_lets_go_of_its_id() -> None:

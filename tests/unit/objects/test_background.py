@@ -95,8 +95,8 @@ ENDS_WITH_ITS_WORK = {
     "embedded/network/agent_heartbeats.py": 1,  # the next heartbeat starts it again
     "embedded/common/compute_events.py": 3,  # a request and waits, which are awaited
     "embedded/network/state_watch.py": 1,  # a read, which its requests await
-    "embedded/volume/connecting.py": 1,  # a wait, which is awaited
-    "embedded/volume/operations.py": 1,  # an operation: the sweep takes it up again
+    "embedded/volume/export_manager.py": 1,  # a wait, which is awaited
+    "embedded/volume/operations/engine.py": 1,  # an operation: the sweep takes it up again
     "exporter/daemon.py": 3,  # waits, which are awaited
     "exporter/qmp.py": 1,  # a connection: its end ends all questions, and the daemon is started again
     "exporter/server.py": 3,  # a connection or a daemon that is watched, and waits, which are awaited

@@ -24,7 +24,6 @@ def test_a_connection_is_flat_or_nested() -> None:
         ({"driver_volume_type": "fibre_channel"}, "fibre_channel"),
         ({"driver_volume_type": "nbd"}, "not understood"),
         ({"driver_volume_type": "nbd", "export_name": "e", "host": "h"}, "without a socket"),
-        ({**SOCKET, "encrypted": True}, "encrypted"),
     ],
 )
 def test_other_connections_are_refused(info: dict[str, Any], text: str) -> None:

@@ -185,6 +185,19 @@ async def test_a_deleted_queue_loses_its_messages_and_can_be_made_again(
     assert (await handler.next_job()).number == 2
 
 
+async def test_messages_that_wait_are_counted(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    await (await (await make_bus()).serve(api.interface, Handler())).stop()  # the queue stays
+    for number in range(3):
+        await bus.cast(api.target(), api.work, Job(number), context=CONTEXT)
+    missing = f"{api.topic}-missing"
+    async with asyncio.timeout(20):
+        while (found := await bus.queue_lengths([missing, api.topic])) != {api.topic: 3}:
+            assert missing not in found
+    assert (await bus.probe()).broker.dead_letters == 0, (
+        "the bus still works after it asked for a queue that is missing"
+    )
+
+
 async def test_casts_keep_their_order(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
     await (await make_bus()).serve(api.interface, handler)

@@ -362,3 +362,9 @@ async def test_messages_wait_for_a_handler_and_do_not_go_back_and_forth(
     held.open.set()
     await other.bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
     assert [(await handler.next_job()).number for _ in range(2)] == [1, 2], "once by each connection that delivered it"
+
+
+async def test_messages_that_wait_are_counted(bus: Bus, api: SampleAPI) -> None:  # type: ignore[no-redef]
+    """Not for a host: how many messages wait for others is not its business."""
+    with pytest.raises(BusUnavailable, match="does not tell"):
+        await bus.queue_lengths([api.topic])

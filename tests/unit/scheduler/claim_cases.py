@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.conductor import audit
+from micronova.conductor.findings import counters
 from micronova.db import (
     allocation_audit,
     allocations,
@@ -512,7 +512,7 @@ async def test_topologies_of_nobody_are_released(database: Database) -> None:
     await database.write(numa_cloud)
     await database.write(claim_rows.claim, [a_claim("stranger", "a", PINNED, topology=pinned())], now=2)
     await database.write(_without_amounts, "stranger")
-    assert [line for line in await audit.mend(database, 3) if "orphan of stranger" in line]
+    assert [line for line in await counters.mend(database, 3) if "orphan of stranger" in line]
     assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
 
 

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from micronova.conf.settings import SettingsError, load
 from micronova.telemetry import logs
-from micronova.telemetry.logs import JSONLines, LogStream, TextLines, limited_log, request_id
+from micronova.telemetry.logs import (
+    JSONLines,
+    LogStream,
+    TextLines,
+    limited_log,
+    request_id,
+    server_id,
+    set_levels,
+)
 
 
 @pytest.fixture
@@ -35,6 +44,20 @@ def record(message: str, *arguments: object, failed: bool = False) -> logging.Lo
 def test_a_line_for_people_ends_with_the_request(working_on: str) -> None:
     line = TextLines().format(record("%d cups", 3))
     assert line.endswith("WARNING rpc.base: 3 cups [req-7]")
+
+
+def test_a_line_for_people_begins_with_its_date_and_ends_with_the_server(working_on: str) -> None:
+    token = server_id.set("7d4d0f7c-4f0e-4f0b-9d53-6d2f2f7a9e11")
+    try:
+        logged = record("plugged")
+        logged.created = 1_790_000_000.25
+        line = TextLines().format(logged)
+        assert line == (
+            "2026-09-21T14:13:20.250Z WARNING rpc.base: plugged [req-7 7d4d0f7c-4f0e-4f0b-9d53-6d2f2f7a9e11]"
+        )
+        assert json.loads(JSONLines().format(logged))["server_id"] == "7d4d0f7c-4f0e-4f0b-9d53-6d2f2f7a9e11"
+    finally:
+        server_id.reset(token)
 
 
 def test_a_line_that_names_the_request_does_not_name_it_twice(working_on: str) -> None:
@@ -164,3 +187,46 @@ async def test_a_cut_that_fails_is_said_once_until_one_succeeds(
                 root_logger.warning("line %s", number)
             assert len(errors()) == 1 and "Operation not permitted" in errors()[0]
         await _until(lambda: file.stat().st_size <= 1000)
+
+
+@pytest.fixture
+def levels() -> Iterator[None]:
+    names = ("", "watched", "micronova.watched", "micronova.watched.part", "micronova.other")
+    before = {name: logging.getLogger(name).level for name in names}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.usefixtures("levels")
+def test_single_modules_have_levels_of_their_own() -> None:
+    first = load(None, {}, default={"log_level": "WARNING", "default_log_levels": ["watched=DEBUG"]})
+    set_levels(first)
+    assert logging.getLogger("micronova.watched.part").getEffectiveLevel() == logging.DEBUG
+    assert logging.getLogger("micronova.other").getEffectiveLevel() == logging.WARNING
+    set_levels(load(None, {}, default={"log_level": "ERROR"}), first)
+    assert logging.getLogger("micronova.watched.part").getEffectiveLevel() == logging.ERROR
+
+
+def test_a_level_that_does_not_exist_is_refused_with_what_is_right() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(None, {}, default={"default_log_levels": ["conductor=LOUD"]})
+    assert "default.default_log_levels" in refused.value.message and "conductor=DEBUG" in refused.value.message
+
+
+def test_a_file_is_opened_anew_after_a_rotation(tmp_path: Path) -> None:
+    path, rotated = tmp_path / "api.log", tmp_path / "api.log.1"
+    handler = LogStream(sys.stderr)
+    handler.setFormatter(TextLines())
+    handler.write_to(path)
+    handler.emit(record("first"))
+    path.rename(rotated)
+    handler.emit(record("second"))
+    handler.write_to(path)
+    handler.emit(record("third"))
+    assert [line.split()[-1] for line in _lines(rotated)] == ["first", "second"]
+    assert [line.split()[-1] for line in _lines(path)] == ["third"]
+    with pytest.raises(FileNotFoundError):
+        handler.write_to(tmp_path / "missing" / "api.log")
+    handler.emit(record("fourth"))
+    assert _lines(path)[-1].endswith("fourth")

@@ -60,6 +60,7 @@ from micronova.api.compute import (
 from micronova.api.installed_extensions import Extensions
 from micronova.clients.image.client import ImageClient
 from micronova.clients.network.client import NetworkClient
+from micronova.clients.volume.client import VolumeClient
 from micronova.db.engine import Database
 from micronova.http.service import Route
 from micronova.notifications.notifier import Announcer
@@ -110,6 +111,7 @@ class APIDependencies:
     service_removal: ServiceRemoval
     network_client: NetworkClient | None
     image_client: ImageClient | None
+    volume_client: VolumeClient | None
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
     max_limit: int
@@ -163,8 +165,8 @@ def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
         *server_topology.routes(db),
         *volume_attachments.routes(db, needs.volumes, max_limit),
         *server_shares.routes(db),
-        *volumes.routes(),
-        *assisted_volume_snapshots.routes(),
+        *volumes.routes(needs.volume_client, max_limit),
+        *assisted_volume_snapshots.routes(db, needs.volume_client),
         *server_external_events.routes(db, needs.external_events),
         *server_groups.routes(db, clock, random, quotas, max_limit, notifier),
         *instance_actions.routes(db, max_limit),

@@ -23,12 +23,13 @@ from micronova.servers.guest_queries import GuestQueries
 
 STANDARD = 48  # the minor version from which on all hypervisors use the same fields
 KIB_PER_MIB = 1024
+UNSHOWN = ("device", "serial")  # of a disk: the first is in the older form, both are for compute itself
 
 _STANDARD = {
     **get_type_hints(GuestDiagnostics),
     "cpu_details": [get_type_hints(CpuDiagnostics)],
     "nic_details": [get_type_hints(NicDiagnostics)],
-    "disk_details": [{name: kind for name, kind in get_type_hints(DiskDiagnostics).items() if name != "device"}],
+    "disk_details": [{name: kind for name, kind in get_type_hints(DiskDiagnostics).items() if name not in UNSHOWN}],
     "memory_details": get_type_hints(MemoryDiagnostics),
     "config_drive": bool,
     "num_nics": int,
@@ -40,7 +41,8 @@ def standard(found: GuestDiagnostics, config_drive: bool) -> dict[str, Any]:
     """Return the figures in the form of all hypervisors, since 2.48."""
     shown: dict[str, Any] = msgspec.to_builtins(found)
     for disk in shown["disk_details"]:
-        del disk["device"]
+        for name in UNSHOWN:
+            del disk[name]
     return {
         **shown,
         "config_drive": config_drive,

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Literal
 
 import msgspec
+import sqlalchemy as sa
 from msgspec import UNSET, UnsetType, field
 
 from micronova.api import inputs
 from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
 from micronova.api.compute.server_inputs import disk_config, given, id_in
 from micronova.api.compute.server_lookup import authorized_server
+from micronova.db import instances
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -125,7 +127,7 @@ class MoveHandlers:
         if forced and asked.host is None:
             raise Invalid("Can't force to a non-provided destination")
         if asked.block_migration != "auto" and not inputs.flag(asked.block_migration):
-            raise Invalid("The hosts of this cloud share no storage: block_migration must be true or auto.")
+            await self._database.read(_check_has_no_disk, row["uuid"])
         forced, waits = forced or request.minor <= 29, request.minor <= 33
         await self._moves.live_migrate(request.context, row, asked.host, forced=forced, waits=waits)
 
@@ -150,6 +152,12 @@ class MoveHandlers:
             stops=request.minor >= 95,
         )
         return {"adminPass": password} if request.minor <= 13 and self._shows_passwords else None
+
+
+def _check_has_no_disk(conn: sa.Connection, uuid: str) -> None:
+    """Raise Invalid if a server has a disk on its host, which the next host does not reach."""
+    if any(device.volume_id is None for device in instances.devices_of(conn, uuid)):
+        raise Invalid("The hosts of this cloud share no storage: block_migration must be true or auto.")
 
 
 def routes(database: Database, moves: ServerMoves, *, shows_passwords: bool) -> list[Route]:

@@ -105,7 +105,14 @@ class VolumeAttachments:
         raise not_attached(id, volume)
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
-        """Attach a volume."""
+        """Attach a volume, and show its device when the guest has it."""
+        return {"volumeAttachment": CREATED.at(request.minor)(await self._attach(request, id, waits=True), id)}
+
+    async def begin(self, request: Request, id: str) -> None:
+        """Accept a request to attach a volume; whether the guest gets it is in the server's actions."""
+        await self._attach(request, id, waits=False)
+
+    async def _attach(self, request: Request, id: str, *, waits: bool) -> BlockDevice:
         wanted: NewAttachment = request.body.volume_attachment
         row = await authorized_server(self._database, request, id)
         if request.minor < 20 and row["vm_state"] in (states.SHELVED, states.SHELVED_OFFLOADED):
@@ -118,8 +125,8 @@ class VolumeAttachments:
             delete_on_termination=wanted.delete_on_termination is not UNSET
             and inputs.flag(wanted.delete_on_termination),
         )
-        made = await self._server_volumes.attach(request.context, row, device, may_be_shared=request.minor >= 60)
-        return {"volumeAttachment": CREATED.at(request.minor)(made, id)}
+        may_be_shared = request.minor >= 60
+        return await self._server_volumes.attach(request.context, row, device, may_be_shared=may_be_shared, waits=waits)
 
     async def swap(self, request: Request, id: str, volume: str) -> None:
         """Copy a volume to another one, which takes its place."""
@@ -203,6 +210,17 @@ def routes(database: Database, volumes: ServerVolumes, max_limit: int) -> list[R
             body=Create,
             answer={"volumeAttachment": CREATED},
             errors=(500, 501),
+            versions=until(100),
+        ),
+        route(
+            method="POST",
+            path=path,
+            handler=handlers.begin,
+            policy=f"{RULE}:create",
+            body=Create,
+            status=202,
+            errors=(501,),
+            versions=since(101),
         ),
         route(
             method="PUT",

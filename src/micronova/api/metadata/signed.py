@@ -44,18 +44,18 @@ class Signatures:
         forwarded = _header(request, "x-forwarded-for")
         host = urllib.parse.unquote(_header(request, HOST_HEADER)) or None
         asker = Asker(instance_id, project_id, forwarded.partition(",")[0].strip(), host)
-        expected = self._of_host(request, asker) if host is not None else self._shared(instance_id)
-        if not hmac.compare_digest(expected.encode(), signature.encode("latin-1")):
+        expected = self._of_host(request, asker) if host is not None else [self._shared(instance_id)]
+        if not any(hmac.compare_digest(each.encode(), signature.encode("latin-1")) for each in expected):
             raise Forbidden("Invalid proxy request signature.")
         return asker
 
-    def _of_host(self, request: Request, asker: Asker) -> str:
+    def _of_host(self, request: Request, asker: Asker) -> list[str]:
         expiry = _header(request, EXPIRY_HEADER)
         if not _EXPIRY.fullmatch(expiry) or int(expiry) <= self._now():
             raise Forbidden("The host's key has run out: ask a conductor for a new one.")
         assert asker.host is not None
-        key = self._keyring.metadata_key(asker.host, int(expiry))
-        return sign_metadata(key, asker.host, asker.instance_id, asker.project_id, asker.address)
+        keys = self._keyring.metadata_keys(asker.host, int(expiry))
+        return [sign_metadata(key, asker.host, asker.instance_id, asker.project_id, asker.address) for key in keys]
 
     def _shared(self, instance_id: str) -> str:
         if not self._secret:

@@ -10,7 +10,7 @@ from micronova.objects.errors import Invalid, MicronovaError
 
 NEW_KEY = "the output of `openssl rand -hex 32`, the same for"
 KEYS = {
-    "default.secret_key": ("api", "conductor", "identity"),
+    "default.secret_key": ("api", "conductor", "identity", "volume"),
     "glance.ticket_key": ("api", "conductor", "image"),
     "neutron.ticket_key": ("metadata", "conductor", "network"),
 }
@@ -201,7 +201,7 @@ def _identity_url(subject: Subject) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check("keys", ("api", "conductor", "identity", "image", "network", "metadata"), plain(_keys)),
+    Check("keys", ("api", "conductor", "identity", "image", "network", "volume", "metadata"), plain(_keys)),
     Check("intervals", (*CONTROL_ROLES, *HOST_ROLES), plain(_intervals)),
     Check("message bus settings", (*CONTROL_ROLES, *HOST_ROLES), plain(_transport), "default.transport_url",
           "amqp://USER:PASSWORD@HOST[,HOST…]/VHOST"),

@@ -1,7 +1,7 @@
 """Checks of what runs and of what it has stored: heartbeats, users of hosts, versions, and the key of secrets."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ from micronova.objects.errors import MicronovaError
 from micronova.objects.service_names import COMPUTE, SERVICE_VERSION
 
 ROLES = ("api", "conductor", "scheduler")
-SECRET_ROLES = ("api", "conductor", "identity")
+SECRET_ROLES = ("api", "conductor", "identity", "volume")
 DAY = 86_400.0
 MOST_NAMED = 5
 
@@ -26,7 +26,9 @@ def checks(subject: Subject) -> Iterator[Check]:
         yield Check("heartbeats", ("conductor",), _heartbeats, "default.service_down_time")
         yield Check("users of hosts", ("conductor",), _host_users, "conductor.require_host_users")
         yield Check("versions of services", ROLES, _versions)
-    if subject.among(SECRET_ROLES) and (subject.has_database() or subject.has_database("identity")):
+    if subject.among(SECRET_ROLES) and (
+        subject.has_database() or subject.has_database("identity") or subject.has_database("volume")
+    ):
         yield Check("secret key", SECRET_ROLES, _secret_key, "default.secret_key")
 
 
@@ -88,15 +90,17 @@ async def _versions(subject: Subject) -> list[Finding]:
 
 async def _secret_key(subject: Subject) -> list[Finding]:
     """Open a secret that another process has stored."""
-    key = subject.settings.default.secret_key or (subject.process.keys.secret_key if subject.place.has_keys() else "")
-    if not key:
+    default = subject.settings.default
+    own = default.secret_key or (subject.process.keys.secret_key if subject.place.has_keys() else "")
+    if not own:
         return []
+    key, *others = [bytes.fromhex(each) for each in (own, *default.other_secret_keys.split())]
     findings = []
     sealed = await _read(subject, _one_operation) if subject.has_database() else None
-    right = "the key of the api, conductor and identity processes that have stored it"
+    right = "the key of the api, conductor, identity and volume processes that have stored it"
     if sealed is not None:
         try:
-            SecretBox(bytes.fromhex(key)).open(sealed.secrets, sealed.id)
+            SecretBox(key, others).open(sealed.secrets, sealed.id)
         except MicronovaError as error:
             findings.append(Finding("default.secret_key", error.message, right))
     if "identity" in subject.roles and subject.has_database("identity"):
@@ -106,7 +110,16 @@ async def _secret_key(subject: Subject) -> list[Finding]:
         stored = await database.read(_one_credential)
         if stored is not None:
             try:
-                BlobBox(bytes.fromhex(key)).open(stored.blob, stored.id)
+                BlobBox(key, others).open(stored.blob, stored.id)
+            except MicronovaError as error:
+                findings.append(Finding("default.secret_key", error.message, right))
+    if "volume" in subject.roles and subject.has_database("volume"):
+        from micronova.embedded.volume.backend.keys import KeyBox, SealedKey
+
+        row = await (await subject.database("volume")).read(_one_volume_key)
+        if row is not None:
+            try:
+                KeyBox(key, others).open(SealedKey(id=row.encryption_key_id, sealed=row.sealed_key))
             except MicronovaError as error:
                 findings.append(Finding("default.secret_key", error.message, right))
     return findings
@@ -116,6 +129,20 @@ def _one_operation(conn: sa.Connection) -> Any:
     return conn.execute(
         sa.select(operations.c.id, operations.c.secrets).where(operations.c.secrets.is_not(None)).limit(1)
     ).first()
+
+
+def _one_volume_key(conn: sa.Connection) -> Any:
+    from micronova.embedded.volume.tables import volumes
+
+    if "sealed_key" not in {column["name"] for column in _columns(conn, "volumes")}:
+        return None
+    keys = sa.select(volumes.c.encryption_key_id, volumes.c.sealed_key)
+    return conn.execute(keys.where(volumes.c.sealed_key.is_not(None)).limit(1)).first()
+
+
+def _columns(conn: sa.Connection, table: str) -> Sequence[Mapping[str, Any]]:
+    inspector = sa.inspect(conn)
+    return inspector.get_columns(table) if inspector.has_table(table) else ()
 
 
 def _one_credential(conn: sa.Connection) -> Any:

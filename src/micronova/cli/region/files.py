@@ -40,7 +40,7 @@ tls_key = "{plan.config_directory / "tls" / "key.pem"}"
 transport_url = "{scheme}://{USER}:{secret.broker}@{",".join(plan.brokers)}/{tls}"
 # Broker users that may give orders. Each compute host has a broker user of its own, which may only report.
 control_users = ["{USER}"]
-# Encrypts the passwords of builds that wait and the credentials of users: the same in all processes.
+# Encrypts the passwords of builds that wait, credentials of users and keys of volumes: the same in all processes.
 secret_key = "{secret.secret_key}"
 
 [database]

@@ -13,6 +13,7 @@ from micronova.conductor import (
     resize_confirm,
     shelved_offload,
     usage_audit,
+    volume_usage,
 )
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
@@ -21,6 +22,7 @@ from micronova.conductor.jobs import Jobs, PeriodicJob
 from micronova.conductor.manager import PING_TIMEOUT, ConductorManager
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
+from micronova.conductor.region_metrics import RegionMetrics
 from micronova.conductor.running_deleted import find_running_deleted
 from micronova.conf.settings import Settings
 from micronova.objects.pci_devices import parse_aliases
@@ -57,6 +59,7 @@ async def make(process: Process) -> Role:
         operation_timeout=settings.default.instance_build_timeout,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
+        tells_volume_usage=settings.default.volume_usage_poll_interval > 0,
         audit_period=settings.default.instance_usage_audit_period,
         pci_aliases=parse_aliases(settings.pci.alias),
     )
@@ -82,6 +85,14 @@ async def make(process: Process) -> Role:
         host_users=users,
         host_keys=HostKeyIssuer(users, process.clients.keyring(), process.clock),
         image_caching=CacheImagesTasks(dependencies, settings.image_cache.precache_concurrency),
+        region_metrics=RegionMetrics(
+            process.database,
+            process.bus,
+            process.clock,
+            process.telemetry.metrics,
+            owner=engine.owner,
+            service_down_time=settings.default.service_down_time,
+        ),
         jobs=Jobs(
             process.database,
             process.clock,
@@ -117,6 +128,8 @@ def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[Pe
         add("running_deleted", interval, find_running_deleted, dependencies, timeout, action)
     if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
         add(heal_network_info.NAME, interval, heal_network_info.heal_network_info, dependencies)
+    if (interval := default.volume_usage_poll_interval) > 0:
+        add(volume_usage.NAME, interval, volume_usage.tell_volume_usage, dependencies)
     if (after := default.shelved_offload_time) > 0:
         add(shelved_offload.NAME, default.shelved_poll_interval, shelved_offload.offload_overdue, dependencies, after)
     return jobs

@@ -19,7 +19,7 @@ async def make(process: Process) -> Role:
         database=await process.open_database("identity"),
         clock=process.clock,
         token_keys=process.directory.token_keys,
-        secret_key=bytes.fromhex(settings.default.secret_key or process.keys.secret_key),
+        secret_keys=process.secret_keys(),
         token_lifetime=settings.identity.token_lifetime,
         passwords=Passwords(waiting=settings.identity.max_password_checks),
         region=settings.identity.region_name,

@@ -11,13 +11,15 @@ from micronova.policies.image import RULES
 
 async def make(process: Process) -> Role:
     """Make the embedded image service."""
+    glance = process.settings.glance
+    keys = (glance.ticket_key or process.keys.ticket_key, *glance.other_ticket_keys.split())
     role = ImageService(
         await process.open_database("image"),
         process.directory.path / "images",
         Enforcer(RULES),
         process.clients.authenticator(),
         process.clock,
-        bytes.fromhex(process.settings.glance.ticket_key or process.keys.ticket_key),
+        [bytes.fromhex(key) for key in keys],
         schema=process.schema_of("image"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 
 from micronova.cli.volume_images import volume_images
+from micronova.cli.volume_luks import QemuLuks
 from micronova.cli.wiring import Process, Role
 from micronova.embedded.volume.backend.exporter import ExportedFiles
 from micronova.embedded.volume.backend.exports import Exports, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
+from micronova.embedded.volume.backend.keys import KeyBox
 from micronova.embedded.volume.core import VolumeServiceSettings
-from micronova.embedded.volume.quotas import QUOTAS
 from micronova.embedded.volume.service import VolumeService
+from micronova.embedded.volume.store.quotas import QUOTAS
 from micronova.exporter.client import ExporterClient
 from micronova.policies.enforcer import Enforcer
 from micronova.policies.volume import RULES
@@ -30,6 +32,7 @@ def _exports(process: Process) -> Callable[[Files], Exports] | None:
 async def make(process: Process) -> Role:
     """Make the embedded volume service."""
     settings = process.settings
+    secret_key, *other_keys = process.secret_keys()
     role = VolumeService(
         await process.open_database("volume"),
         process.directory.path / "volumes",
@@ -39,6 +42,8 @@ async def make(process: Process) -> Role:
         volume_images(process),
         _exports(process),
         process.clients.compute("volumes", "guests do not see that their volumes have grown"),
+        KeyBox(secret_key, other_keys),
+        QemuLuks(),
         host=process.host,
         schema=process.schema_of("volume"),
         observer=process.telemetry.requests,

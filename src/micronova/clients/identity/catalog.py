@@ -107,6 +107,11 @@ class CatalogTransport:
             transport = self._transports[base] = HTTPTransport(base, ca_file=self._ca_file)
         return await transport.request(method, url, headers, body)
 
+    def renew(self) -> None:
+        """Read the certificates of authorities again for requests from now on."""
+        for transport in self._transports.values():
+            transport.renew()
+
     async def close(self) -> None:
         """Close all connections."""
         for transport in self._transports.values():

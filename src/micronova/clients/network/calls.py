@@ -10,8 +10,14 @@ import msgspec
 from micronova.clients.expiring_cache import ExpiringCache
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, PortLimitExceeded
+from micronova.objects.port_resources import PortResources, resources_of
 
 MARK = "micronova"  # our key in binding:profile; its value names the server, the device tag and who created the port
+ALLOCATION = "allocation"  # the key in binding:profile of the resource providers that serve a port
+RESOURCE_REQUESTS = "port-resource-request"  # the extension with which ports show what they ask of providers
+GUARANTEES = ("minimum_bandwidth", "minimum_packet_rate")  # types of QoS rules that ask for resources
+_POLICIES = ("qos_policy_id", "qos_network_policy_id")  # of a port; its own comes first
+ASKING = ("id", "resource_request", *_POLICIES)  # the attributes of ports that say what they ask for
 CACHE_TIME = 5.0  # seconds for which networks and subnets are cached
 PAGE = 1000
 
@@ -30,6 +36,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     external: bool = False
     port_security: bool = True
+    qos_policy_id: str | None = None
     subnets: tuple[dict[str, Any], ...] = ()
 
 
@@ -95,6 +102,15 @@ class Calls:
         found = await self._extensions.get("all", lambda: self.get("/extensions"))
         return any(each["alias"] == alias for each in found["extensions"])
 
+    async def guaranteeing(self, policies: Sequence[str]) -> str | None:
+        """Return one of these QoS policies that has a rule that asks for resources, or whose rules cannot be read."""
+        document = await self.get("/qos/policies", [("id", id) for id in policies])
+        known = {each["id"]: each for each in document["policies"]}
+        for id in policies:
+            if id not in known or any(rule.get("type") in GUARANTEES for rule in known[id].get("rules", ())):
+                return id
+        return None
+
     async def port(self, id: str) -> dict[str, Any]:
         """Return a port; raise NotFound if it does not exist."""
         return dict((await self.get(f"/ports/{id}"))["port"])
@@ -103,6 +119,38 @@ class Calls:
         """Return the ports of a server, with all or only some fields."""
         query = [("device_id", device_id), *(("fields", field) for field in fields)]
         return [port for port in await self.all_of("ports", *query) if mark_of(port).get("server") == device_id]
+
+    async def resources_of_ports(self, ids: Sequence[str]) -> dict[str, PortResources]:
+        """Return what ports ask of resource providers, by port; those that ask for nothing are left out."""
+        if not ids or not await self.has_extension(RESOURCE_REQUESTS):
+            return {}
+        query = (*(("id", id) for id in ids), *(("fields", field) for field in ASKING))
+        return await self._asked_by(await self.all_of("ports", *query))
+
+    async def resources_of_server(self, device_id: str) -> dict[str, PortResources]:
+        """Return what the ports of a server ask of resource providers, by port, as `resources_of_ports` does."""
+        if not await self.has_extension(RESOURCE_REQUESTS):
+            return {}
+        return await self._asked_by(await self.ports_of(device_id, "binding:profile", *ASKING))
+
+    async def _asked_by(self, ports: Iterable[Mapping[str, Any]]) -> dict[str, PortResources]:
+        """Return what ports ask for, by port.
+
+        Only services and admins see it. Raise Invalid if a port has a QoS policy with a guarantee and this service user
+        does not see what it asks for: the guarantee would be given up without a word.
+        """
+        found: dict[str, PortResources] = {}
+        for port in ports:
+            if "resource_request" not in port:
+                policy = next((port[name] for name in _POLICIES if port.get(name)), None)
+                if policy is not None and await self.guaranteeing([policy]) is not None:
+                    raise Invalid(
+                        f"Port {port['id']} has a QoS policy, and the network service does not show what that asks of "
+                        "hosts: its policy rule get_port:resource_request must allow the service user of compute."
+                    )
+            if (resources := resources_of(port)) is not None:
+                found[port["id"]] = resources
+        return found
 
     async def create_ports(
         self, ports: Sequence[Mapping[str, Any]], *, token: str | None = None
@@ -167,5 +215,6 @@ def network_of(document: Mapping[str, Any], subnets: Iterable[dict[str, Any]]) -
         shared=document.get("shared", False),
         external=document.get("router:external", False),
         port_security=document.get("port_security_enabled", True),
+        qos_policy_id=document.get("qos_policy_id"),
         subnets=below,
     )

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 from micronova.clients.network.as_user import AsUser
 from micronova.clients.network.calls import Calls, PortChanged, mark_of
-from micronova.clients.network.plan import Planner
+from micronova.clients.network.plan import Planner, new_port_asks
 from micronova.clients.network.security_groups import SecurityGroups
-from micronova.clients.network.vifs import marked, remarked, unmarked, vif_of
+from micronova.clients.network.vifs import allocated, marked, remarked, unmarked, vif_of
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Forbidden, NotFound, Stale, Unavailable
 from micronova.objects.network import VIF, PlannedPort, PlannedPorts
+from micronova.objects.port_resources import PortResources, ServedPort, allocations_of, resources_of
 
 T = TypeVar("T")
 
@@ -63,12 +64,15 @@ class NetworkClient:
         ports: PlannedPorts,
         security_groups: Sequence[str] = (),
         hostname: str = "",
+        served: Sequence[ServedPort] = (),
         fresh: bool = False,
         check: Check,
     ) -> tuple[VIF, ...]:
         """Create the server's ports, or take the user's, and bind them to the host; in the order of the plan.
 
-        `fresh` says that this is the first attempt, so existing ports are not looked for. Raise what `check` raises.
+        `served` is what the server holds for ports that ask for resources; raise Conflict if one asks for something
+        else by now. `fresh` says that this is the first attempt, so existing ports are not looked for. Raise what
+        `check` raises.
         """
         wanted = await self._planned_ports(ports, project_id)
         if not wanted:
@@ -78,7 +82,7 @@ class NetworkClient:
         found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
         common = await self._common(instance_uuid, host, zone, hostname)
         work: list[Awaitable[Any]] = [
-            self._bind_existing(port, common, index, found, check) for index, port in enumerate(wanted)
+            self._bind_existing(port, common, index, found, served, check) for index, port in enumerate(wanted)
         ]
         # A port that is not in the plan was left by an attempt with another plan.
         work += [
@@ -93,6 +97,8 @@ class NetworkClient:
             bodies = [_body(wanted[index], project_id, common, groups[index]) for index in new]
             for index, port in zip(new, await self.calls.create_ports(bodies), strict=True):
                 found[index] = port
+                if resources_of(port) is not None:  # the policy of its network has changed since the plan
+                    raise new_port_asks(port["network_id"])
         return await self._vifs([port for port in found if port is not None])
 
     async def withdraw(self, port_ids: Sequence[str], *, check: Check) -> None:
@@ -119,20 +125,26 @@ class NetworkClient:
         port: PlannedPort,
         hostname: str = "",
         operation: str,
+        served: Sequence[ServedPort] = (),
         check: Check,
     ) -> VIF:
-        """Create a port for a server, or take the user's own; a repeated call finds the port by `operation`."""
+        """Create a port for a server, or take the user's own; a repeated call finds the port by `operation`.
+
+        `served` is as in `allocate`.
+        """
         common = await self._common(instance_uuid, host, zone, hostname)
         known = await self.calls.ports_of(instance_uuid)
         bound: dict[str, Any] | None = None
         for each in known:
             if bound is None and mark_of(each).get("operation") == operation:
-                bound = await self._bind(each, instance_uuid, host, check)
+                bound = await self._bind(each, instance_uuid, host, check, served)
         if bound is None and port.port_id is not None:
-            bound = await self._bind_user_port(port, common, check, operation)
+            bound = await self._bind_user_port(port, common, check, served, operation)
         elif bound is None:
             body = _body(port, project_id, common, port.security_groups, operation)
             [bound] = await self.calls.create_ports([body])
+            if resources_of(bound) is not None:
+                raise new_port_asks(bound["network_id"])
         [vif] = await self._vifs([bound])
         return vif
 
@@ -148,13 +160,27 @@ class NetworkClient:
         await self._remove(instance_uuid, ports, check)
 
     async def rebind(
-        self, *, instance_uuid: str, host: str, zone: str | None, port_ids: Sequence[str], check: Check
+        self,
+        *,
+        instance_uuid: str,
+        host: str,
+        zone: str | None,
+        port_ids: Sequence[str],
+        served: Sequence[ServedPort] = (),
+        check: Check,
     ) -> tuple[VIF, ...]:
-        """Bind the ports of a server to the host that it moves to; return those of `port_ids` that exist, in order."""
+        """Bind the ports of a server to the host that it moves to; return those of `port_ids` that exist, in order.
+
+        `served` is what the server holds there for ports that ask for resources.
+        """
         known = {port["id"]: port for port in await self.calls.ports_of(instance_uuid)}
         owner = self._device_owner(zone)
         bound = await _all(
-            [self._bind(known[id], instance_uuid, host, check, device_owner=owner) for id in port_ids if id in known]
+            [
+                self._bind(known[id], instance_uuid, host, check, served, device_owner=owner)
+                for id in port_ids
+                if id in known
+            ]
         )
         return await self._vifs([port for port in bound if port is not None], floating=True)
 
@@ -162,6 +188,11 @@ class NetworkClient:
         """Unbind the ports of a server, which has no host for a time; they stay the server's."""
         ports = await self.calls.ports_of(instance_uuid)
         await _all([self._bind(port, instance_uuid, None, check) for port in ports])
+
+    async def resources_of_server(self, instance_uuid: str) -> tuple[PortResources, ...]:
+        """Return what the ports of a server ask of resource providers, in the order of their ids."""
+        found = await self.calls.resources_of_server(instance_uuid)
+        return tuple(found[id] for id in sorted(found))
 
     async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
         """Return a server's interfaces as they are now, floating IPs included."""
@@ -262,19 +293,27 @@ class NetworkClient:
         raise Unavailable(f"Port {port['id']} is being changed by many requests.")
 
     async def _bind(
-        self, port: dict[str, Any], server: str, host: str | None, check: Check, **more: str
+        self,
+        port: dict[str, Any],
+        server: str,
+        host: str | None,
+        check: Check,
+        served: Sequence[ServedPort] = (),
+        **more: str,
     ) -> dict[str, Any] | None:
         """Bind a port of a server to a host, or to none, and set `more`; return None if it is gone or released.
 
         The port is changed even if it is bound to that host: then no earlier attempt can change it any more.
         """
+        allocation = allocations_of(served).get(port["id"])
 
         def changes(known: Mapping[str, Any]) -> dict[str, Any] | None:
             mark = mark_of(known)
             if mark.get("server") != server or mark.get("released"):
                 return None
             bindings = {BINDINGS: mark.get(BINDINGS, 1) + 1}
-            return {"binding:host_id": host, "binding:profile": remarked(known, **bindings), **more}
+            profile = allocated(remarked(known, **bindings), allocation)
+            return {"binding:host_id": host, "binding:profile": profile, **more}
 
         return await self._change(port, changes, check)
 
@@ -314,25 +353,40 @@ class NetworkClient:
         common: dict[str, Any],
         index: int,
         found: list[dict[str, Any] | None],
+        served: Sequence[ServedPort],
         check: Check,
     ) -> None:
         """Bind a port if it exists: the user's own, or one that an earlier attempt created."""
         port = found[index]
         if port is not None:
-            found[index] = await self._bind(port, common["device_id"], common["binding:host_id"], check)
+            found[index] = await self._bind(port, common["device_id"], common["binding:host_id"], check, served)
         if found[index] is None and wanted.port_id is not None:
-            found[index] = await self._bind_user_port(wanted, common, check)
+            found[index] = await self._bind_user_port(wanted, common, check, served)
 
     async def _bind_user_port(
-        self, wanted: PlannedPort, common: dict[str, Any], check: Check, operation: str | None = None
+        self,
+        wanted: PlannedPort,
+        common: dict[str, Any],
+        check: Check,
+        served: Sequence[ServedPort],
+        operation: str | None = None,
     ) -> dict[str, Any]:
-        """Bind a user's port; raise Conflict if another server has it."""
+        """Bind a user's port; raise Conflict if another server has it, or if it asks for what is not held for it."""
         assert wanted.port_id is not None
+        held = next(
+            (each for each in served if each.port_id == wanted.port_id), ServedPort(port_id=wanted.port_id, groups=())
+        )
 
         def changes(known: Mapping[str, Any]) -> dict[str, Any]:
             if known["device_id"] not in ("", common["device_id"]):
                 raise Conflict(f"Port {wanted.port_id} is still in use.")
-            return {**common, "binding:profile": marked(known, common["device_id"], False, wanted.tag, operation)}
+            if not held.answers(resources_of(known)):
+                raise Conflict(
+                    f"Port {wanted.port_id} asks for other resources than when they were claimed for it: its QoS "
+                    "policy has changed meanwhile. Try again."
+                )
+            profile = marked(known, common["device_id"], False, wanted.tag, operation)
+            return {**common, "binding:profile": allocated(profile, held.allocation if held.groups else None)}
 
         bound = await self._change(await self.calls.port(wanted.port_id), changes, check)
         if bound is None:

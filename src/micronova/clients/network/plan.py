@@ -2,13 +2,13 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from micronova.clients.expiring_cache import ExpiringCache
-from micronova.clients.network.calls import Calls, Network, network_of
+from micronova.clients.network.calls import RESOURCE_REQUESTS, Calls, Network, network_of
 from micronova.objects.errors import (
     AddressInUse,
     Conflict,
@@ -19,6 +19,7 @@ from micronova.objects.errors import (
     RequestedNotFound,
 )
 from micronova.objects.network import NetworkPlan, NetworkRequest, PlannedPort, RequestedNetworks
+from micronova.objects.port_resources import PortResources
 
 CACHE_TIME = 2.0  # seconds for which the networks and the free port quota of a project are cached
 SPARE_PORTS = 50  # if the quota has this many more ports than requested, its cached value is good enough
@@ -88,6 +89,7 @@ class Planner:
         found = await self._seen.get((project_id,), lambda: self._available(token, project_id))
         if len(found) > 1:
             raise Conflict("Multiple possible networks found, use a Network ID to be more specific.")
+        await self._check_no_guarantees(found)
         return [_new_port(found[0])] if found else None
 
     async def _check_topology(self, token: str, project_id: str) -> None:
@@ -112,14 +114,20 @@ class Planner:
         self, requests: Sequence[NetworkRequest], token: str, project_id: str, may_attach_external: bool
     ) -> list[_PortDraft] | None:
         """Return the ports for a list of requests."""
-        ports = await self._ports([r.port_id for r in requests if r.port_id], token, project_id)
+        ports, resources = await self._ports([r.port_id for r in requests if r.port_id], token, project_id)
         names = [r.network_id for r in requests if r.network_id and not r.port_id]
         networks = await self._networks(names, token, project_id)
+        await self._check_no_guarantees(networks.values())
         found = []
         for request in requests:
             if request.port_id:
                 port = ports[request.port_id]
-                planned = PlannedPort(network_id=port["network_id"], port_id=request.port_id, tag=request.tag)
+                planned = PlannedPort(
+                    network_id=port["network_id"],
+                    port_id=request.port_id,
+                    tag=request.tag,
+                    resources=resources.get(request.port_id),
+                )
                 found.append(_PortDraft(planned, tuple(port.get("security_groups", ()))))
                 continue
             if not request.network_id:
@@ -145,9 +153,12 @@ class Planner:
                 self._seen.put((project_id, id), fetched[id])
         return known
 
-    async def _ports(self, ids: Sequence[str], token: str, project_id: str) -> dict[str, dict[str, Any]]:
+    async def _ports(
+        self, ids: Sequence[str], token: str, project_id: str
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, PortResources]]:
+        """Return a user's ports, and what they ask of resource providers."""
         if not ids:
-            return {}
+            return {}, {}
         if len(set(ids)) != len(ids):
             raise Invalid("A port can be named only once.")
         listed = await self._calls.all_of("ports", *(("id", id) for id in ids), token=token)
@@ -162,23 +173,25 @@ class Planner:
                 raise Invalid(f"Port {id} not usable for the instance: it belongs to another project.")
             if not port["fixed_ips"] and port.get("ip_allocation") not in ("none", "deferred"):
                 raise Invalid(f"Port {id} requires a FixedIP in order to be used.")
-        await self._check_no_resource_request(ids)
-        return found
+        asking = [id for id in ids if await self._may_ask(found[id])]
+        return found, await self._calls.resources_of_ports(asking)
 
-    async def _check_no_resource_request(self, ids: Sequence[str]) -> None:
-        """Raise Invalid if a port needs resources of its host, such as bandwidth, which no scheduler would claim.
+    async def _may_ask(self, port: Mapping[str, Any]) -> bool:
+        """Return whether a port has a QoS policy, of its own or of its network, as far as its owner is shown that."""
+        if port.get("qos_policy_id") or port.get("qos_network_policy_id"):
+            return True
+        return "qos_network_policy_id" not in port and await self._calls.has_extension(RESOURCE_REQUESTS)
 
-        Neutron shows it to services only, so that the user's token does not do.
+    async def _check_no_guarantees(self, networks: Iterable[Network]) -> None:
+        """Raise Invalid if new ports on a network would ask for resources: these are claimed before there is a port.
+
+        The policy may be another project's, so that the user's token does not do.
         """
-        if not await self._calls.has_extension("port-resource-request"):
+        policies = {each.qos_policy_id: each.id for each in networks if each.qos_policy_id}
+        if not policies or not await self._calls.has_extension(RESOURCE_REQUESTS):
             return
-        query = (*(("id", id) for id in ids), ("fields", "id"), ("fields", "resource_request"))
-        asking = [port["id"] for port in await self._calls.all_of("ports", *query) if port.get("resource_request")]
-        if asking:
-            raise Invalid(
-                f"Port {asking[0]} has a resource request: its QoS policy has a rule minimum_bandwidth or "
-                "minimum_packet_rate. Ports with a resource request are not supported: use a port without such a rule."
-            )
+        if (policy := await self._calls.guaranteeing(list(policies))) is not None:
+            raise new_port_asks(policies[policy])
 
     async def _address(self, text: str, network: Network, token: str) -> str:
         try:
@@ -300,6 +313,14 @@ class Planner:
         left = max(0, limit - used)
         self._free_ports.put(project_id, left)
         return left // each
+
+
+def new_port_asks(network_id: str) -> Invalid:
+    """Return the error for a network on which a port that compute creates would ask for resources."""
+    return Invalid(
+        f"Using networks with QoS policy is not supported. (Network ID is {network_id}) Its policy has a rule "
+        "minimum_bandwidth or minimum_packet_rate: create a port there, and name the port."
+    )
 
 
 def _new_port(network: Network, address: str | None = None, tag: str | None = None) -> _PortDraft:

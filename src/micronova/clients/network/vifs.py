@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from micronova.clients.network.calls import MARK, Network, mark_of
+from micronova.clients.network.calls import ALLOCATION, MARK, Network, mark_of
 from micronova.objects.network import VIF, FixedIP
 
 _SUBNET_FIELDS = (
@@ -73,5 +73,13 @@ def remarked(port: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def unmarked(port: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a port's binding:profile without our entry."""
-    return {name: value for name, value in (port.get("binding:profile") or {}).items() if name != MARK}
+    """Return a port's binding:profile without what compute has set there."""
+    return {
+        name: value for name, value in (port.get("binding:profile") or {}).items() if name not in (MARK, ALLOCATION)
+    }
+
+
+def allocated(profile: Mapping[str, Any], allocation: Any) -> dict[str, Any]:
+    """Return a binding:profile with the providers that serve the port; None if none does."""
+    others = {name: value for name, value in profile.items() if name != ALLOCATION}
+    return others if allocation is None else {**others, ALLOCATION: allocation}

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from micronova.clients.volume.as_user import VolumesAsUser
 from micronova.http.client import ServiceClient
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import Invalid, NotFound, NotSupported
 from micronova.objects.volume import Connection, connection_of
 
 VERSION: Final = "3.44"
@@ -26,6 +28,8 @@ WORKING: Final = CREATING | {"extending", "uploading", "backing-up"}
 IN_USE: Final = "in-use"
 """The status of a volume that a server has."""
 _FOR_IMAGE: Final = "image_id"  # in the metadata of snapshots
+_FOR_DEVICE: Final = "micronova_device"
+"""In the metadata of volumes that are made for a server: the uuid of its block device."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,16 +62,39 @@ class VolumeClient:
     def __init__(self, service: ServiceClient) -> None:
         self._service = service
 
+    def as_user(self, token: str) -> VolumesAsUser:
+        """Return the volume service as one user has it; raise Unauthorized without a token."""
+        return VolumesAsUser(self._send, token)
+
     # --- volumes -------------------------------------------------------------------------------------------------
 
     async def volume(self, volume_id: str, token: str | None = None) -> Volume:
         """Return a volume; raise NotFound."""
         return _volume((await self._send("GET", f"/volumes/{_quoted(volume_id)}", token=token))["volume"])
 
-    async def create(self, token: str, **wanted: Any) -> Volume:
-        """Create a volume as a user, by Cinder's names of attributes; it is there when its status says so."""
-        body = {name: value for name, value in wanted.items() if value is not None}
-        return _volume((await self._send("POST", "/volumes", {"volume": body}, token=token))["volume"])
+    async def create_for(self, instance_uuid: str, device: BlockDevice, token: str) -> Volume:
+        """Create the volume of a server's block device, as a user; it is there when its status says so.
+
+        `made_for` finds it by the device, if the answer is lost.
+        """
+        wanted: dict[str, Any] = {"size": device.size_gb, "name": "", "metadata": {_FOR_DEVICE: device.uuid}}
+        if device.volume_type is not None:
+            wanted["volume_type"] = device.volume_type
+        if device.source_type == "image":
+            wanted["imageRef"] = device.image_id
+        elif device.source_type == "snapshot":
+            wanted["snapshot_id"] = device.snapshot_id
+        else:
+            wanted["name"] = f"{instance_uuid}-blank-vol"
+        return _volume((await self._send("POST", "/volumes", {"volume": wanted}, token=token))["volume"])
+
+    async def made_for(self, device_uuid: str, token: str | None = None) -> Volume | None:
+        """Return the volume that was created for a block device; with a token the user must see it."""
+        wanted = {"metadata": str({_FOR_DEVICE: device_uuid}), "sort": "created_at:asc,id:asc"}
+        query = urllib.parse.urlencode(wanted if token is not None else {**wanted, "all_tenants": "1"})
+        found = (await self._send("GET", f"/volumes/detail?{query}", token=token))["volumes"]
+        # What a service does not filter by, it ignores.
+        return next((_volume(each) for each in found if each.get("metadata", {}).get(_FOR_DEVICE) == device_uuid), None)
 
     async def delete(self, volume_id: str, token: str | None = None) -> None:
         """Delete a volume."""
@@ -129,6 +156,11 @@ class VolumeClient:
         """Delete a snapshot; raise Invalid if it is being made."""
         await self._send("DELETE", f"/snapshots/{_quoted(snapshot_id)}")
 
+    async def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
+        """Say how a snapshot ends that a host was to make or to delete; raise Invalid if it is not being made."""
+        body = {"os-update_snapshot_status": {"status": status}}
+        await self._send("POST", f"/snapshots/{_quoted(snapshot_id)}/action", body)
+
     async def volume_types(self, token: str) -> dict[str, str]:
         """Return the names of the volume types that a user may see, by their ids."""
         found = (await self._send("GET", "/types?is_public=None", token=token))["volume_types"]
@@ -151,6 +183,17 @@ class VolumeClient:
         answer = await self._send("PUT", f"/attachments/{_quoted(attachment_id)}", body)
         return connection_of(answer["attachment"]["connection_info"])
 
+    async def encryption_key(self, volume_id: str) -> str:
+        """Return the passphrase of an encrypted volume; raise NotSupported if the service does not tell its keys."""
+        try:
+            answer = await self._send("GET", f"/volumes/{_quoted(volume_id)}/encryption_key")
+        except NotFound as error:
+            raise NotSupported(
+                f"Volume {volume_id} is encrypted, and the volume service keeps its key elsewhere: only keys of the "
+                "embedded volume service can be used."
+            ) from error
+        return str(answer["encryption_key"]["passphrase"])
+
     async def complete(self, attachment_id: str) -> None:
         """Say that a server has a volume; do nothing if the attachment is gone."""
         try:
@@ -158,7 +201,7 @@ class VolumeClient:
         except NotFound:
             pass
 
-    async def release(self, attachment_id: str, token: str | None = None) -> None:
+    async def delete_attachment(self, attachment_id: str, token: str | None = None) -> None:
         """Delete an attachment, if it exists."""
         try:
             await self._send("DELETE", f"/attachments/{_quoted(attachment_id)}", token=token)

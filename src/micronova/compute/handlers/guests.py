@@ -7,7 +7,7 @@ was done but not reported is then repeated; no record could prevent that.
 import asyncio
 import dataclasses
 from contextlib import nullcontext
-from typing import Final
+from typing import Final, TypeVar
 
 from micronova.compute.handlers.shared import (
     check_driver_boots,
@@ -37,6 +37,23 @@ from micronova.virt.driver import (
 
 NOTICEABLE: Final = 0.05
 """Seconds that a copy of a disk may take before users are told that it is being made."""
+
+_LACKING: Final[dict[type, str]] = {
+    AdminPassword: "set passwords in guests",
+    CrashDump: "make guests dump their memory",
+    HotPlug: "plug interfaces into guests that exist already",
+    Pause: "pause guests",
+    Rescue: "rescue guests",
+    Snapshot: "make images of guests",
+    Suspend: "suspend guests",
+}
+"""What a host cannot do whose driver lacks a capability."""
+
+T = TypeVar("T")
+
+
+def _capable(host: Host, capability: type[T]) -> T:
+    return capable_driver(host.driver, capability, f"The server's host cannot {_LACKING[capability]}.")
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
@@ -104,7 +121,7 @@ async def reboot(host: Host, work: Work) -> Outcome:
 
 async def pause(host: Host, work: Work) -> Outcome:
     """Pause the guest."""
-    driver = capable_driver(host.driver, Pause, "The server's host cannot pause guests.")
+    driver = _capable(host, Pause)
     guest = await guest_to_switch(host, work)
     await driver.pause(guest.uuid)
     return switched(host, guest.uuid, power_state.PAUSED)
@@ -112,7 +129,7 @@ async def pause(host: Host, work: Work) -> Outcome:
 
 async def unpause(host: Host, work: Work) -> Outcome:
     """Unpause the guest."""
-    driver = capable_driver(host.driver, Pause, "The server's host cannot pause guests.")
+    driver = _capable(host, Pause)
     guest = await guest_to_switch(host, work)
     await driver.unpause(guest.uuid)
     return switched(host, guest.uuid, power_state.RUNNING)
@@ -120,7 +137,7 @@ async def unpause(host: Host, work: Work) -> Outcome:
 
 async def suspend(host: Host, work: Work) -> Outcome:
     """Suspend the guest: its memory is saved to disk."""
-    driver = capable_driver(host.driver, Suspend, "The server's host cannot suspend guests.")
+    driver = _capable(host, Suspend)
     guest = await guest_to_switch(host, work)
     await driver.suspend(guest.uuid)
     return switched(host, guest.uuid, power_state.SUSPENDED)
@@ -128,7 +145,7 @@ async def suspend(host: Host, work: Work) -> Outcome:
 
 async def resume(host: Host, work: Work) -> Outcome:
     """Resume the guest from its saved memory."""
-    driver = capable_driver(host.driver, Suspend, "The server's host cannot suspend guests.")
+    driver = _capable(host, Suspend)
     guest = await guest_to_switch(host, work)
     await driver.resume(guest_plan(work))
     return switched(host, guest.uuid, power_state.RUNNING)
@@ -136,7 +153,7 @@ async def resume(host: Host, work: Work) -> Outcome:
 
 async def rescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from the rescue image."""
-    driver = capable_driver(host.driver, Rescue, "The server's host cannot rescue guests.")
+    driver = _capable(host, Rescue)
     check_driver_boots(host, work.order.rescue_image)
     guest = await guest_to_switch(host, work)
     timeout = host.shutdown_timeout(work.order.instance.image)
@@ -149,7 +166,7 @@ async def rescue(host: Host, work: Work) -> Outcome:
 
 async def unrescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from its own disks again."""
-    driver = capable_driver(host.driver, Rescue, "The server's host cannot rescue guests.")
+    driver = _capable(host, Rescue)
     guest = await guest_to_switch(host, work)
     await driver.unrescue(guest_plan(work))
     host.boots.guest_started(guest.uuid)
@@ -158,7 +175,7 @@ async def unrescue(host: Host, work: Work) -> Outcome:
 
 async def change_password(host: Host, work: Work) -> Outcome:
     """Set the password of the guest's administrator."""
-    driver = capable_driver(host.driver, AdminPassword, "The server's host cannot set passwords in guests.")
+    driver = _capable(host, AdminPassword)
     guest = await guest_of(host, work)
     if guest.power_state != power_state.RUNNING:
         raise Conflict("The guest does not run.")
@@ -168,7 +185,7 @@ async def change_password(host: Host, work: Work) -> Outcome:
 
 async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
     """Send the guest a non-maskable interrupt."""
-    driver = capable_driver(host.driver, CrashDump, "The server's host cannot make guests dump their memory.")
+    driver = _capable(host, CrashDump)
     guest = await guest_of(host, work)
     await driver.trigger_crash_dump(guest.uuid)
     return Outcome(outcome="done")
@@ -176,9 +193,7 @@ async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
 
 async def attach_interface(host: Host, work: Work) -> Outcome:
     """Plug an interface into the guest."""
-    driver = capable_driver(
-        host.driver, HotPlug, "The server's host cannot plug interfaces into guests that exist already."
-    )
+    driver = _capable(host, HotPlug)
     guest = await guest_of(host, work)
     plan = guest_plan(work)
     if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
@@ -190,9 +205,7 @@ async def attach_interface(host: Host, work: Work) -> Outcome:
 
 async def detach_interface(host: Host, work: Work) -> Outcome:
     """Unplug an interface of the guest."""
-    driver = capable_driver(
-        host.driver, HotPlug, "The server's host cannot plug interfaces into guests that exist already."
-    )
+    driver = _capable(host, HotPlug)
     guest = await guest_of(host, work)
     await driver.detach_interface(guest.uuid, _vif(work))
     return Outcome(outcome="done")
@@ -204,7 +217,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
     At most default.max_concurrent_snapshots run at once, because copies keep disk and network busy; one fewer of one
     project.
     """
-    driver = capable_driver(host.driver, Snapshot, "The server's host cannot make images of guests.")
+    driver = _capable(host, Snapshot)
     async with host.snapshot_slots.one(work.order.instance.project_id):
         await guest_of(host, work)
         await _upload(host, work, driver, states.IMAGE_PENDING_UPLOAD, states.IMAGE_UPLOADING)
@@ -213,7 +226,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
 
 async def shelve(host: Host, work: Work) -> Outcome:
     """Switch the guest off, copy its root disk and upload the copy; the guest stays."""
-    driver = capable_driver(host.driver, Snapshot, "The server's host cannot make images of guests.")
+    driver = _capable(host, Snapshot)
     guest = await guest_of(host, work)
     # Its image says how long a guest may take to shut down: no image of another guest waits for that.
     if guest.power_state != power_state.SHUTDOWN:

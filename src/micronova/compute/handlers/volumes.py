@@ -1,11 +1,16 @@
 """The handlers of orders about volumes of guests that exist."""
 
+import logging
+
+from micronova.compute import volume_statistics
 from micronova.compute.handlers.shared import guest_of, guest_plan
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
-from micronova.objects.errors import Invalid
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.errors import Invalid, MicronovaError
+from micronova.objects.volume import AttachedVolume, VolumeStatistics
 from micronova.virt.driver import Volumes, capable_driver
+
+log = logging.getLogger(__name__)
 
 _LACKING = "The server's host cannot give volumes to guests."
 
@@ -23,9 +28,11 @@ async def detach_volume(host: Host, work: Work) -> Outcome:
     driver = capable_driver(host.driver, Volumes, _LACKING)
     guest = await guest_of(host, work)
     volume = _volume(work)
-    if volume is not None:
-        await driver.detach_volume(guest.uuid, volume)
-    return Outcome(outcome="done")
+    if volume is None:
+        return Outcome(outcome="done")
+    statistics = await _statistics(host, guest.uuid, volume)
+    await driver.detach_volume(guest.uuid, volume)
+    return Outcome(outcome="done", volume_statistics=statistics)
 
 
 async def extend_volume(host: Host, work: Work) -> Outcome:
@@ -47,6 +54,16 @@ async def swap_volume(host: Host, work: Work) -> Outcome:
     plan.volumes = tuple(volume for volume in plan.volumes if volume.volume_id != old.volume_id)
     await driver.swap_volume(plan, old, new)
     return Outcome(outcome="done")
+
+
+async def _statistics(host: Host, uuid: str, volume: AttachedVolume) -> VolumeStatistics | None:
+    """Return what the guest has read and written, if it can be measured: the volume is detached in any case."""
+    try:
+        found = await volume_statistics.of_guest(host.driver, uuid)
+    except MicronovaError as error:
+        log.warning("the use of volume %s by guest %s could not be measured: %s", volume.volume_id, uuid, error)
+        return None
+    return next((each for each in found if each.volume_id == volume.volume_id), None)
 
 
 def _required_volume(work: Work, parameter: str = "volume_id") -> AttachedVolume:

@@ -26,7 +26,7 @@ from micronova.conductor.operations.transitions import server_of
 from micronova.db import explanations, instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
-from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
+from micronova.objects.errors import BuildAborted, HostIsOlder, MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.network import VIF, PlannedPorts, unplugged
 from micronova.objects.operations import BuildPayload, BuildTimes
@@ -144,6 +144,8 @@ class Build(HostKind):
                 # Only this server waits. Its next attempt replaces the claim.
                 await self._engine.later([server.operation], error)
                 return None
+            if isinstance(error, HostIsOlder) and await self._engine.database.write(self._avoid_older, server, error):
+                return None
             if isinstance(error, MicronovaError):
                 await self.fail(server.operation, error)
                 return None
@@ -151,16 +153,43 @@ class Build(HostKind):
                 raise error
         return server
 
+    def _avoid_older(self, conn: sa.Connection, server: ServerToBuild, error: HostIsOlder) -> bool:
+        """Place the server again, on a host that decrypts volumes; return False if there is none.
+
+        During an upgrade most hosts may be older. If the newer ones are full, the build waits for them.
+        """
+        older, payload = nodes.hosts_that_do_not_decrypt(conn), server.payload
+        if self._is_forced(conn, server.row) or not self._placer.any_host_besides(conn, [*payload.tried, *older]):
+            return False
+        payload.unpreferred = sorted({*payload.unpreferred, *older})
+        payload.last_error = error.message
+        operation, pause = server.operation, retry_pause(server.operation)
+        self._engine.retried(operation, pause, error.message)
+        self.transitions.persist(conn, operation, operation.step, payload=payload.encode(), lease_seconds=pause)
+        return True
+
     async def _prepare_volumes(self, server: ServerToBuild) -> None:
-        """Connect the server's volumes to its host."""
+        """Make the server's volumes that the API could not make, and connect all of them to its host."""
         if not server.payload.volumes:
             return
+        volumes = self.transitions.volumes
+        if any(device.volume_id is None for device in await volumes.devices(server.row["uuid"])):
+            await self._make_volumes(server)
         try:
-            await self.transitions.volumes.connect(server.operation, server.row, server.chosen.host)
-        except (Stale, Unavailable):
+            await volumes.connect(server.operation, server.row, server.chosen.host)
+        except (Stale, Unavailable, HostIsOlder):
             raise
         except MicronovaError as error:
             raise BuildAborted(f"Failed to attach the volume(s): {error.message}") from error
+
+    async def _make_volumes(self, server: ServerToBuild) -> None:
+        try:
+            token = self.secrets_of(server.operation).user_token
+            await self.transitions.volumes.make(server.operation, server.row, token)
+        except (Stale, Unavailable):
+            raise
+        except MicronovaError as error:
+            raise BuildAborted(f"Failed to create a volume: {error.message}") from error
 
     async def _prepare_ports(self, server: ServerToBuild) -> None:
         """Allocate the server's ports and bind them to its host."""
@@ -170,6 +199,7 @@ class Build(HostKind):
         if await self._engine.database.read(self.transitions.continued_elsewhere, server.operation):
             raise Stale(f"Operation {server.operation.id} was placed for longer than its lease.")
         chosen = server.chosen
+        served = await self.transitions.served_ports(server.row["uuid"], server.spec) if server.spec.ports else ()
         try:
             with span("network", instance=server.row["uuid"]):
                 server.vifs = await network_client.allocate(
@@ -180,6 +210,7 @@ class Build(HostKind):
                     ports=server.ports,
                     security_groups=server.row["security_groups"],
                     hostname=server.row["hostname"],
+                    served=served,
                     fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
                     check=functools.partial(self.transitions.check_owned, server.operation),
                 )

@@ -29,7 +29,7 @@ from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order, work_order
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, nodes, server_migrations
+from micronova.db import departures, instances, nodes, port_claims, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, OperationFailed, Unavailable
@@ -356,7 +356,9 @@ class RevertResize(ResizedKind):
             reason = None if error is None else fault_of(error, now)["message"]
             self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
         away = migration["dest_compute"] != row["host"]
-        step: Step = "bind" if away and instances.has_ports_or_volumes(conn, row) else "finish"
+        moves = away and instances.has_ports_or_volumes(conn, row)
+        bound = moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"])
+        step: Step = "bind" if bound else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])

@@ -100,13 +100,14 @@ class Delete(NeverFails, HostKind):
         return True
 
     def _has_open_operations(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Return whether another operation is open: a build may still allocate until it sees the new epoch.
+        """Return whether the delete has to wait for another operation of the server.
 
-        Those that only have an image or volumes to give back do not count, nor those that end when they see the delete.
+        A build may still allocate ports until it sees the new epoch. Operations that only give back an image or volumes
+        do not count. The undo of a move does not count either, because it ends when it sees the delete.
         """
-        others = operation_rows.open_of(conn, operation.instance_uuid)
-        others = [row for row in others if row["id"] != operation.id and row["kind"] != UNDO_MOVE]
-        return not all(map(_changes_only_others, others))
+        found = operation_rows.open_of(conn, operation.instance_uuid)
+        others = [row for row in found if row["id"] != operation.id and row["kind"] != UNDO_MOVE]
+        return not all(map(_only_gives_back, others))
 
     def _continue_without_host(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Record that the instance left its host, which is down, and persist that only the ports are left."""
@@ -116,7 +117,7 @@ class Delete(NeverFails, HostKind):
         self.transitions.persist(conn, operation, "cleanup")
 
     def _end(self, conn: sa.Connection, operation: Operation) -> NoMoreWork:
-        """Move the server to the deleted ones, unless it is gone already or the delete has to wait."""
+        """Move the server to the deleted servers, unless it is gone already or the delete has to wait."""
         row = instances.lock(conn, operation.instance_uuid)
         if row is None:
             return NoMoreWork(ended="success" if self.transitions.end(conn, operation, "success") else None)
@@ -125,9 +126,8 @@ class Delete(NeverFails, HostKind):
         return self._move_to_deleted(conn, operation, row)
 
     def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> NoMoreWork:
-        """Move the server to the deleted ones and release all that it held, in one transaction."""
-        # The row is removed, so its changes are not needed.
-        record_discard(conn, operation, row, self._engine.now())
+        """Move the server to the deleted servers and release its allocations, quota, image and volumes."""
+        record_discard(conn, operation, row, self._engine.now())  # its changes are not written: the row is removed
         volumes = record_release_of_all(conn, operation, row, self._engine.now())
         instances.move_to_deleted(conn, row, self._engine.now())
         ended = self.transitions.end(conn, operation, "success", host=row["host"])
@@ -141,7 +141,7 @@ class Delete(NeverFails, HostKind):
         )
 
 
-def _changes_only_others(row: OperationRow) -> bool:
+def _only_gives_back(row: OperationRow) -> bool:
     """Return whether an operation has nothing left to change but an image, or volumes that the server has left.
 
     A shelve at the steps `unbind` and `offload` changes ports and the guest.

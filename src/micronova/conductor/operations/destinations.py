@@ -13,6 +13,7 @@ from micronova.db import explanations
 from micronova.objects.errors import MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.network import VIF
 from micronova.objects.operations import ChosenPayload, RequestedPayload
+from micronova.objects.port_resources import PortResources
 from micronova.scheduler.rpcapi import SchedulerAPI
 
 P = TypeVar("P", bound=RequestedPayload)
@@ -32,15 +33,20 @@ class Destinations:
         self, dependencies: ConductorDependencies, kind: SteppedKind, scheduler: SchedulerAPI, max_attempts: int
     ) -> None:
         self._kind = kind
+        self._network_client = dependencies.network_client
         self._max_attempts = max_attempts
         self._placer = Placer(dependencies, scheduler)
 
     async def choose(self, server: ServerToPlace[P]) -> bool:
         """Choose and claim a destination; return False if there is none, so that the operation waits or has failed.
 
-        A forced one may be in another availability zone, and disabled, as in Nova.
+        A forced one may be in another availability zone, and disabled, as in Nova. The server's ports ask for what the
+        network service says now: they, and their QoS policies, may have changed since the server was made.
         """
         payload = server.payload
+        ports: tuple[PortResources, ...] = ()
+        if self._network_client is not None and server.row["network_info"]:
+            ports = await self._network_client.resources_of_server(server.row["uuid"])
         server.spec = msgspec.structs.replace(
             server.spec,
             availability_zone=None if payload.forced else server.spec.availability_zone,
@@ -49,6 +55,7 @@ class Destinations:
             force_node=None,
             requested_host=None if payload.forced else payload.requested_host,
             requested_node=None,
+            ports=ports,
         )
         try:
             await self._placer.place([server])
@@ -56,6 +63,8 @@ class Destinations:
             if not await self._kind.transitions.wait_for_hosts([server], error):
                 await self._kind.fail(server.operation, error)
             return False
+        if ports:
+            await self._kind.transitions.served_ports(server.row["uuid"], server.spec)
         return True
 
     async def choose_and_bind(self, server: ServerToPlace[P]) -> BoundPorts | None:

@@ -30,7 +30,9 @@ from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros, seconds
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.explanation import counted
 from micronova.objects.operations import BACKGROUND_KINDS, VERSIONS, OperationRow, Payload, Result, Step
+from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +109,6 @@ def retry_pause(operation: Operation) -> float:
     return min(LONGEST_PAUSE, 0.5 * float(2 ** min(operation.leases, 6)))
 
 
-def log_retry(operation: Operation, pause: float, reason: str) -> None:
-    """Log that an operation is tried again after a pause."""
-    uuid = operation.instance_uuid
-    log.warning("%s of instance %s is tried again in %.1f s: %s", operation.kind, uuid, pause, reason)
-
-
 def _deadline_error(operation: Operation) -> MicronovaError:
     """Return the error of an operation whose deadline is over, or that an operator has cancelled."""
     if operation.deadline == operation_rows.CANCELLED:
@@ -171,12 +167,18 @@ class Observer(Protocol):
     def ended(self, kind: str, result: Result, seconds: float) -> None:
         """Count an operation that has ended, and the time since it was accepted."""
 
+    def retried(self, kind: str) -> None:
+        """Count that an operation is tried again."""
+
 
 class _NoObserver:
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         return nullcontext()
 
     def ended(self, kind: str, result: Result, seconds: float) -> None:
+        pass
+
+    def retried(self, kind: str) -> None:
         pass
 
 
@@ -279,7 +281,24 @@ class Engine:
 
     def ended(self, operation: Operation, result: Result) -> None:
         """Note that the end of an operation is persisted."""
-        self._observer.ended(operation.kind, result, seconds(self.now() - operation.created_at))
+        took = seconds(self.now() - operation.created_at)
+        log.info("%s of instance %s has ended after %.2f s: %s", operation.kind, operation.instance_uuid, took, result)
+        self._observer.ended(operation.kind, result, took)
+
+    def retried(self, operation: Operation, pause: float, reason: str) -> None:
+        """Note that an operation is tried again after a pause."""
+        uuid = operation.instance_uuid
+        log.warning("%s of instance %s is tried again in %.1f s: %s", operation.kind, uuid, pause, reason)
+        self._observer.retried(operation.kind)
+
+    def step_begins(self, batch: Sequence[Operation]) -> None:
+        """Log that this conductor begins a step of operations of one request."""
+        first = batch[0]
+        servers = f"instance {first.instance_uuid}"
+        if len(batch) > 1:
+            servers = f"{counted(len(batch), 'instance')} (the first is {first.instance_uuid})"
+        after = seconds(self.now() - first.created_at)
+        log.info("%s of %s: step %s begins, %.2f s after the request", first.kind, servers, first.step, after)
 
     async def lease_and_run(self, ids: Sequence[str]) -> None:
         """Lease these operations and start to run those that were free.
@@ -316,6 +335,7 @@ class Engine:
         self._batches -= 1
 
     async def _run(self, batch: list[Operation]) -> None:
+        server_id.set(batch[0].instance_uuid if len(batch) == 1 else "")
         try:
             with self._observer.running(batch[0]):
                 await self._work(batch)
@@ -340,6 +360,7 @@ class Engine:
                 for operation in late:
                     await self._fail(kind, [operation], _deadline_error(operation))
                 if timely := [operation for operation in batch if operation not in late]:
+                    self.step_begins(timely)
                     await kind.run(timely)
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
@@ -362,7 +383,7 @@ class Engine:
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """
         pause = min(longest, retry_pause(batch[0]))
-        log_retry(batch[0], pause, str(error))
+        self.retried(batch[0], pause, str(error))
         try:
             leased = [(operation.id, operation.lease) for operation in batch]
             await self.database.write(operation_rows.postpone, leased, self.until(pause))

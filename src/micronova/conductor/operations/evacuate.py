@@ -83,7 +83,9 @@ class Evacuate(MoveKind):
             await self._schedule(operation, row, migration)
         elif operation.step == "unbind":
             assert row["host"] is not None
-            vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
+            vifs = await self.transitions.rebind(
+                operation, row, row["host"], row["availability_zone"], holder=migration["uuid"]
+            )
             result = await self._engine.database.write(self._unbound, operation, vifs)
             self.announce(operation, result)
         else:

@@ -7,8 +7,9 @@ from typing import Concatenate, ParamSpec
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.engine import Operation, log_retry, retry_pause
+from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, StepResult
+from micronova.conductor.operations.orders import with_keys
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL, server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
@@ -71,10 +72,14 @@ class HostKind(OperationKind):
         """
         pause = retry_pause(operation)
         reason = reported_error(report).message
-        log_retry(operation, pause, reason)
+        self._engine.retried(operation, pause, reason)
         payload = with_last_error(operation.payload, reason)
         self.transitions.persist(conn, operation, operation.step, payload=payload, lease_seconds=pause)
         return NoMoreWork()
+
+    def order_again(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order that a host should have and has not, as it is sent."""
+        return with_keys(self.order(conn, operation, row), self._dependencies.secrets)
 
     def secrets_of(self, operation: Operation) -> Secrets:
         """Return the secrets of an operation, for its order."""

@@ -1,7 +1,8 @@
 """Attaching an interface to a server, and detaching one.
 
 Attaching: `new` (a port is created, or the user's is taken, and bound) → `dispatched` (the host plugs it: success) →
-`cleanup` if it failed (the port is released: error). Detaching: `new` → `dispatched` (the host unplugs it) → `cleanup`
+`cleanup` if it failed (the port is released: error). What the port asks for is claimed before it is bound, and given
+back when it is released. Detaching: `new` → `dispatched` (the host unplugs it) → `cleanup`
 (the port is deleted, or unbound if it is the user's: success). A port carries the id of the operation that attached
 it, so that a step that runs twice finds it. The server's list of interfaces has it from `dispatched` to the end of
 `cleanup`.
@@ -18,13 +19,14 @@ from micronova.conductor.operations.host_kind import HostKind, reported_error
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import Notification, server_of
-from micronova.db import instances
+from micronova.db import instances, port_claims
 from micronova.objects import states
-from micronova.objects.errors import MicronovaError, Stale, Unavailable
+from micronova.objects.errors import Invalid, MicronovaError, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed, fault_of
-from micronova.objects.network import VIF, unplugged
+from micronova.objects.network import VIF, PlannedPort, unplugged
 from micronova.objects.operations import InterfacePayload, Result
 from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.port_resources import PortResources, ServedPort
 
 
 class InterfaceKind(HostKind):
@@ -115,7 +117,7 @@ class InterfaceKind(HostKind):
             )
         result = await self._engine.database.write(self._finished, operation, values)
         if result is None:
-            await self.transitions.cancel(operation)
+            await self.transitions.cancel(operation, self.release_claim)
             return
         self.announce(operation, result)
 
@@ -125,7 +127,15 @@ class InterfaceKind(HostKind):
             return None
         payload = operation.payload_as(InterfacePayload)
         values = {**values, "network_info": _without(row, payload.port_id)}
+        self.release_claim(conn, operation, row)
         return self.ended_with(conn, operation, row, payload, values)
+
+    def release_claim(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
+        """Give back what the server holds for the port, which it does not have any more."""
+        payload = operation.payload_as(InterfacePayload)
+        port = payload.port_id or (payload.request.port_id if payload.request is not None else None)
+        if row is not None and port is not None:
+            port_claims.remove(conn, row["uuid"], [port], now=self._engine.now())
 
     def ended_with(
         self,
@@ -168,6 +178,7 @@ class AttachInterface(InterfaceKind):
         assert self._dependencies.network_client is not None and row["host"] is not None  # or the API had refused it
         assert payload.request is not None
         try:
+            served = await self._claim(operation, row, payload.request)
             vif = await self._dependencies.network_client.attach(
                 instance_uuid=row["uuid"],
                 project_id=row["project_id"],
@@ -176,6 +187,7 @@ class AttachInterface(InterfaceKind):
                 port=payload.request,
                 hostname=row["hostname"],
                 operation=operation.id,
+                served=served,
                 check=functools.partial(self.transitions.check_owned, operation),
             )
         except (Stale, Unavailable):
@@ -186,6 +198,24 @@ class AttachInterface(InterfaceKind):
         payload.port_id = vif.port_id
         payload.wait_for_plugs = unplugged([vif])
         await self.send(operation, row, vif, payload.encode())
+
+    async def _claim(self, operation: Operation, row: InstanceRow, port: PlannedPort) -> tuple[ServedPort, ...]:
+        """Claim what the port asks for on the server's node; raise Invalid if that has too little."""
+        if port.resources is None:
+            return ()
+        served = await self._engine.database.write(self._claim_in, operation, port.resources)
+        if served is None:
+            raise Invalid(
+                f"Failed to allocate additional resources to {row['uuid']} during interface attach: its host has too "
+                f"little of what port {port.port_id} asks for."
+            )
+        return (served,)
+
+    def _claim_in(self, conn: sa.Connection, operation: Operation, wanted: PortResources) -> ServedPort | None:
+        row = self.transitions.lock_current(conn, operation)
+        if row is None or row["node_uuid"] is None:
+            raise Stale(f"Operation {operation.id} has got another owner, or was overtaken.")
+        return port_claims.add(conn, row["uuid"], row["node_uuid"], wanted, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """End the operation if the interface is plugged; else release its port."""
@@ -198,7 +228,7 @@ class AttachInterface(InterfaceKind):
     async def overtaken(self, operation: Operation) -> None:
         """Release the port that this operation may have created, and cancel."""
         await self._release(operation)
-        await self.transitions.cancel(operation)
+        await self.transitions.cancel(operation, self.release_claim)
 
     async def clean_up(self, operation: Operation) -> None:
         """Release the port and end the operation."""

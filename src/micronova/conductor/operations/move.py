@@ -27,7 +27,7 @@ from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, 
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import instances, server_migrations, topologies
+from micronova.db import instances, port_claims, server_migrations, topologies
 from micronova.objects.block_device import resized
 from micronova.objects.errors import (
     HostNotHeard,
@@ -427,7 +427,9 @@ class Move(MoveKind):
         self.transitions.end_event(conn, operation, host=report.host, event=self._event("migrate"))
         assert payload.chosen is not None
         away = payload.chosen.host != row["host"]
-        step: Step = "bind" if away and instances.has_ports_or_volumes(conn, row) else "finish"
+        # On the same host, too, another provider may serve a port.
+        moves = away and instances.has_ports_or_volumes(conn, row)
+        step: Step = "bind" if moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"]) else "finish"
         encoded = payload.encode()
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
         return Continue(taken, [Notification(self._names.notifications["migrated"], changed(row, changes))])
@@ -464,7 +466,13 @@ class Move(MoveKind):
         assert row["host"] is not None
         if operation.payload_as(MovePayload).waits:
             await self._engine.database.read(self.transitions.require_no_other_guest, row["uuid"], row["host"])
-        vifs = await self.transitions.rebind(operation, row, row["host"], row["availability_zone"])
+        vifs = await self.transitions.rebind(
+            operation,
+            row,
+            row["host"],
+            row["availability_zone"],
+            holder=operation.payload_as(MovePayload).migration,
+        )
         await self._dispatch_bound(operation, row, "undo", vifs)
 
     async def _dispatch_bound(

@@ -15,7 +15,7 @@ from micronova.conductor.operations.move_names import MoveNames
 from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork
 from micronova.conductor.operations.placing import host_changes
 from micronova.conductor.operations.transitions import Notification, Transitions
-from micronova.db import departures, instances, server_migrations
+from micronova.db import departures, instances, port_claims, server_migrations
 from micronova.objects import migration_states, power_state, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import MicronovaError, NoValidHost
@@ -159,7 +159,9 @@ class MoveOutcomes:
         if away and arrived:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
             self.copy_is_removed(conn, migration)
-        step: Step = "unbind" if away and arrived and instances.has_ports_or_volumes(conn, row) else "undo"
+        moved = away and instances.has_ports_or_volumes(conn, row)
+        bound = arrived and (moved or port_claims.holds_any(conn, row["uuid"], migration["uuid"]))
+        step: Step = "unbind" if bound else "undo"
         encoded = payload.encode()
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
         return Continue(taken, self._about_undo("undo", row))

@@ -56,3 +56,7 @@ class OperationObserver:
     def ended(self, kind: str, result: str, seconds: float) -> None:
         """Count an operation that has ended."""
         self._metrics.operation(kind, result, seconds)
+
+    def retried(self, kind: str) -> None:
+        """Count that an operation is tried again."""
+        self._metrics.retry(kind)

@@ -11,6 +11,7 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Kind, Operation
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.notifications import resources
+from micronova.notifications.resources import Announcement
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.operations import Result
@@ -41,6 +42,7 @@ class NoMoreWork(msgspec.Struct):
     notifications: Sequence[Notification] = ()
     failed_task: "FailedTask | None" = None
     follow_ups: Sequence[str] = ()  # as in `Continue`
+    announcements: Sequence[Callable[[], Announcement]] = ()  # sent before the notifications
 
 
 class FailedTask(msgspec.Struct):
@@ -69,6 +71,8 @@ class OperationKind(Kind):
 
     def announce(self, operation: Operation, result: StepResult) -> None:
         """Send the notifications of a transaction that is committed; count the operation if it has ended."""
+        for announcement in result.announcements if isinstance(result, NoMoreWork) else ():
+            self._dependencies.notifier.announce(operation.context, announcement)
         for each in result.notifications:
             details = {**self.notification_details(operation), **(each.details or {})}
             self.transitions.notify(each.name, operation, each.row, each.fault, details, each.sender)
@@ -92,6 +96,7 @@ class OperationKind(Kind):
         self.announce(operation, result)
         await self.start_follow_ups(result)
         if isinstance(result, Continue):
+            self._engine.step_begins([result.operation])
             await self.run([result.operation])
 
     async def commit_failure(self, operation: Operation, error: Exception, record: RecordFailure) -> bool:

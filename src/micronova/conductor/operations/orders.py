@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
 from micronova.db import instances, nodes, topologies
-from micronova.db.secrets import Secrets
+from micronova.db.secrets import SecretBox, Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, attached_volumes, root_volume
@@ -17,7 +17,9 @@ from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.orders import InstanceSpec, MoveOrder, WorkOrder
+from micronova.objects.topology import Assignment
 from micronova.objects.topology_request import is_concerned
+from micronova.objects.volume import AttachedVolume
 from micronova.placement import extra_specs
 
 LARGEST_ORDER: Final = 4 << 20
@@ -90,6 +92,22 @@ def work_order(
     return order
 
 
+def with_keys(order: WorkOrder, box: SecretBox) -> WorkOrder:
+    """Return an order on its way to the host, with the keys of encrypted volumes, which rows have sealed."""
+    if not any(volume.connection.sealed_key for volume in order.volumes):
+        return order
+    return msgspec.structs.replace(order, volumes=tuple(_with_key(volume, box) for volume in order.volumes))
+
+
+def _with_key(volume: AttachedVolume, box: SecretBox) -> AttachedVolume:
+    sealed = volume.connection.sealed_key
+    if sealed is None:
+        return volume
+    connection = msgspec.structs.replace(volume.connection, sealed_key=None)
+    passphrase = box.open_text(sealed, volume.volume_id)
+    return msgspec.structs.replace(volume, connection=connection, passphrase=passphrase)
+
+
 def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, holder: str | None) -> InstanceSpec:
     """Return the instance with the CPUs and devices that are claimed for it on the host.
 
@@ -108,7 +126,8 @@ def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, hol
             "The server's CPUs and devices are claimed on another host than the one that has to use them.",
             details=f"They are claimed on host {claimed}, and not on host {host}.",
         )
-    return msgspec.structs.replace(instance, assignment=assignment)
+    own = msgspec.structs.replace(assignment, ports=())  # other providers than the host serve them
+    return instance if own == Assignment() else msgspec.structs.replace(instance, assignment=own)
 
 
 def size_of(order: WorkOrder) -> int:

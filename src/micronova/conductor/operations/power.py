@@ -13,7 +13,7 @@ from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, Stale
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import PowerPayload
 from micronova.objects.orders import Report, WorkOrder
@@ -22,6 +22,8 @@ POWER_KINDS: Final = (
     *("stop", "start", "reboot", "pause", "unpause", "suspend", "resume"),
     *("unrescue", "trigger_crash_dump"),
 )
+STARTS: Final = frozenset({"start", "reboot", "resume", "unrescue"})
+"""The kinds that give a guest its volumes again."""
 WITH_ERRORS: Final = frozenset({"reboot"})
 """Notifications that also tell of a failure, as in Nova."""
 _OTHER_EVENTS: Final = {
@@ -29,6 +31,14 @@ _OTHER_EVENTS: Final = {
     "trigger_crash_dump": "compute_trigger_crash_dump",
     "unshelve": "compute_start_instance",
 }
+
+
+class _LacksVolumesError(Exception):
+    """A server has volumes that its host cannot reach."""
+
+    def __init__(self, row: InstanceRow) -> None:
+        super().__init__(f"instance {row['uuid']}")
+        self.row = row
 
 
 def action_event_of(kind: str) -> str:
@@ -49,6 +59,30 @@ class Power(OneOrderKind):
         self.action_event = action_event_of(kind)
         self.notification = notification_of(kind)
         super().__init__(dependencies)
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Send the order; before a guest is started, its host gets the volumes that it lacks.
+
+        A rebuild that has failed, for example, has taken the root volume from the host.
+        """
+        for operation in operations:
+            try:
+                await super().run([operation])
+            except _LacksVolumesError as lack:
+                try:
+                    await self.transitions.volumes.connect(operation, lack.row, lack.row["host"])
+                except Stale:
+                    await self.transitions.cancel(operation)
+                    continue
+                await super().run([operation])
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Make the host the owner, unless it would start the guest without one of its volumes."""
+        if operation.step == "new" and self.name in STARTS:
+            held = [device for device in instances.devices_of(conn, row["uuid"]) if device.is_volume]
+            if any(device.connected_host != host for device in held):
+                raise _LacksVolumesError(row)
+        return super().dispatch(conn, operation, row, host)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order."""

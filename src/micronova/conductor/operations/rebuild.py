@@ -94,7 +94,7 @@ class Rebuild(HostKind):
         if not payload.asked:
             await volumes.connect(operation, row, None, only=root.uuid)
             if root.attachment_id is not None and root.connected_host is not None:
-                await client.release(root.attachment_id)  # a follow-up operation would do it, later
+                await client.delete_attachment(root.attachment_id)  # a follow-up operation would do it, later
             await self._ask(client, root.volume_id, image_id)
             payload.asked = payload.begun = True
             taken = await self._engine.database.write(self._asked, operation, payload)

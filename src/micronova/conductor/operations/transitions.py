@@ -16,9 +16,18 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.orders import with_keys
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.volume_connections import LockCurrent, VolumeConnections
-from micronova.db import allocations, departures, explanations, instance_actions, instances, server_migrations
+from micronova.db import (
+    allocations,
+    departures,
+    explanations,
+    instance_actions,
+    instances,
+    server_migrations,
+    topologies,
+)
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
@@ -30,6 +39,8 @@ from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result, Step
 from micronova.objects.orders import WorkOrder
+from micronova.objects.port_resources import ServedPort
+from micronova.objects.scheduling import RequestSpec
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
 
@@ -131,7 +142,9 @@ class Transitions:
 
     async def send(self, operation: Operation, order: WorkOrder) -> None:
         """Send an order. If the bus does not take it, the reply to the host's next heartbeat has it."""
+        log.info("order %s for instance %s goes to host %s", order.kind, order.instance.uuid, order.host)
         try:
+            order = with_keys(order, self._dependencies.secrets)
             await self._dependencies.compute.send_order(operation.context, order)
         except BusUnavailable as error:
             log.warning(
@@ -346,6 +359,18 @@ class Transitions:
             check = functools.partial(self.check_not_continued, operation)
             await self._dependencies.network_client.deallocate(operation.instance_uuid, check=check)
 
+    async def served_ports(self, consumer: str, spec: RequestSpec) -> tuple[ServedPort, ...]:
+        """Return what a server holds for its ports.
+
+        Raise Unavailable if it is not what they ask for: a scheduler of an earlier version has claimed nothing for
+        them. Its claim is replaced when the server is placed again.
+        """
+        held = await self._engine.database.read(topologies.assignments_of, [consumer])
+        served = held[consumer][1].ports if consumer in held else ()
+        if {each.port_id for each in served} != {each.port_id for each in spec.ports}:
+            raise Unavailable("Nothing is claimed for what the server's ports ask for: the server is placed again.")
+        return served
+
     async def rebind(
         self,
         operation: Operation,
@@ -354,8 +379,13 @@ class Transitions:
         zone: str | None,
         check: Callable[[], Awaitable[None]] | None = None,
         lock: LockCurrent | None = None,
+        *,
+        holder: str | None = None,
     ) -> tuple[VIF, ...] | None:
         """Connect the server's volumes, and bind its ports, to a host that it moves to.
+
+        `holder` holds what ports ask for on that host, if the server itself does not: the migration of a server that
+        returns.
 
         Return its interfaces, None without a network service. Raise what `check` raises, which is called before each
         change of a port; else Stale if the operation is overtaken. `lock` is as in `VolumeConnections.connect`.
@@ -363,11 +393,14 @@ class Transitions:
         await self.volumes.connect(operation, row, host, lock=lock)
         if self._dependencies.network_client is None:
             return None
+        consumer = holder or row["uuid"]
+        held = await self._engine.database.read(topologies.assignments_of, [consumer]) if row["network_info"] else {}
         return await self._dependencies.network_client.rebind(
             instance_uuid=row["uuid"],
             host=host,
             zone=zone,
             port_ids=[vif["port_id"] for vif in row["network_info"]],
+            served=held[consumer][1].ports if consumer in held else (),
             check=check or functools.partial(self.check_not_overtaken, operation),
         )
 

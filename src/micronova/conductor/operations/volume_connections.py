@@ -18,12 +18,13 @@ from micronova.clients.volume.client import CREATING, VolumeClient
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.volume_records import record_settle
-from micronova.db import instances
+from micronova.db import instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import MicronovaError, NotFound, OperationFailed, Stale
+from micronova.objects.errors import HostIsOlder, MicronovaError, NotFound, OperationFailed, Stale, Unauthorized
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import ReleasedVolume, SettlePayload
+from micronova.objects.volume import Connection
 
 FIRST_POLL: Final = 0.05
 LONGEST_POLL: Final = 2.0
@@ -46,6 +47,36 @@ class VolumeConnections:
         """Return the volumes of a server, also those that are still to be made."""
         found = await self._engine.database.read(instances.devices_of, uuid)
         return tuple(device for device in found if device.is_volume)
+
+    async def make(self, operation: Operation, row: InstanceRow, token: str | None) -> None:
+        """Make the volumes of a server that are not recorded, with the token of its user; one may be made already.
+
+        Raise Stale if the operation is overtaken, Unavailable if the volume service does not answer, another error if
+        it refuses.
+        """
+        client = self.client()
+        if token is None:
+            raise OperationFailed("The API was interrupted. Create the server again.")
+        for device in await self.devices(row["uuid"]):
+            if device.volume_id is not None:
+                continue
+            try:
+                volume = await client.made_for(device.uuid, token) or await client.create_for(
+                    row["uuid"], device, token
+                )
+            except Unauthorized as error:
+                message = "The API was interrupted, and the token of its request has expired. Create the server again."
+                raise OperationFailed(message) from error
+            made = msgspec.structs.replace(device, volume_id=volume.id)
+            if not await self._engine.database.write(self._record_made, operation, made):
+                raise Stale(f"Operation {operation.id} is overtaken.")
+            self._engine.committed(operation.kind, "made")
+
+    def _record_made(self, conn: sa.Connection, operation: Operation, device: BlockDevice) -> bool:
+        if self._lock_current(conn, operation) is None:
+            return False
+        instances.change_device(conn, device)
+        return True
 
     async def connect(
         self,
@@ -101,14 +132,15 @@ class VolumeConnections:
         self, client: VolumeClient, uuid: str, device: BlockDevice, host: str | None, completes: bool
     ) -> BlockDevice:
         """Return the device with an attachment for the host."""
-        if device.volume_id is None:
+        volume_id = device.volume_id
+        if volume_id is None:
             raise OperationFailed("A volume of the server was not made: the API was interrupted. Create it again.")
         made_for_host = False
         try:
-            multiattach, size = await self._wait_until_made(client, device.volume_id)
+            multiattach, size = await self._wait_until_made(client, volume_id)
             attachment_id = device.attachment_id
             if attachment_id is None or device.connected_host is not None:
-                attachment_id, made_for_host = await client.reserve(device.volume_id, uuid), True
+                attachment_id, made_for_host = await client.reserve(volume_id, uuid), True
             device = msgspec.structs.replace(
                 device,
                 attachment_id=attachment_id,
@@ -120,7 +152,7 @@ class VolumeConnections:
             if host is None:
                 return device
             try:
-                connection = await client.connect(attachment_id, host, device.device_name)
+                connection = await self.open_connection(client, volume_id, attachment_id, host, device.device_name)
                 if completes:
                     await client.complete(attachment_id)
             except MicronovaError:
@@ -129,7 +161,23 @@ class VolumeConnections:
                 raise
             return msgspec.structs.replace(device, connection=connection)
         except NotFound as error:
-            raise OperationFailed(f"Volume {device.volume_id} cannot be attached: {error.message}") from error
+            raise OperationFailed(f"Volume {volume_id} cannot be attached: {error.message}") from error
+
+    async def open_connection(
+        self, client: VolumeClient, volume_id: str, attachment_id: str, host: str, device_name: str | None
+    ) -> Connection:
+        """Let a host reach a volume; return how it does, with the key of an encrypted volume sealed."""
+        connection = await client.connect(attachment_id, host, device_name)
+        if not connection.encrypted:
+            return connection
+        if not await self._engine.database.read(nodes.host_decrypts, host):
+            raise HostIsOlder(
+                f"Volume {volume_id} is encrypted, and the server's host runs an older version, which cannot decrypt.",
+                details=f"Upgrade the host {host}.",
+            )
+        passphrase = await client.encryption_key(volume_id)
+        sealed = self._dependencies.secrets.seal_text(passphrase, volume_id)
+        return msgspec.structs.replace(connection, sealed_key=sealed)
 
     async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
         """Wait until a volume is made; return whether it may have several servers, and its size."""
@@ -154,13 +202,13 @@ class VolumeConnections:
     async def _release_unless_recorded(self, client: VolumeClient, uuid: str, attachment_id: str) -> None:
         """Delete an attachment, unless another owner of the operation got the same one and has recorded it."""
         if attachment_id not in await self._engine.database.read(operation_rows.attachments_of, uuid):
-            await client.release(attachment_id)
+            await client.delete_attachment(attachment_id)
 
     async def _delete_unrecorded(self, client: VolumeClient, uuid: str) -> None:
         """Delete the attachments that an earlier attempt has made and not recorded."""
         known = await self._engine.database.read(operation_rows.attachments_of, uuid)
         for attachment_id in sorted((await client.attachments_of(uuid)).keys() - known):
-            await client.release(attachment_id)
+            await client.delete_attachment(attachment_id)
 
     def _record(
         self,

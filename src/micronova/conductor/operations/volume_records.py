@@ -21,9 +21,14 @@ def record_settle(
     conn: sa.Connection, operation: Operation, row: InstanceRow, now: int, payload: SettlePayload
 ) -> tuple[str, ...]:
     """Record the operation that tells the volume service of a change; return its id, if there is something to tell."""
-    if not (payload.complete or payload.release or payload.keep or payload.all_attachments):
+    if not (payload.complete or payload.release or payload.keep or payload.all_attachments or payload.unrecorded):
         return ()
-    told = [*payload.complete, *payload.keep, *(f"{each.volume_id} {each.attachment_id}" for each in payload.release)]
+    told = [
+        *payload.complete,
+        *payload.keep,
+        *payload.unrecorded,
+        *(f"{each.volume_id} {each.attachment_id}" for each in payload.release),
+    ]
     id = str(uuid.uuid5(NAMESPACE, " ".join((operation.id, str(operation.epoch), *told))))
     context = operation.context
     operation_rows.follow_up(
@@ -34,8 +39,15 @@ def record_settle(
 
 def record_release_of_all(conn: sa.Connection, operation: Operation, row: InstanceRow, now: int) -> tuple[str, ...]:
     """Record the operation that gives back all volumes of a server that is removed; return its id, if it has any."""
-    release = list(released(instances.devices_of(conn, row["uuid"])))
-    return record_settle(conn, operation, row, now, SettlePayload(release=release, all_attachments=bool(release)))
+    devices = instances.devices_of(conn, row["uuid"])
+    release = list(released(devices))
+    unrecorded = [
+        device.uuid
+        for device in devices
+        if device.is_volume and device.volume_id is None and device.delete_on_termination
+    ]
+    payload = SettlePayload(release=release, all_attachments=bool(release), unrecorded=unrecorded)
+    return record_settle(conn, operation, row, now, payload)
 
 
 def released(devices: Iterable[BlockDevice]) -> Iterable[ReleasedVolume]:

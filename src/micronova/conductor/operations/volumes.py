@@ -8,6 +8,8 @@ ends one of them also records what the volume service has to be told (`settle_vo
 the server, or takes it from a server that has not got the volume, or has it no more.
 """
 
+from functools import partial
+
 import msgspec
 import sqlalchemy as sa
 
@@ -17,7 +19,8 @@ from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.conductor.operations.volume_records import record_settle
-from micronova.db import instances
+from micronova.db import instances, volume_usages
+from micronova.notifications import resources
 from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, attached_volumes
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
@@ -30,6 +33,7 @@ class VolumeKind(HostKind):
     """What the operations on one volume share."""
 
     notification: str | None = None  # the name of its notifications, without the phase; None if it sends none
+    tells_failures = True  # whether there is one about a failure
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order, whose list of volumes has the one that it is about."""
@@ -114,7 +118,7 @@ class VolumeKind(HostKind):
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         sent = []
-        if self.notification is not None:
+        if self.notification is not None and (fault is None or self.tells_failures):
             name = f"{self.notification}.{'error' if fault else 'end'}"
             sent.append(Notification(name, changed(row, changes), fault))
         follow_ups = self._settle(conn, operation, row, failed=fault is not None)
@@ -145,6 +149,11 @@ class AttachVolume(VolumeKind):
 
     name = "attach_volume"
     action_event = "compute_attach_volume"
+    notification = "volume_attach"
+
+    def notification_details(self, operation: Operation) -> dict[str, str]:
+        """Return the volume."""
+        return {"volume_id": operation.payload_as(VolumePayload).volume_id}
 
     async def prepare(self, operation: Operation, row: InstanceRow) -> Operation:
         """Connect the volume to the server's host."""
@@ -168,6 +177,24 @@ class DetachVolume(VolumeKind):
 
     name = "detach_volume"
     action_event = "compute_detach_volume"
+    notification = "volume_detach"
+    tells_failures = False
+
+    def notification_details(self, operation: Operation) -> dict[str, str]:
+        """Return the volume."""
+        return {"volume_id": operation.payload_as(VolumePayload).volume_id}
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
+        """End the operation; tell what the server has read and written of the volume."""
+        result = super().reported(conn, operation, row, report)
+        found = report.volume_statistics
+        if not (isinstance(result, NoMoreWork) and result.ended == "success" and found is not None):
+            return result
+        told = self._dependencies.tells_volume_usage and self._dependencies.notifier.enabled
+        if not told or found.volume_id != operation.payload_as(VolumePayload).volume_id:
+            return result
+        usage = volume_usages.record_end(conn, row, found, self._engine.now())
+        return msgspec.structs.replace(result, announcements=[partial(resources.volume_usage, usage, report.host)])
 
     def change_device(
         self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool
@@ -193,7 +220,11 @@ class SwapVolume(VolumeKind):
         new = _replacement(payload)
         if new.connection is None or new.connected_host != host:
             assert host is not None and new.attachment_id is not None
-            connection = await self.transitions.volumes.client().connect(new.attachment_id, host, new.device_name)
+            assert new.volume_id is not None
+            volumes = self.transitions.volumes
+            connection = await volumes.open_connection(
+                volumes.client(), new.volume_id, new.attachment_id, host, new.device_name
+            )
             payload.replacement = msgspec.structs.replace(new, connection=connection, connected_host=host)
             self._engine.committed(self.name, "connected")
         return msgspec.structs.replace(operation, payload=payload.encode())

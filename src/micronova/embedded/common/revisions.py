@@ -4,11 +4,13 @@ A handler reads a row, decides, and writes only if the row still has the revisio
 raises Changed and `retry` runs the handler again.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from micronova.db.prepared import Prepared
 from micronova.objects.errors import Unavailable
 
 P = ParamSpec("P")
@@ -40,7 +42,17 @@ def update(
 ) -> None:
     """Write values to the row with this id and count its revision up; raise Changed if it is not `read` any more."""
     counted = {**values, revision.key: read + 1, "updated_at": now}
-    _require_one(conn.execute(revision.table.update().where(*_still(revision, id, read)).values(counted)))
+    parameters = {**counted, "row_id": id, "row_revision": read}
+    _require_one(_prepared_update(revision, frozenset(counted)).run(conn, parameters))
+
+
+@functools.cache
+def _prepared_update(revision: sa.Column[int], names: frozenset[str]) -> Prepared:
+    """Return the statement that sets columns; handlers set few combinations of them."""
+    row_id: sa.BindParameter[Any] = sa.bindparam("row_id")
+    row_revision: sa.BindParameter[Any] = sa.bindparam("row_revision")
+    changed = revision.table.update().where(revision.table.c.id == row_id, revision == row_revision)
+    return Prepared(changed.values({name: sa.bindparam(name) for name in sorted(names)}))
 
 
 def touch(
@@ -53,13 +65,9 @@ def touch(
 
 def delete(conn: sa.Connection, revision: sa.Column[int], id: str, read: int) -> None:
     """Delete the row with this id; raise Changed if its revision is not `read` any more."""
-    _require_one(conn.execute(revision.table.delete().where(*_still(revision, id, read))))
+    _require_one(conn.execute(revision.table.delete().where(revision.table.c.id == id, revision == read)).rowcount)
 
 
-def _still(revision: sa.Column[int], id: str, read: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return revision.table.c.id == id, revision == read
-
-
-def _require_one(done: sa.CursorResult[Any]) -> None:
-    if done.rowcount != 1:
+def _require_one(changed: int) -> None:
+    if changed != 1:
         raise Changed

@@ -58,7 +58,7 @@ class IdentityService:
         database: Database,
         clock: Clock | None = None,
         token_keys: Callable[[], Sequence[TokenKey]],
-        secret_key: bytes,
+        secret_keys: Sequence[bytes],
         token_lifetime: float = 4 * 3600.0,
         region: str = "RegionOne",
         mount: str = "/identity",
@@ -76,7 +76,7 @@ class IdentityService:
         """Wire the service and load the keys that sign tokens; start nothing.
 
         `elsewhere` says where services in other processes are: see OwnURLs.
-        `secret_key` encrypts the secrets that users keep in credentials.
+        The first of `secret_keys` encrypts the secrets that users keep in credentials; any of them decrypts.
         `token_keys` is called again every KEYS_POLL seconds: it returns the keys with the times from which they sign.
         `revocation_poll` is the number of seconds between reads of the revocations that other processes on the same
         database have made. The default is 2 on PostgreSQL; SQLite has only one process and is not polled.
@@ -106,7 +106,7 @@ class IdentityService:
             signer=signer,
             verifier=self.verifier,
             revocations=self.revocations,
-            blobs=BlobBox(secret_key),
+            blobs=BlobBox(secret_keys[0], secret_keys[1:]),
             token_lifetime=token_lifetime,
             elsewhere=elsewhere or {},
         )

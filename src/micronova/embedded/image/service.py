@@ -2,7 +2,7 @@
 
 import random
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from micronova.db.engine import Database
@@ -47,7 +47,7 @@ class ImageService:
         policy: Policy,
         authenticator: Authenticator,
         clock: Clock,
-        ticket_key: bytes | None,
+        ticket_keys: Sequence[bytes],
         *,
         schema: str | None = None,  # of PostgreSQL
         public_url: str | None = None,
@@ -65,7 +65,9 @@ class ImageService:
     ) -> None:
         self._database = database
         self._schema = schema
-        self._core = Core(database, clock, random_source, tickets=Tickets(ticket_key) if ticket_key else None)
+        self._core = Core(
+            database, clock, random_source, tickets=Tickets(ticket_keys[0], ticket_keys[1:]) if ticket_keys else None
+        )
         self._store = Store(directory, threads)
         self._data = ImageDataHandlers(
             self._core,
@@ -97,6 +99,7 @@ class ImageService:
             policy=policy,
             authenticator=authenticator,
             fault_body=image_fault,
+            html_errors=True,
             mount="/image",
             public_url=public_url,
             max_body=MAX_BODY,

@@ -31,6 +31,11 @@ EXTENSIONS: dict[str, tuple[str, str]] = {
     "network_availability_zone": ("Network Availability Zone", "Zone hints of networks."),
     "pagination": ("Pagination support", "Lists come in pages."),
     "port-security": ("Port Security", "Filtering can be switched off for a port."),
+    "port-resource-request": ("Port Resource Request", "A port tells services which resources it asks of its host."),
+    "port-resource-request-groups": (
+        "Port Resource Request Groups",
+        "The resources that a port asks for are in groups with ids.",
+    ),
     "port-security-groups-filtering": ("Port filtering on security groups", "Ports can be found by their groups."),
     "project-id": ("project_id field enabled", "Everything has a project_id besides its tenant_id."),
     "provider": ("Provider Network", "The segment that carries a network, for admins."),

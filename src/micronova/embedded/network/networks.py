@@ -25,7 +25,7 @@ from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.listing import Attributes, Clause
-from micronova.embedded.network.qos_use import check_enforced, check_use, default_qos_policy
+from micronova.embedded.network.qos_use import check_policy_change, check_use, default_qos_policy
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
@@ -226,7 +226,6 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
                 _only_default(conn, row["id"], row["external"])
             if "qos_policy_id" not in given:
                 row["qos_policy_id"] = default_qos_policy(conn, row["project_id"])
-            check_enforced(conn, row["qos_policy_id"], "network", row["id"])
             # Concurrent creates may choose the same segment: a unique index decides, and the other tries the next one.
             for segment in _free_segments(conn, row):
                 # The row stays as it is, because a transaction that runs again has to choose again.
@@ -270,8 +269,8 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             _check_not_external(conn, row)
         if values.get("is_default"):
             _only_default(conn, id, values.get("external", row.external))
-        if values.get("qos_policy_id", row.qos_policy_id) != row.qos_policy_id:
-            check_enforced(conn, values["qos_policy_id"], "network", id)
+        if "qos_policy_id" in values:
+            check_policy_change(conn, row.qos_policy_id, values["qos_policy_id"], network=id)
         revisions.update(conn, networks.c.revision, id, revision, values, now)
         check_still_shared(conn, relies_on)
         note(conn, now, [network_topic(id)])

@@ -27,7 +27,7 @@ from micronova.embedded.network.port_rows import (
     mac_in_use,
     remove_port,
 )
-from micronova.embedded.network.qos_use import check_enforced
+from micronova.embedded.network.qos_use import check_policy_change
 from micronova.embedded.network.quotas import charge_all
 from micronova.embedded.network.row_types import PortRow, port_with
 from micronova.embedded.network.sharing import Use, check_still_shared
@@ -46,7 +46,6 @@ def create_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> 
     """Create ports and charge the quota."""
     made, events = [], []
     for plan in plans:
-        check_enforced(conn, plan.row["qos_policy_id"], "port", plan.row["id"])
         each = insert_port(conn, plan)
         made.append(each)
         events += events_of(core, None, each.row)
@@ -85,8 +84,7 @@ def update_port(
         after["mac_address"] = mac
         addresses_changed = follow_mac(conn, id, before["mac_address"], mac)
     rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
-    if after["qos_policy_id"] != before["qos_policy_id"]:
-        check_enforced(conn, after["qos_policy_id"], "port", id)
+    check_policy_change(conn, before["qos_policy_id"], after["qos_policy_id"], port=id)
     if after["host"] != before["host"]:
         check_is_no_subport(conn, id)
     if rebound or after["port_security_enabled"] != before["port_security_enabled"]:

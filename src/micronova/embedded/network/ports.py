@@ -48,6 +48,7 @@ from micronova.embedded.network.request_bodies import (
     mac_address,
     project_of,
 )
+from micronova.embedded.network.resource_requests import resource_requests_of
 from micronova.embedded.network.row_types import (
     PortAccessRow,
     PortNetworkRow,
@@ -177,11 +178,12 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         groups = groups_of(conn, ids) if not fields or "security_groups" in fields else {}
         tagged = tags_of(conn, ids) if not fields or "tags" in fields else {}
         trunked = trunk_details_of(conn, ids) if not fields or "trunk_details" in fields else {}
+        asking = resource_requests_of(conn, rows) if not fields or "resource_request" in fields else {}
         suffix = self.core.settings.dns_domain
         access = access_of(conn, NETWORK, list({row.network_id for row in rows}))
         return [
             Resource(
-                values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix)
+                values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix, asking.get(row.id))
                 | ({"trunk_details": trunked[row.id]} if row.id in trunked else {}),
                 _target(row),
                 access.get(row.network_id, NOBODY),
@@ -233,10 +235,11 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             plans.append(plan)
         made = await self.core.write_with_events(create_ports, self.core, plans)
         remember_addresses(self.core, made)
-        resources = [
-            self._resource(port_on_network(each.row, facts.networks[each.row["network_id"]]), each, facts)
-            for each in made
-        ]
+        rows = [port_on_network(each.row, facts.networks[each.row["network_id"]]) for each in made]
+        asking: dict[str, dict[str, Any]] = {}
+        if any(row.qos_policy_id or row.network_qos_policy for row in rows):
+            asking = await self.core.database.read(resource_requests_of, rows)
+        resources = [self._resource(row, each, facts, asking.get(row.id)) for row, each in zip(rows, made, strict=True)]
         return self.answer(request, resources)
 
     async def _facts(self, request: Request, asked: Sequence[Mapping[str, Any]], projects: Sequence[str]) -> PortFacts:
@@ -279,11 +282,13 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             ],
         )
 
-    def _resource(self, row: PortOnNetworkRow, made: CreatedPort, facts: PortFacts) -> Resource:
+    def _resource(
+        self, row: PortOnNetworkRow, made: CreatedPort, facts: PortFacts, asking: dict[str, Any] | None
+    ) -> Resource:
         tagged = {row.id: sorted(set(made.tags))}
         suffix = self.core.settings.dns_domain
         access = facts.access.get(row.network_id, NOBODY)
-        return Resource(values_of(row, made.fixed_ips, made.groups, tagged, suffix), _target(row), access)
+        return Resource(values_of(row, made.fixed_ips, made.groups, tagged, suffix, asking), _target(row), access)
 
     # --- update ---
 
@@ -374,6 +379,7 @@ def values_of(
     groups: Sequence[str],
     tagged: Mapping[str, Sequence[str]],
     suffix: str,
+    resource_request: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the attributes of a port in the API."""
     return {
@@ -409,6 +415,7 @@ def values_of(
         "ip_allocation": "immediate" if fixed else "none",
         "qos_policy_id": row.qos_policy_id,
         "qos_network_policy_id": row.network_qos_policy,
+        "resource_request": resource_request,
     }
 
 

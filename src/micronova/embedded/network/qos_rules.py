@@ -1,6 +1,6 @@
 """The API of QoS rules: bandwidth limits of what a port sends and receives, and the DSCP mark of what it sends.
 
-Rules for a minimum bandwidth can be made, but no host guarantees one: networks and ports with them are refused.
+A rule for a minimum bandwidth makes ports ask for resources (`resource_requests.py`), which compute claims.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,10 @@ from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import QUERY, Attributes, Listing, filters_of, unknown_filter
 from micronova.embedded.network.qos_policies import QOS_RULE_TABLES, QosPolicies, qos_rule_values
-from micronova.embedded.network.qos_use import check_not_in_use
+from micronova.embedded.network.qos_use import check_rule_change
 from micronova.embedded.network.request_bodies import Body, Number, body_of_one, convert_text, objects
 from micronova.embedded.network.routing import checked_route
+from micronova.embedded.network.rows import locked
 from micronova.embedded.network.tables import qos_policies
 from micronova.embedded.network.topics import qos_policy_topic
 from micronova.http.request import Request
@@ -84,7 +85,7 @@ class QosRuleType:
     numbers: tuple[str, ...]
     parameters: Sequence[Mapping[str, Any]]  # what admins are told of the type
     defaults: Mapping[str, Any]
-    enforced: bool = True  # hosts do what the rule says; otherwise no network or port can have the policy
+    is_claimed: bool = False  # compute claims what it says when a port is bound
     one_per: str | None = None  # a policy has one rule for each value of this column; None: it has one rule
 
     @property
@@ -131,11 +132,10 @@ MINIMUM_BANDWIDTH = QosRuleType(
     ("min_kbps",),
     [_range("min_kbps"), _choices("direction", ["egress", "ingress"])],
     {"direction": "egress"},
-    enforced=False,
+    is_claimed=True,
     one_per="direction",
 )
 QOS_RULE_TYPES = (BANDWIDTH_LIMIT, DSCP_MARKING, MINIMUM_BANDWIDTH)
-_ENFORCED = tuple(rule_type.name for rule_type in QOS_RULE_TYPES if rule_type.enforced)
 
 
 class QosRules:
@@ -227,16 +227,17 @@ class QosRuleTypes:
         for name in filters:
             if name not in ("type", "all_supported", "all_rules"):
                 raise unknown_filter(name)
-        every = any(QUERY.boolean("all_rules", value) for value in filters.get("all_rules", ()))
-        known = tuple(QOS_RULE_TABLES) if every else _ENFORCED
+        for value in filters.get("all_rules", ()):
+            QUERY.boolean("all_rules", value)
+        known = tuple(QOS_RULE_TABLES)
         return {"rule_types": [{"type": each} for each in known if each in filters.get("type", known)]}
 
     async def show(self, request: Request, type: str) -> dict[str, Any]:
         """Show a rule type with its parameters, for admins."""
         request.authorize({})
-        rule_type = next((each for each in QOS_RULE_TYPES if each.name == type and each.enforced), None)
+        rule_type = next((each for each in QOS_RULE_TYPES if each.name == type), None)
         if rule_type is None:
-            raise NotFound(f"QoS rule type {type[:64]} could not be found; there are {', '.join(_ENFORCED)}.")
+            raise NotFound(f"QoS rule type {type[:64]} could not be found; there are {', '.join(QOS_RULE_TABLES)}.")
         shown: dict[str, Any] = {"type": rule_type.name}
         if request.context.is_admin:
             shown["drivers"] = [{"name": "micronova", "supported_parameters": rule_type.parameters}]
@@ -270,8 +271,8 @@ def _touch(conn: sa.Connection, policy: str, now: int) -> None:
 
 def _insert(conn: sa.Connection, rule_type: QosRuleType, row: dict[str, Any], now: int) -> None:
     _touch(conn, row["policy_id"], now)
-    if not rule_type.enforced:
-        check_not_in_use(conn, row["policy_id"])
+    if rule_type.is_claimed:
+        check_rule_change(conn, row["policy_id"])
     _check_parameters(conn, rule_type, row["policy_id"], row)
     if not insert_if_absent(conn, rule_type.table, row):
         raise _second(conn, rule_type, row["policy_id"], row)
@@ -324,6 +325,9 @@ def _change(
     if conn.execute(_like(rule_type, policy, after).where(r.id != id)).first() is not None:
         raise _second(conn, rule_type, policy, after)
     _check_parameters(conn, rule_type, policy, after)
+    if given and rule_type.is_claimed:
+        locked(conn, qos_policies, policy)
+        check_rule_change(conn, policy)
     if given and not conn.execute(rule_type.table.update().where(r.id == id).values(**given)).rowcount:
         raise Changed
     _touch(conn, policy, now)
@@ -332,5 +336,8 @@ def _change(
 
 def _delete(conn: sa.Connection, rule_type: QosRuleType, policy: str, id: str, now: int) -> None:
     _rule(conn, rule_type, policy, id)
+    if rule_type.is_claimed:
+        locked(conn, qos_policies, policy)
+        check_rule_change(conn, policy)
     conn.execute(rule_type.table.delete().where(rule_type.table.c.id == id))
     _touch(conn, policy, now)

@@ -1,10 +1,15 @@
-"""The use of QoS policies by networks and ports."""
+"""The use of QoS policies by networks and ports.
+
+A minimum bandwidth is a guarantee that compute claims for a port when a server gets the port. So it does not change
+while a port is bound.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.errors import conflict, not_found
 from micronova.embedded.network.sharing import NOBODY, QOS_POLICY, Use, access_of, uses
 from micronova.embedded.network.tables import minimum_bandwidth_rules, networks, ports, qos_policies
@@ -25,33 +30,51 @@ def default_qos_policy(conn: sa.Connection, project: str) -> str | None:
 _DEFAULT = sa.select(qos_policies.c.id).where(qos_policies.c.default_of == sa.bindparam("project"))
 
 
-def check_enforced(conn: sa.Connection, policy_id: str | None, kind: str, id: str) -> None:
-    """Raise Conflict if a network or port gets a policy with a minimum bandwidth, which nothing here guarantees.
+_BOUND = sa.and_(ports.c.host != "", ~ports.c.device_owner.startswith(device_owners.SERVICE, autoescape=True))
+"""The ports of servers that have a host: what these ask of it is claimed."""
 
-    The lock waits for a rule that is being added; a transaction that adds one looks for networks and ports after
-    locking the policy.
+
+def check_policy_change(
+    conn: sa.Connection, before: str | None, after: str | None, *, network: str | None = None, port: str | None = None
+) -> None:
+    """Raise Conflict if bound ports would ask for another bandwidth: compute claims it when it binds a port.
+
+    The lock waits for a rule that is being changed; a transaction that changes one looks for ports after locking the
+    policy.
     """
-    if policy_id is None:
+    named = sorted({id for id in (before, after) if id is not None})
+    if before == after or not named:
         return
-    conn.execute(sa.select(qos_policies.c.id).where(qos_policies.c.id == policy_id).with_for_update(read=True))
-    rules = sa.select(minimum_bandwidth_rules.c.id).where(minimum_bandwidth_rules.c.policy_id == policy_id)
-    if conn.execute(rules.limit(1)).first() is not None:
-        raise not_enforced(kind, id)
+    locked = sa.select(qos_policies.c.id).where(qos_policies.c.id.in_(named)).order_by(qos_policies.c.id)
+    conn.execute(locked.with_for_update(read=True))
+    rules = sa.select(minimum_bandwidth_rules.c.id).where(minimum_bandwidth_rules.c.policy_id.in_(named))
+    if conn.execute(rules.limit(1)).first() is None:
+        return
+    own = ports.c.id == port
+    if network is not None:
+        own = sa.and_(ports.c.network_id == network, ports.c.qos_policy_id.is_(None))
+    found = conn.execute(sa.select(ports.c.id).where(_BOUND, own).limit(1)).scalar()
+    if found is not None:
+        raise _is_claimed(found)
 
 
-def check_not_in_use(conn: sa.Connection, policy_id: str) -> None:
-    """Raise Conflict if a network or port has the policy, to which a minimum bandwidth is being added."""
-    for kind, table in (("network", networks), ("port", ports)):
-        used = conn.execute(sa.select(table.c.id).where(table.c.qos_policy_id == policy_id).limit(1)).scalar()
-        if used is not None:
-            raise not_enforced(kind, used)
+def check_rule_change(conn: sa.Connection, policy: str) -> None:
+    """Raise Conflict if bound ports have a policy of which a minimum bandwidth is being changed."""
+    own = ports.c.qos_policy_id == policy
+    of_network = sa.and_(
+        ports.c.qos_policy_id.is_(None),
+        ports.c.network_id.in_(sa.select(networks.c.id).where(networks.c.qos_policy_id == policy)),
+    )
+    found = conn.execute(sa.select(ports.c.id).where(_BOUND, own | of_network).limit(1)).scalar()
+    if found is not None:
+        raise _is_claimed(found)
 
 
-def not_enforced(kind: str, id: str) -> Exception:
-    """Return the error for a minimum bandwidth that would be a promise that nobody keeps."""
+def _is_claimed(port: str) -> Exception:
     return conflict(
-        f"Rule minimum_bandwidth is not supported by {kind} {id}: no host guarantees a bandwidth.",
-        "QosRuleNotSupportedByNetwork" if kind == "network" else "QosRuleNotSupported",
+        f"The minimum bandwidth of port {port} cannot change: its server holds what was claimed on the host. Detach "
+        "the port first.",
+        "QosRuleNotSupported",
     )
 
 

@@ -11,10 +11,12 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.common.compute_events import Notifier
 from micronova.embedded.common.revisions import Contended, retry
-from micronova.embedded.volume import backup_queries, snapshot_queries, volume_queries
 from micronova.embedded.volume.backend.capabilities import BACKEND
+from micronova.embedded.volume.backend.keys import KeyBox
+from micronova.embedded.volume.backend.luks import LuksTool
 from micronova.embedded.volume.model import Backup, Snapshot, Volume
-from micronova.embedded.volume.quotas import QUOTAS
+from micronova.embedded.volume.store import backup_queries, snapshot_queries, volume_queries
+from micronova.embedded.volume.store.quotas import QUOTAS
 from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE
 from micronova.objects.clock import Clock, micros
@@ -57,15 +59,22 @@ class Core:
         settings: VolumeServiceSettings,
         host: str,
         notifier: Notifier,
+        keys: KeyBox | None = None,
+        luks: LuksTool | None = None,
     ) -> None:
-        """`host` is the machine whose files this process works on; `notifier` tells compute of changes."""
+        """`host` is the machine whose files this process works on; `notifier` tells compute of changes.
+
+        Without `keys` and `luks` there are no encrypted volumes.
+        """
         self.database = database
         self.clock = clock
         self.random_source = random_source
         self.settings = settings
         self.host = f"{host}@{BACKEND}"
         self.notifier = notifier
-        self.on_operation: Callable[[], None] = lambda: None  # called after an operation was begun
+        self.keys = keys
+        self.luks = luks
+        self.on_operation: Callable[[], None] = lambda: None  # called after the row of an operation is written
 
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
@@ -75,8 +84,10 @@ class Core:
         """Return a new id."""
         return new_uuid(self.random_source)
 
-    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a transaction that begins an operation, and let the work begin."""
+    async def begin_operation(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run a transaction that writes the row of an operation, then wake the engine, which works on it."""
         found = await self.database.write(fn, *args, **kwargs)
         self.on_operation()
         return found
@@ -89,25 +100,28 @@ class Core:
         *,
         noun: str,
         see: str,
-        rule: str,
+        rule: str | None,
     ) -> Found:
-        """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it."""
+        """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it.
+
+        Without `rule` that of the request's route counts.
+        """
         found = await self.database.read(get, id) if UUID.fullmatch(id) else None
         if found is None or not request.allows(see, found.target):
             raise NotFound(f"{noun} {id[:64]} could not be found.")
         request.authorize(found.target, rule)
         return found
 
-    async def load_volume(self, request: Request, volume_id: str, rule: str = "volume:get") -> Volume:
+    async def load_volume(self, request: Request, volume_id: str, rule: str | None = None) -> Volume:
         """Return a volume; raise as `load` does."""
         return await self.load(request, volume_queries.get, volume_id, noun="Volume", see="volume:get", rule=rule)
 
-    async def load_snapshot(self, request: Request, snapshot_id: str, rule: str = "volume:get_snapshot") -> Snapshot:
+    async def load_snapshot(self, request: Request, snapshot_id: str, rule: str | None = None) -> Snapshot:
         """Return a snapshot; raise as `load` does."""
         see = "volume:get_snapshot"
         return await self.load(request, snapshot_queries.get, snapshot_id, noun="Snapshot", see=see, rule=rule)
 
-    async def load_backup(self, request: Request, backup_id: str, rule: str = "backup:get") -> Backup:
+    async def load_backup(self, request: Request, backup_id: str, rule: str | None = None) -> Backup:
         """Return a backup; raise as `load` does."""
         return await self.load(request, backup_queries.get, backup_id, noun="Backup", see="backup:get", rule=rule)
 

@@ -27,8 +27,41 @@ RESTORING: Final = "restoring"
 RESTORING_BACKUP: Final = "restoring-backup"
 ERROR_RESTORING: Final = "error_restoring"
 REVERTING: Final = "reverting"
+# Statuses that only administrators set.
+DELETED: Final = "deleted"
+ERROR_BACKING_UP: Final = "error_backing-up"
+ERROR_MANAGING: Final = "error_managing"
+MAINTENANCE: Final = "maintenance"
+MANAGING: Final = "managing"
+RETYPING: Final = "retyping"
+UNMANAGING: Final = "unmanaging"
 ATTACHED: Final = "attached"
 """A status of attachments, which also have RESERVED and ATTACHING."""
+
+
+class ProjectResource(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows of volumes, snapshots and backups have in common."""
+
+    id: str
+    project_id: str
+    user_id: str
+    name: str | None
+    description: str | None
+    size: int  # GiB
+    status: str
+    host: str
+    bootable: bool
+    image_metadata: dict[str, str]
+    created_at: int
+    updated_at: int | None
+    revision: int
+    encryption_key_id: str | None = None  # None: it is not encrypted
+    sealed_key: bytes | None = None
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id, "user_id": self.user_id}
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,93 +87,40 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         return {"project_id": self.project_id}
 
 
-class Volume(msgspec.Struct, frozen=True, kw_only=True):
+class Volume(ProjectResource, frozen=True, kw_only=True):
     """A row of `volumes`, with the metadata and attachments of the volume and the name of its type."""
 
-    id: str
-    project_id: str
-    user_id: str
-    name: str | None
-    description: str | None
-    size: int
-    status: str
     availability_zone: str
-    host: str
     volume_type_id: str
     snapshot_id: str | None
     source_volid: str | None
-    bootable: bool
     multiattach: bool
     readonly: bool | None
-    image_metadata: dict[str, str]
-    created_at: int
-    updated_at: int | None
-    revision: int
     type_name: str
     metadata: dict[str, str] = {}
     attachments: tuple[Attachment, ...] = ()
 
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id, "user_id": self.user_id}
 
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(ProjectResource, frozen=True, kw_only=True):
     """A row of `snapshots`, with the metadata of the snapshot."""
 
-    id: str
     volume_id: str
-    project_id: str
-    user_id: str
-    name: str | None
-    description: str | None
-    size: int
-    status: str
     told_progress: str | None
-    host: str
     volume_type_id: str
-    bootable: bool
-    image_metadata: dict[str, str]
-    created_at: int
-    updated_at: int | None
-    revision: int
     metadata: dict[str, str] = {}
     progress: int = 0  # of the operation that makes it, in percent
 
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id, "user_id": self.user_id}
 
-
-class Backup(msgspec.Struct, frozen=True, kw_only=True):
+class Backup(ProjectResource, frozen=True, kw_only=True):
     """A row of `backups`: a full copy of a volume, which outlives it."""
 
-    id: str
     volume_id: str
     snapshot_id: str | None
-    project_id: str
-    user_id: str
-    name: str | None
-    description: str | None
-    size: int
-    status: str
-    host: str
     fail_reason: str | None
-    bootable: bool
-    image_metadata: dict[str, str]
     volume_metadata: dict[str, str]
     metadata: dict[str, str]
     data_timestamp: int
-    created_at: int
-    updated_at: int | None
-    revision: int
-
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id, "user_id": self.user_id}
+    volume_type_id: str | None = None  # that the volume had; None: a backup of an older version
 
 
 class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +140,31 @@ class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
     def multiattach(self) -> bool:
         """Whether volumes of this type can be attached to several servers at once."""
         return self.extra_specs.get("multiattach", "").lower() in ("<is> true", "true")
+
+
+class QosSpecs(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `qos_specs`."""
+
+    id: str
+    name: str
+    consumer: str
+    specs: dict[str, str]
+    created_at: int
+    updated_at: int | None
+    revision: int
+
+
+class TypeEncryption(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `volume_type_encryptions`."""
+
+    volume_type_id: str
+    encryption_id: str
+    provider: str
+    cipher: str | None
+    key_size: int | None
+    control_location: str
+    created_at: int
+    updated_at: int | None
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

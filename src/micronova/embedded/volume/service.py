@@ -2,43 +2,48 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
 from micronova.embedded.common.compute_events import Notifier
-from micronova.embedded.volume import service_rows, type_queries, versions
-from micronova.embedded.volume.attach_actions import AttachActions
-from micronova.embedded.volume.attachments import AttachmentHandlers
+from micronova.embedded.volume.api import versions
+from micronova.embedded.volume.api.attach_actions import AttachActions
+from micronova.embedded.volume.api.attachments import AttachmentHandlers
+from micronova.embedded.volume.api.backup_records import BackupRecordHandlers
+from micronova.embedded.volume.api.backups import BackupHandlers
+from micronova.embedded.volume.api.file_actions import FileActions
+from micronova.embedded.volume.api.hosts import HostHandlers
+from micronova.embedded.volume.api.messages import MessageHandlers
+from micronova.embedded.volume.api.metadata import handlers as metadata_handlers
+from micronova.embedded.volume.api.qos_specs import QosSpecsHandlers
+from micronova.embedded.volume.api.quota_sets import QuotaHandlers
+from micronova.embedded.volume.api.row_actions import RowActions
+from micronova.embedded.volume.api.services import ServiceHandlers
+from micronova.embedded.volume.api.snapshots import SnapshotHandlers
+from micronova.embedded.volume.api.transfers import TransferHandlers
+from micronova.embedded.volume.api.type_encryption import TypeEncryptionHandlers
+from micronova.embedded.volume.api.types import TypeHandlers
+from micronova.embedded.volume.api.versions import VERSIONS, dispatch, root_routes
+from micronova.embedded.volume.api.volume_encryption import EncryptionHandlers
+from micronova.embedded.volume.api.volume_sources import Sources
+from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.exports import Exports
 from micronova.embedded.volume.backend.files import Files
-from micronova.embedded.volume.backup_records import BackupRecordHandlers
-from micronova.embedded.volume.backup_work import CreateBackup, DeleteBackup, ImportBackup, RestoreBackup
-from micronova.embedded.volume.backups import BackupHandlers
-from micronova.embedded.volume.connecting import Connector
+from micronova.embedded.volume.backend.keys import KeyBox
+from micronova.embedded.volume.backend.luks import LuksTool
 from micronova.embedded.volume.core import Core, VolumeServiceSettings
-from micronova.embedded.volume.file_actions import FileActions
-from micronova.embedded.volume.hosts import HostHandlers
+from micronova.embedded.volume.export_manager import ExportManager
 from micronova.embedded.volume.images import Images
-from micronova.embedded.volume.leftover_files import remove_leftovers
-from micronova.embedded.volume.message_handlers import MessageHandlers
-from micronova.embedded.volume.metadata import handlers as metadata_handlers
 from micronova.embedded.volume.model import VolumeType
-from micronova.embedded.volume.operations import Engine, OperationKind
-from micronova.embedded.volume.qos_specs import QosSpecsHandlers
-from micronova.embedded.volume.quota_sets import QuotaHandlers
-from micronova.embedded.volume.row_actions import RowActions
-from micronova.embedded.volume.services import ServiceHandlers
-from micronova.embedded.volume.snapshot_work import CreateSnapshot, DeleteSnapshot
-from micronova.embedded.volume.snapshots import SnapshotHandlers
-from micronova.embedded.volume.tables import metadata
-from micronova.embedded.volume.transfers import TransferHandlers
-from micronova.embedded.volume.type_encryption import TypeEncryptionHandlers
-from micronova.embedded.volume.types import TypeHandlers
-from micronova.embedded.volume.versions import VERSIONS, dispatch, root_routes
-from micronova.embedded.volume.volume_events import LOST, OUTBOX
-from micronova.embedded.volume.volume_sources import Sources
-from micronova.embedded.volume.volume_work import (
+from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, ImportBackup, RestoreBackup
+from micronova.embedded.volume.operations.base import OperationKind
+from micronova.embedded.volume.operations.engine import Engine
+from micronova.embedded.volume.operations.leftover_files import remove_leftovers
+from micronova.embedded.volume.operations.snapshot_work import CreateSnapshot, DeleteSnapshot
+from micronova.embedded.volume.operations.volume_events import LOST, OUTBOX
+from micronova.embedded.volume.operations.volume_work import (
     CreateVolume,
     DeleteVolume,
     ExtendVolume,
@@ -46,7 +51,8 @@ from micronova.embedded.volume.volume_work import (
     RevertVolume,
     UploadVolume,
 )
-from micronova.embedded.volume.volumes import VolumeHandlers
+from micronova.embedded.volume.store import service_rows, type_queries
+from micronova.embedded.volume.tables import metadata
 from micronova.http.client import ServiceClient
 from micronova.http.faults import compute_fault
 from micronova.http.service import Authenticator, Observer, Policy, Route, Service
@@ -75,6 +81,8 @@ class VolumeService:
         images: Images | None = None,
         exports: Callable[[Files], Exports] | None = None,
         compute: ServiceClient | None = None,
+        keys: KeyBox | None = None,
+        luks: LuksTool | None = None,
         *,
         host: str,
         schema: str | None = None,  # of PostgreSQL
@@ -85,7 +93,8 @@ class VolumeService:
         observer: Observer | None = None,
     ) -> None:
         """`images` is the image service, if there is one; `exports` makes what serves volumes to hosts, without it
-        none can be connected; `compute` receives events of volumes; `host` is the machine that has the directory.
+        none can be connected; `compute` receives events of volumes; `keys` seals the keys of encrypted volumes, whose
+        files `luks` makes; `host` is the machine that has the directory.
         """
         self._database = database
         self._schema = schema
@@ -96,31 +105,19 @@ class VolumeService:
             settings or VolumeServiceSettings(),
             host,
             Notifier(database, clock, compute, OUTBOX, name="volume", lost=LOST),
+            keys,
+            luks,
         )
         self.files = Files(directory)
         serving = None if exports is None else exports(self.files)
         self.files.live_copies = None if serving is None else serving.live_copies
-        self.connector = Connector(self.core, serving)
+        self.export_manager = ExportManager(self.core, serving)
         self.engine = Engine(
-            self.core, self.files, [kind(self.core, self.files, images, self.connector) for kind in KINDS]
+            self.core, self.files, [kind(self.core, self.files, images, self.export_manager) for kind in KINDS]
         )
-        found = routes(self.core, self.files, images, self.connector)
-        self.service = Service(
-            "volume",
-            found,
-            policy=policy,
-            authenticator=authenticator,
-            fault_body=compute_fault,
-            prefix=PREFIX,
-            versions=VERSIONS,
-            mount=mount,
-            public_url=public_url,
-            observer=observer,
-            types=TYPES,
-        )
-        self.documents = Service(
-            "volume-versions",
-            root_routes(),
+        found = routes(self.core, self.files, images, self.export_manager)
+        service = partial(
+            Service,
             policy=policy,
             authenticator=authenticator,
             fault_body=compute_fault,
@@ -128,22 +125,24 @@ class VolumeService:
             public_url=public_url,
             observer=observer,
         )
+        self.service = service("volume", found, prefix=PREFIX, versions=VERSIONS, types=TYPES)
+        self.documents = service("volume-versions", root_routes())
         self.app = dispatch(self.service.app, self.documents.app, found)
 
     async def start(self) -> None:
-        """Bring the schema up to date, and go on with the operations that earlier processes have left."""
+        """Bring the schema up to date, and continue the operations that earlier processes have not finished."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
         await self._database.write(type_queries.ensure, self._first_type())
         await self._database.write(service_rows.record_alive, self.core.host, self.core.now())
         await self.files.start()
         await remove_leftovers(self.core, self.files)
         await self.engine.start()
-        await self.connector.start()
+        await self.export_manager.start()
         await self.core.notifier.start()
 
     async def stop(self) -> None:
-        """Interrupt the operations that run; the next start goes on with them."""
-        await self.connector.stop()
+        """Interrupt the operations that run; the next start continues them."""
+        await self.export_manager.stop()
         await self.engine.stop()
         await self.core.notifier.stop()
         await self.files.stop()
@@ -162,21 +161,22 @@ class VolumeService:
         )
 
 
-def routes(core: Core, files: Files, images: Images | None, connector: Connector) -> list[Route]:
+def routes(core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> list[Route]:
     """Return the routes of the service, relative to /v3."""
     snapshots = SnapshotHandlers(core)
     volumes = VolumeHandlers(core, Sources(core, images), snapshots)
     return [
         *versions.routes(),
         *volumes.routes(),
-        *RowActions(core, volumes, connector).routes(),
-        *AttachActions(core, connector).routes(),
+        *RowActions(core, volumes, export_manager).routes(),
+        *AttachActions(core, export_manager).routes(),
         *FileActions(core, images).routes(),
         *snapshots.routes(),
         *BackupHandlers(core, volumes).routes(),
         *BackupRecordHandlers(core).routes(),
         *(route for each in metadata_handlers(core) for route in each.routes()),
-        *AttachmentHandlers(core, connector).routes(),
+        *AttachmentHandlers(core, export_manager).routes(),
+        *EncryptionHandlers(core).routes(),
         *TypeHandlers(core).routes(),
         *TypeEncryptionHandlers(core).routes(),
         *QosSpecsHandlers(core).routes(),

@@ -4,8 +4,10 @@ Times are in microseconds, sizes in GiB. A row exists before its file and until 
 resources are removed.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, LargeBinary, String, Text
 
 from micronova.embedded.common.compute_events import event_columns
 
@@ -16,39 +18,78 @@ def _times() -> tuple[Column[int], Column[int | None]]:
     return Column("created_at", BigInteger, nullable=False), Column("updated_at", BigInteger)
 
 
+def _resource() -> tuple[Column[Any], ...]:
+    """Return what volumes, snapshots and backups have in common."""
+    return (
+        Column("project_id", String(255), nullable=False),
+        Column("user_id", String(255), nullable=False),
+        Column("name", String(255)),
+        Column("description", String(255)),
+        Column("size", Integer, nullable=False),  # of the volume; of a snapshot or a backup as the volume was
+        Column("status", String(32), nullable=False),
+        Column("host", String(255), nullable=False),  # of the service that has the file
+        Column("bootable", Boolean, nullable=False),
+        Column("image_metadata", sa.JSON, nullable=False),
+        *_times(),
+        # Counted up by every change. A change names the revision that it has read; see embedded.common.revisions.
+        Column("revision", Integer, nullable=False),
+        # Of what is encrypted: the id of its key, and the key, encrypted with the cloud's.
+        Column("encryption_key_id", String(36)),
+        Column("sealed_key", LargeBinary),
+    )
+
+
+def _lists(table: str) -> tuple[Index, Index]:
+    """Return the indexes of the lists of all projects and of one."""
+    return (
+        Index(f"{table}_by_created", "created_at", "id"),
+        Index(f"{table}_by_project", "project_id", "created_at", "id"),
+    )
+
+
+def _items(table: str, owner: Column[str], *indexes: Index) -> sa.Table:
+    """Return the table of the metadata of a resource."""
+    return sa.Table(
+        table,
+        metadata,
+        owner,
+        Column("key", String(255), primary_key=True),
+        Column("value", String(255), nullable=False),
+        *indexes,
+    )
+
+
+def _limits(table: str, owner: str) -> sa.Table:
+    """Return a table of the limits of quotas."""
+    return sa.Table(
+        table,
+        metadata,
+        Column(owner, String(255), primary_key=True),
+        Column("resource", String(255), primary_key=True),
+        Column("maximum", BigInteger, nullable=False),
+    )
+
+
 volumes = sa.Table(
     "volumes",
     metadata,
     Column("id", String(36), primary_key=True),
-    Column("project_id", String(255), nullable=False),
-    Column("user_id", String(255), nullable=False),
-    Column("name", String(255)),
-    Column("description", String(255)),
-    Column("size", Integer, nullable=False),
-    Column("status", String(32), nullable=False),
+    *_resource(),
     Column("availability_zone", String(255), nullable=False),
-    Column("host", String(255), nullable=False),  # of the service that has the file
     Column("volume_type_id", String(36), ForeignKey("volume_types.id"), nullable=False),
     Column("snapshot_id", String(36)),
     Column("source_volid", String(36)),
-    Column("bootable", Boolean, nullable=False),
     Column("multiattach", Boolean, nullable=False),
     Column("readonly", Boolean),  # None: never set
-    Column("image_metadata", sa.JSON, nullable=False),
-    *_times(),
-    # Counted up by every change. A change names the revision that it has read; see embedded.common.revisions.
-    Column("revision", Integer, nullable=False),
-    Index("volumes_by_created", "created_at", "id"),
-    Index("volumes_by_project", "project_id", "created_at", "id"),
+    *_lists("volumes"),
     Index("volumes_by_type", "volume_type_id"),
 )
 
-volume_metadata = sa.Table(
+volume_metadata = _items(
     "volume_metadata",
-    metadata,
     Column("volume_id", String(36), ForeignKey("volumes.id", ondelete="CASCADE"), primary_key=True),
-    Column("key", String(255), primary_key=True),
-    Column("value", String(255), nullable=False),
+    # Compute finds a volume, in whatever project it is, by the device that it was made for.
+    Index("volume_metadata_by_item", "value", "key"),
 )
 
 snapshots = sa.Table(
@@ -56,31 +97,17 @@ snapshots = sa.Table(
     metadata,
     Column("id", String(36), primary_key=True),
     Column("volume_id", String(36), ForeignKey("volumes.id"), nullable=False),
-    Column("project_id", String(255), nullable=False),
-    Column("user_id", String(255), nullable=False),
-    Column("name", String(255)),
-    Column("description", String(255)),
-    Column("size", Integer, nullable=False),  # of the volume at that time
-    Column("status", String(32), nullable=False),
+    *_resource(),
     Column("told_progress", String(255)),  # what os-update_snapshot_status has said
-    Column("host", String(255), nullable=False),
     Column("volume_type_id", String(36), ForeignKey("volume_types.id"), nullable=False),
-    Column("bootable", Boolean, nullable=False),  # as the volume was
-    Column("image_metadata", sa.JSON, nullable=False),
-    *_times(),
-    Column("revision", Integer, nullable=False),
-    Index("snapshots_by_created", "created_at", "id"),
-    Index("snapshots_by_project", "project_id", "created_at", "id"),
+    *_lists("snapshots"),
     Index("snapshots_by_volume", "volume_id"),
     Index("snapshots_by_type", "volume_type_id"),
 )
 
-snapshot_metadata = sa.Table(
+snapshot_metadata = _items(
     "snapshot_metadata",
-    metadata,
     Column("snapshot_id", String(36), ForeignKey("snapshots.id", ondelete="CASCADE"), primary_key=True),
-    Column("key", String(255), primary_key=True),
-    Column("value", String(255), nullable=False),
 )
 
 # Without foreign keys: a backup outlives its volume.
@@ -90,23 +117,13 @@ backups = sa.Table(
     Column("id", String(36), primary_key=True),
     Column("volume_id", String(36), nullable=False),
     Column("snapshot_id", String(36)),
-    Column("project_id", String(255), nullable=False),
-    Column("user_id", String(255), nullable=False),
-    Column("name", String(255)),
-    Column("description", String(255)),
-    Column("size", Integer, nullable=False),
-    Column("status", String(32), nullable=False),
-    Column("host", String(255), nullable=False),
+    *_resource(),
     Column("fail_reason", String(255)),
-    Column("bootable", Boolean, nullable=False),  # as the volume was
-    Column("image_metadata", sa.JSON, nullable=False),
     Column("volume_metadata", sa.JSON, nullable=False),
     Column("metadata", sa.JSON, nullable=False),
     Column("data_timestamp", BigInteger, nullable=False),
-    *_times(),
-    Column("revision", Integer, nullable=False),
-    Index("backups_by_created", "created_at", "id"),
-    Index("backups_by_project", "project_id", "created_at", "id"),
+    Column("volume_type_id", String(36)),  # that the volume had
+    *_lists("backups"),
     Index("backups_by_volume", "volume_id"),
 )
 
@@ -125,9 +142,8 @@ attachments = sa.Table(
     Column("connection_info", sa.JSON(none_as_null=True)),
     Column("attached_at", BigInteger),
     *_times(),
-    Index("attachments_by_created", "created_at", "id"),
+    *_lists("attachments"),
     Index("attachments_by_volume", "volume_id"),
-    Index("attachments_by_project", "project_id", "created_at", "id"),
     Index("attachments_by_instance", "instance_uuid"),
 )
 
@@ -189,7 +205,7 @@ volume_type_projects = sa.Table(
 )
 
 # Work that goes on after the answer to a request. The row is written in the transaction of the request and removed in
-# the one that records the result; see operations.py.
+# the one that records the result; see operations/engine.py.
 operations = sa.Table(
     "operations",
     metadata,
@@ -230,21 +246,8 @@ usages = sa.Table(
 )
 
 # Limits of projects. Those of the class "default" hold for projects without limits of their own.
-limits = sa.Table(
-    "quota_limits",
-    metadata,
-    Column("project_id", String(255), primary_key=True),
-    Column("resource", String(255), primary_key=True),
-    Column("maximum", BigInteger, nullable=False),
-)
-
-class_limits = sa.Table(
-    "quota_class_limits",
-    metadata,
-    Column("class_name", String(255), primary_key=True),
-    Column("resource", String(255), primary_key=True),
-    Column("maximum", BigInteger, nullable=False),
-)
+limits = _limits("quota_limits", "project_id")
+class_limits = _limits("quota_class_limits", "class_name")
 
 # The services that operators know from Cinder, for what they set; each host has the same ones.
 services = sa.Table(
@@ -269,8 +272,7 @@ transfers = sa.Table(
     Column("key_hash", String(128), nullable=False),
     Column("no_snapshots", Boolean, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    Index("transfers_by_created", "created_at", "id"),
-    Index("transfers_by_project", "project_id", "created_at", "id"),
+    *_lists("transfers"),
 )
 
 # What users are told about operations that failed.

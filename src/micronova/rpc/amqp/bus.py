@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -99,6 +99,19 @@ class AmqpBus(ReconnectingBus[Session]):
             await session.delete_queue(name)
         except (ChannelClosed, ConnectionLost) as error:
             raise BusUnavailable(f"the queue {name} cannot be deleted: {error}") from error
+
+    async def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
+        """Ask the broker how many messages wait in each of these queues that exists."""
+        session = await self._wait_for_connection(self._give_up_at())
+        found = {}
+        for name in queues:
+            try:
+                found[name] = await session.depth(PREFIX + name)
+            except ChannelClosed:
+                continue  # there is no such queue yet
+            except (ConnectionLost, Refused) as error:
+                raise BusUnavailable(f"the broker does not tell how many messages wait: {error}") from error
+        return found
 
     async def probe(self) -> BusStats:
         """Ask the broker for its dead letters and whether it accepts messages, then return the statistics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -248,6 +248,10 @@ class UnixBus(ReconnectingBus[Connection]):
             await connection.request(lambda n: f.DeleteQueue(n, name))
 
         await self._until_sent(delete, self._give_up_at())
+
+    async def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
+        """Raise BusUnavailable: a host is not told how many messages wait for others."""
+        raise BusUnavailable("the gate does not tell how many messages wait")
 
     async def probe(self) -> BusStats:
         """Ask the gate for the dead letters, then return the statistics."""

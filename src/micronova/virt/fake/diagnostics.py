@@ -30,9 +30,10 @@ def boot_sign(guest: FakeGuest, now: float) -> BootSign:
     return BootSign(booted=True, seen="booted")
 
 
-def _disks(guest: FakeGuest) -> list[str]:
-    volumes = [volume.device.removeprefix("/dev/") for volume in guest.volumes]
-    return volumes if any(volume.root for volume in guest.volumes) else ["vda", *volumes]
+def _disks(guest: FakeGuest) -> list[tuple[str, str]]:
+    """Return the names of a guest's disks, with the ids of volumes."""
+    volumes = [(volume.device.removeprefix("/dev/"), volume.volume_id) for volume in guest.volumes]
+    return volumes if any(volume.root for volume in guest.volumes) else [("vda", ""), *volumes]
 
 
 def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
@@ -52,13 +53,14 @@ def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
         disk_details=tuple(
             DiskDiagnostics(
                 device=device,
+                serial=serial,
                 read_bytes=(1 if silent else 1000 + age) * _SECTOR,
                 read_requests=1 if silent else 1000 + age,
                 write_bytes=0 if silent else 2 * age * _SECTOR,
                 write_requests=0 if silent else 2 * age,
                 errors_count=0,
             )
-            for device in _disks(guest)
+            for device, serial in _disks(guest)
         ),
         nic_details=tuple(
             NicDiagnostics(

@@ -498,4 +498,5 @@ def _view(guest: FakeGuest) -> Guest:
         local_gb=guest.local_gb,
         claimed=guest.claimed,
         volumes=tuple(volume.volume_id for volume in guest.volumes),
+        project_id=guest.project_id,
     )

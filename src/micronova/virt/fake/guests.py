@@ -45,6 +45,7 @@ class FakeVolume(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     root: bool = False  # the guest boots from it
     read_only: bool = False
     tag: str | None = None
+    encrypted: bool = False
 
 
 class FakeMdev(msgspec.Struct, kw_only=True, frozen=True):
@@ -77,6 +78,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     epoch: int
     name: str = ""
     hostname: str = ""
+    project_id: str = ""
     power_state: int = power_state.NOSTATE
     vcpus: int = 0
     memory_mb: int = 0

@@ -107,6 +107,7 @@ class SimulatedHost:
             epoch=plan.epoch,
             name=instance.name,
             hostname=instance.hostname,
+            project_id=instance.project_id,
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=moves.local_gb(plan),

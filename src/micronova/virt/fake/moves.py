@@ -8,6 +8,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
+from micronova.objects.errors import Invalid
 from micronova.objects.volume import AttachedVolume
 from micronova.placement import extra_specs
 from micronova.virt.driver import GuestPlan
@@ -33,7 +34,9 @@ def volumes_of(plan: GuestPlan) -> tuple[FakeVolume, ...]:
 
 
 def as_volume(volume: AttachedVolume) -> FakeVolume:
-    """Return a volume as a guest has it."""
+    """Return a volume as a guest has it; raise Invalid for an encrypted one without its key."""
+    if volume.connection.encrypted and not volume.passphrase:
+        raise Invalid(f"Volume {volume.volume_id} is encrypted, and the order has no key for it.")
     return FakeVolume(
         volume_id=volume.volume_id,
         attachment_id=volume.attachment_id,
@@ -42,6 +45,7 @@ def as_volume(volume: AttachedVolume) -> FakeVolume:
         root=volume.boot_index == 0,
         read_only=volume.read_only,
         tag=volume.tag,
+        encrypted=volume.connection.encrypted,
     )
 
 

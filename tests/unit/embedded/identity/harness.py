@@ -177,7 +177,7 @@ async def cloud_at(
     database = open_database(url, schema=schema)
     options.setdefault("passwords", CountingPasswords())
     options.setdefault("token_keys", lambda: [TokenKey(KEY)])
-    options.setdefault("secret_key", b"the secret key of a cloud of tests")
+    options.setdefault("secret_keys", [b"the secret key of a cloud of tests"])
     identity = IdentityService(database=database, db_schema=schema, **options)
     try:
         await identity.start()

@@ -103,6 +103,27 @@ async def test_what_revokes_a_token(cloud: Cloud, cause: Cause) -> None:
     assert valid(cloud, other) and valid(cloud, admin)
 
 
+async def test_who_loses_no_role_with_an_implication_keeps_the_token(cloud: Cloud) -> None:
+    admin = await cloud.admin()
+    auditor = (await admin.make("/roles", name="auditor"))["id"]
+    implies = f"/roles/{auditor}/implies/{await role_id(admin, 'reader')}"
+    await admin.do("PUT", implies, status=201)
+    loses, keeps = await cloud.member(admin, "alice"), await cloud.member(admin, "bob")
+    elsewhere = await admin.make("/projects", name="elsewhere")
+    for user, project in ((loses, elsewhere["id"]), (keeps, keeps.project_id)):
+        await admin.do("PUT", f"/projects/{project}/users/{user.user_id}/roles/{auditor}")
+    # bob is a reader of his project as a member, too; alice of the other one as an auditor only
+    there = await cloud.login("alice", "secret", "elsewhere")
+    loses, keeps = await cloud.login("alice", "secret", "alice"), await cloud.login("bob", "secret", "bob")
+    assert all(valid(cloud, each) for each in (there, loses, keeps, admin))
+    await admin.do("DELETE", implies)
+    assert not valid(cloud, there)
+    assert all(valid(cloud, each) for each in (loses, keeps, admin))
+    again = await cloud.login("alice", "secret", "elsewhere")
+    shown = (await again.get("/auth/tokens", subject=again.token or ""))["token"]
+    assert [each["name"] for each in shown["roles"]] == ["auditor"]
+
+
 @pytest.mark.parametrize("cause", [own_password, user_disabled, token_revoked, role_removed])
 async def test_revocations_survive_a_restart(tmp_path: Path, clock: HeldClock, cause: Cause) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock) as before:

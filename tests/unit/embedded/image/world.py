@@ -34,7 +34,7 @@ class World:
         self.directory = directory / "images"
         self.clock = SetClock()
         settings.setdefault("check", accept_all)  # most tests upload data without a format
-        self.role = ImageService(database, self.directory, Enforcer(RULES), Tokens(), self.clock, KEY, **settings)
+        self.role = ImageService(database, self.directory, Enforcer(RULES), Tokens(), self.clock, [KEY], **settings)
         self.app = self.role.service.app
 
     @property

@@ -9,19 +9,18 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.db.keyset import SortKey
-from micronova.embedded.volume import (
+from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.operations import engine, messages
+from micronova.embedded.volume.store import (
     attachment_queries,
     backup_queries,
-    listing,
-    messages,
-    operations,
+    paging,
     quotas,
     snapshot_queries,
     type_queries,
     volume_queries,
 )
-from micronova.embedded.volume.listing import Page
-from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.store.paging import Page
 from micronova.embedded.volume.tables import attachments, backups, metadata, snapshots, transfers, volumes
 from micronova.embedded.volume.tables import messages as message_rows
 from tests.plans import Rows, fill, rolled_back, rows_read, sequential_scans, too_many
@@ -79,7 +78,7 @@ def after(table: sa.Table, marker: str) -> Page:
 
 def fetch(table: sa.Table) -> Callable[[sa.Connection], Any]:
     mine = table.c.project_id == "p7"
-    return lambda conn: listing.fetch(conn, table.select().where(mine), page(table), mine)
+    return lambda conn: paging.fetch(conn, table.select().where(mine), page(table), mine)
 
 
 def _message(conn: sa.Connection) -> None:
@@ -95,6 +94,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "volumes of all projects": lambda conn: volume_queries.list_volumes(conn, page(volumes), [], False),
     "volumes with metadata": lambda conn: volume_queries.list_volumes(
         conn, page(volumes), [volumes.c.project_id == "p7", volume_queries.has_metadata("k", "v7")], True
+    ),
+    "volumes of all projects with metadata": lambda conn: volume_queries.list_volumes(
+        conn, page(volumes), [volume_queries.has_metadata("k", "v7")], False
     ),
     "a summary": lambda conn: volume_queries.summary(conn, [volumes.c.project_id == "p7"]),
     "a volume": lambda conn: volume_queries.get(conn, "v7"),
@@ -117,7 +119,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "whether volumes have a type": lambda conn: type_queries.delete(
         conn, type_queries.get(conn, "t9")  # type: ignore[arg-type]
     ),
-    "the next operations": lambda conn: operations._ready(conn, "h", 1),
+    "the next operations": lambda conn: engine._ready(conn, "h", 1),
     "a charge to the quota": lambda conn: quotas.charge(conn, "p7", quotas.volume("t1", 1), quotas.QUOTAS),
     "the usage of a project": lambda conn: quotas.usage_of(conn, "p7"),
 }  # fmt: skip

@@ -6,12 +6,19 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.volume import tables
-from micronova.embedded.volume.message_handlers import Message
-from micronova.embedded.volume.model import Attachment, Backup, Operation, Snapshot, Volume, VolumeType
-from micronova.embedded.volume.qos_specs import QosSpecs
-from micronova.embedded.volume.service_rows import ServiceRow
-from micronova.embedded.volume.transfers import Transfer
-from micronova.embedded.volume.type_encryption import TypeEncryption
+from micronova.embedded.volume.api.messages import Message
+from micronova.embedded.volume.api.transfers import Transfer
+from micronova.embedded.volume.model import (
+    Attachment,
+    Backup,
+    Operation,
+    QosSpecs,
+    Snapshot,
+    TypeEncryption,
+    Volume,
+    VolumeType,
+)
+from micronova.embedded.volume.store.service_rows import ServiceRow
 
 TYPES: list[tuple[type, sa.Table, set[str]]] = [
     (Volume, tables.volumes, {"type_name", "metadata", "attachments"}),

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from micronova.cli.volume_luks import QemuLuks
 from micronova.db.engine import Database, open_database
+from micronova.embedded.volume.backend.keys import KeyBox
 from micronova.embedded.volume.service import VolumeService
 from micronova.http.client import Answer, ASGITransport
 from micronova.objects.errors import NotFound
@@ -21,6 +23,8 @@ from tests.unit.embedded.tokens import Tokens
 ALICE, BOB = "alice@p1", "bob@p2"  # of two projects
 READER = "rita@p1/reader"
 ADMIN = "root@p0/admin,member,reader"
+SERVICE = "nova@services/service"
+SECRET_KEY = bytes(range(32))
 NEWEST = 71
 TIMEOUT = 60.0
 
@@ -94,9 +98,8 @@ class World:
         self.directory = directory / "volumes"
         self.clock = HeldClock()
         self.images = FakeImages()
-        self.role = VolumeService(
-            database, self.directory, Enforcer(RULES), Tokens(), self.clock, self.images, host="here", **options
-        )
+        given: dict[str, Any] = {"keys": KeyBox(SECRET_KEY), "luks": QemuLuks(), "host": "here", **options}
+        self.role = VolumeService(database, self.directory, Enforcer(RULES), Tokens(), self.clock, self.images, **given)
         self._transport = ASGITransport(self.role.app, "cloud")
 
     def files(self, kind: str = "volumes") -> list[str]:

@@ -10,7 +10,7 @@ from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route, self_link
 from micronova.embedded.identity.attributes import RoleAttributes, RoleChanges
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import roles
+from micronova.embedded.identity.store import role_assignments, roles
 from micronova.embedded.identity.store.kinds import ROLES, RoleRow
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -97,7 +97,7 @@ class RolesAPI:
 
     async def unimply(self, request: Request, role_id: str, implied_id: str) -> None:
         """Remove an implication."""
-        await self._core.write_revoking(roles.unimply, role_id, implied_id)
+        await self._core.write_revoking(role_assignments.unimply, role_id, implied_id)
 
     def _inference(self, request: Request, prior: RoleRow, implied: RoleRow) -> dict[str, Any]:
         inference = {

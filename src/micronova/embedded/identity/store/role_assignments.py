@@ -1,4 +1,7 @@
-"""The list of role assignments: as they were granted, or (`effective`) what they mean for each user and target."""
+"""The list of role assignments: as they were granted, or (`effective`) what they mean for each user and target.
+
+An implication is removed here, because what it means for each user and target says whose tokens that voids.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,11 +25,10 @@ from micronova.embedded.identity.store.kinds import (
     RoleRow,
     UserRow,
 )
-from micronova.embedded.identity.tables import (
-    assignments,
-    memberships,
-    roles,
-)
+from micronova.embedded.identity.store.revocations import RevocationTime, revoke
+from micronova.embedded.identity.tables import assignments, implied_roles, memberships, roles
+from micronova.http import revocation_subjects
+from micronova.http.revocation_subjects import Subject
 
 Named = UserRow | GroupRow | ProjectRow | DomainRow | RoleRow  # rows that have a name
 
@@ -70,7 +72,7 @@ def listing(conn: sa.Connection, wanted: Filter) -> list[Assigned]:
     targets = _targets(conn, wanted)
     found = [Assigned(grant, grant) for grant in _granted(conn, wanted, targets)]
     if wanted.effective:
-        found = _effective(conn, found, targets)
+        found = _effective(conn, found, targets, roles_store.implications(conn))
     return [each for each in found if _matches(each, wanted, targets)]
 
 
@@ -92,6 +94,35 @@ def names(conn: sa.Connection, found: Iterable[Assigned]) -> Names:
     concerned += [each.grant.target_id for each in found if each.grant.target == "domain"]
     result.domains = DOMAINS.by_ids(conn, concerned)
     return result
+
+
+def unimply(conn: sa.Connection, time: RevocationTime, prior_id: str, implied_id: str) -> tuple[None, list[Subject]]:
+    """Remove an implication; revoke the tokens of the users who lose a role by it, for the targets where they do.
+
+    A token says which roles it has, so that one with a role that is lost is void. Who has the role otherwise, too,
+    keeps the token.
+    """
+    roles_store.implication(conn, prior_id, implied_id)
+    before = roles_store.implications(conn)
+    conn.execute(
+        implied_roles.delete().where(implied_roles.c.prior_id == prior_id, implied_roles.c.implied_id == implied_id)
+    )
+    after = roles_store.implications(conn)
+    closure = roles_store.closure
+    lost = {role for each in before for role in closure(before, [each]) - closure(after, [each])}
+    giving = sorted(each for each in {*before, *lost} if not lost.isdisjoint(closure(before, [each])))
+    granted = [
+        Assigned(grant, grant)
+        for part in chunks(giving)
+        for grant in grants.matching(conn, assignments.c.role_id.in_(part))
+    ]
+
+    def held(implied: Mapping[str, list[str]]) -> set[tuple[str, str, str]]:
+        found = (each.grant for each in _effective(conn, granted, None, implied))
+        return {(grant.actor_id, grant.target_id, grant.role_id) for grant in found if grant.role_id in lost}
+
+    gone = {(user_id, target_id) for user_id, target_id, _ in held(before) - held(after)}
+    return None, revoke(conn, time, (revocation_subjects.grant(user_id, target) for user_id, target in gone))
 
 
 def _granted(conn: sa.Connection, wanted: Filter, targets: set[str] | None) -> list[Grant]:
@@ -136,7 +167,9 @@ def _matches(each: Assigned, wanted: Filter, targets: set[str] | None) -> bool:
     )
 
 
-def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | None) -> list[Assigned]:
+def _effective(
+    conn: sa.Connection, found: list[Assigned], targets: set[str] | None, implied: Mapping[str, list[str]]
+) -> list[Assigned]:
     """Replace groups by their members and inherited grants by grants on the projects; add the implied roles.
 
     Roles of domains are left out, because no token has them; what they imply is there.
@@ -147,7 +180,6 @@ def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | N
             members.setdefault(row.group_id, []).append(row.user_id)
     below: dict[str, list[str]] = {}
     of_domains = set(conn.execute(sa.select(roles.c.id).where(roles.c.domain_id != "")).scalars())
-    implied = roles_store.implications(conn)
     result: list[Assigned] = []
     for each in found:
         source = each.source

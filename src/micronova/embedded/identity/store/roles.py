@@ -123,16 +123,6 @@ def implication(conn: sa.Connection, prior_id: str, implied_id: str) -> tuple[Ro
     return prior, implied
 
 
-def unimply(conn: sa.Connection, time: RevocationTime, prior_id: str, implied_id: str) -> tuple[None, list[Subject]]:
-    """Remove an implication and revoke the tokens of the users who have the role."""
-    implication(conn, prior_id, implied_id)
-    subjects = _holders(conn, prior_id)
-    conn.execute(
-        implied_roles.delete().where(implied_roles.c.prior_id == prior_id, implied_roles.c.implied_id == implied_id)
-    )
-    return None, revoke(conn, time, subjects)
-
-
 def _holders(conn: sa.Connection, role_id: str) -> list[Subject]:
     """Return the users, as subjects, who have a role directly, through a group or through another role."""
     implied = implications(conn)

@@ -6,28 +6,27 @@ The files stay the service's. It gives the exporter descriptors of a volume's fi
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from micronova.embedded.volume.backend.exports import Export
 from micronova.embedded.volume.backend.files import EXPORTS, VOLUMES, Files
 from micronova.exporter import messages as m
 from micronova.exporter import wire
+from micronova.exporter.access import SetAccess
 from micronova.exporter.client import ExporterClient
 
-Share = Callable[[Path, int, Mapping[int, int]], None]
-"""Gives a file a mode, and single users rights to it."""
 _READ, _WRITE, _SEARCH = 4, 2, 1
 
 
 class ExportedFiles:
     """The volumes of a directory, served by an exporter."""
 
-    def __init__(self, files: Files, client: ExporterClient, share: Share, uid: int, seen_as: Path) -> None:
+    def __init__(self, files: Files, client: ExporterClient, set_access: SetAccess, uid: int, seen_as: Path) -> None:
         """`uid` is the exporter's user, `seen_as` the directory of its sockets as guests' QEMU sees it."""
         self._files = files
         self._client = client
-        self._share = share
+        self._set_access = set_access
         self._uid = uid
         self._seen_as = seen_as
 
@@ -70,7 +69,7 @@ class ExportedFiles:
             os.ftruncate(file, self._files.path(VOLUMES, volume_id).stat().st_size)
         finally:
             os.close(file)
-        self._share(path, 0o600, {self._uid: _READ | _WRITE})
+        self._set_access(path, 0o600, {self._uid: _READ | _WRITE})
         return path
 
     async def copy(self, volume_id: str, name: str, report: Callable[[int], None]) -> None:
@@ -86,12 +85,12 @@ class ExportedFiles:
     def _folder(self, volume_id: str) -> Path:
         folder = self._files.directory / EXPORTS / volume_id
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._share(folder, 0o700, {self._uid: _SEARCH})
+        self._set_access(folder, 0o700, {self._uid: _SEARCH})
         return folder
 
     def _open(self, volume_id: str) -> list[int]:
         file, folder = self._files.path(VOLUMES, volume_id), self._folder(volume_id)
-        self._share(file, 0o600, {self._uid: _READ | _WRITE})
+        self._set_access(file, 0o600, {self._uid: _READ | _WRITE})
         opened: list[int] = []
         try:
             for path, flags in ((file, 0), (folder, os.O_DIRECTORY)):

@@ -47,7 +47,7 @@ class Exports(Protocol):
         """Stop serving a volume; do nothing if it is not served."""
 
     async def resize(self, volume_id: str, size: int) -> None:
-        """Show those who use a volume that its file has become larger; do nothing if it is not served."""
+        """Announce to the guests that use a volume that its file is larger; do nothing if it is not served."""
 
     async def served(self) -> set[str]:
         """Return the volumes that are served."""

@@ -48,7 +48,7 @@ Report = Callable[[int], None]
 
 
 class Interrupted(Exception):
-    """The work ends where it is: what comes next is to look at its operation anew."""
+    """The work was cancelled. The engine reads its operation again to find out what to do."""
 
 
 class Files:
@@ -133,21 +133,21 @@ class Files:
         if self.live_copies is None or source.parent != self.directory / VOLUMES:
             await self.replace_by_copy(source, kind, id, operation, size, report)
             return
-        frozen = await self.freeze(source.name, operation, report)
+        copy = await self.copy_at_one_moment(source.name, operation, report)
         try:
-            await self.complete(frozen, kind, id, size)
+            await self.complete(copy, kind, id, size)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            await self.replace_by_copy(frozen, kind, id, operation, size, report)  # backups may be elsewhere
+            await self.replace_by_copy(copy, kind, id, operation, size, report)  # backups may be elsewhere
         finally:
-            frozen.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
 
-    async def freeze(self, volume_id: str, operation: str, report: Report) -> Path:
-        """Return a copy of a volume as it is at one moment, which its user removes.
+    async def copy_at_one_moment(self, volume_id: str, operation: str, report: Report) -> Path:
+        """Return the file of a copy of a volume as it is at one moment. The caller removes the file.
 
-        A volume that a guest writes to, or begins to write to meanwhile, is copied by who serves it, unless the file
-        system has reflinks.
+        If the file system has no reflinks, the storage daemon of the volume makes the copy, because a guest may write
+        to the volume meanwhile.
         """
         assert self.live_copies is not None
         source, name = self.path(VOLUMES, volume_id), f"{operation}.part"

@@ -105,6 +105,8 @@ def nbd_source(volume: NBDSource) -> Element:
         child(found, "host", transport="unix", socket=volume.socket)
     else:
         child(found, "host", name=volume.host, port=volume.port)
+    if volume.secret:
+        child(child(found, "encryption", format="luks"), "secret", type="passphrase", uuid=volume.secret)
     return found
 
 

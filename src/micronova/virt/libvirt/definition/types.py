@@ -38,6 +38,7 @@ class NBDSource:
     socket: str = ""
     host: str = ""
     port: int = 0
+    secret: str = ""  # of libvirt, with the key of an encrypted volume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterator
 from typing import Final
+from uuid import UUID, uuid5
 
 from micronova.objects.errors import NotSupported
 from micronova.objects.volume import AttachedVolume
 from micronova.virt.libvirt.definition.types import Disk, NBDSource
 
 PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
+_SECRETS: Final = UUID("0d0be3a5-9a0e-4c0e-9a43-4a3f0f3c2d61")
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _LIMITS: Final = frozenset(
     f"{way}_{unit}_sec{suffix}"
@@ -52,7 +54,13 @@ def volume_source(volume: AttachedVolume) -> NBDSource:
         socket=connection.socket_path or "",
         host=connection.host or "",
         port=connection.port or 0,
+        secret=secret_of(volume) if connection.encrypted else "",
     )
+
+
+def secret_of(volume: AttachedVolume) -> str:
+    """Return the id of libvirt's secret for a volume of one guest: several guests may have the same volume."""
+    return str(uuid5(_SECRETS, f"{volume.device_uuid}/{volume.volume_id}"))
 
 
 def volume_disk(volume: AttachedVolume, bus: str, target: str, boot_order: int | None) -> Disk:

@@ -147,6 +147,7 @@ class GuestAccess:
                 memory_mb=record.memory_mb,
                 local_gb=record.local_gb,
                 claimed=record.claimed,
+                project_id=_project(info),
             )
         if info is None or info.owner is None or info.owner.cloud != self.cloud:
             return None
@@ -158,4 +159,10 @@ class GuestAccess:
             name=info.owner.name,
             vcpus=info.vcpus,
             memory_mb=info.memory_mb,
+            project_id=_project(info),
         )
+
+
+def _project(info: domains.DomainInfo | None) -> str:
+    """Return the project that a guest's definition names; empty if there is none."""
+    return info.owner.project_id if info is not None and info.owner is not None else ""

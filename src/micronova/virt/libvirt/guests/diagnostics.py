@@ -58,6 +58,7 @@ def _disks(domain: Domain, root: Element) -> list[DiskDiagnostics]:
             found.append(
                 DiskDiagnostics(
                     device=name,
+                    serial=disk.findtext("serial") or "",
                     read_requests=stats[0],
                     read_bytes=stats[1],
                     write_requests=stats[2],

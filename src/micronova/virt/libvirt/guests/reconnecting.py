@@ -1,9 +1,9 @@
 """Having a guest's requests wait while a volume is not served.
 
 QEMU can do it (`reconnect-delay` of its NBD client), but libvirt has no way to ask for it, so that a guest would get
-errors at once. Libvirt gives each volume two nodes of QEMU: a raw one that the disk uses, and below it the client. So a
-client of our own, which waits, is put below the raw node by QEMU's monitor. Libvirt's client stays, unused, and goes
-with the disk.
+errors at once. Libvirt gives each volume two nodes of QEMU: one that the disk uses, which is raw or decrypts, and below
+it the client. So a client of our own, which waits, is put below the upper node by QEMU's monitor. Libvirt's client
+stays, unused, and goes with the disk.
 """
 
 import json
@@ -42,13 +42,22 @@ def wait_for(domain: Domain, volume: NBDSource, *, readonly: bool, again: bool =
     client = {"driver": "nbd", "server": server, "export": volume.export, "reconnect-delay": WAIT_SECONDS, **options}
     _ask(domain, "blockdev-add", **{"node-name": ours, **client})
     try:
-        raw = {"driver": "raw", "node-name": above, "file": ours, **options}
-        _ask(domain, "blockdev-reopen", options=[raw])
+        _ask(domain, "blockdev-reopen", options=[{**_format(domain, nodes[above]), "file": ours, **options}])
     except BaseException:
         _ask(domain, "blockdev-del", **{"node-name": ours})
         raise
     for name in old:
         _ask(domain, "blockdev-del", **{"node-name": name})
+
+
+def _format(domain: Domain, node: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a node that has a client below it: a raw one, or one that decrypts with libvirt's key."""
+    name = node["node-name"]
+    if node["drv"] != "luks":
+        return {"driver": "raw", "node-name": name}
+    objects = [each["name"] for each in _ask(domain, "qom-list", path="/objects")]
+    [key] = [each for each in objects if each.startswith(f"{name}-") and "secret" in each]
+    return {"driver": "luks", "node-name": name, "key-secret": key}
 
 
 def forget(domain: Domain, export: str) -> None:

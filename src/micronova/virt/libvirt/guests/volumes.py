@@ -24,6 +24,7 @@ from micronova.virt.libvirt.definition.volumes import volume_disk, volume_source
 from micronova.virt.libvirt.guests import domains, reconnecting
 from micronova.virt.libvirt.guests.access import GuestAccess, no_guest
 from micronova.virt.libvirt.guests.launcher import Launcher
+from micronova.virt.libvirt.guests.volume_secrets import known_keys
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class GuestVolumes:
         had = await self._change(uuid, lambda domain: _has(domain, export), "find the volume")
         await self._launcher.admit_to_volumes(record, (volume,))
         try:
-            await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
+            async with known_keys(self._connection, uuid, (volume,)):
+                await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
         except BaseException:
             if not had:
                 await asyncio.shield(self._take_back(uuid, volume))
@@ -103,6 +105,8 @@ class GuestVolumes:
     async def swap(self, plan: GuestPlan, old: AttachedVolume, new: AttachedVolume) -> None:
         """Copy a volume to another one while the guest uses it, and let the guest use the other one."""
         uuid = plan.instance.uuid
+        if old.connection.encrypted or new.connection.encrypted:
+            raise NotSupported("This host does not exchange encrypted volumes.")
         if old.size_gb != new.size_gb:  # QEMU copies to a disk of the same size only
             raise NotSupported("This host exchanges a volume for one of the same size only: extend it before or after.")
         record, _ = await self._guests.require(uuid)

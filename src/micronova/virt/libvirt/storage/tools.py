@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from micronova.objects.errors import Unavailable
@@ -43,6 +43,10 @@ SECONDS_PER_CPU_SECOND = 10
 KILL_SECONDS = 5.0
 MOST_OUTPUT = 4096
 """Bytes at the end of a program's output that are kept: the last lines say why it failed."""
+SECRET_FILE = "/dev/stdin"
+_WITH_KEY = ("--object", f"secret,id=key,file={SECRET_FILE}")
+_KEY_MILLISECONDS = 10
+"""For which QEMU stretches a passphrase. Those of volumes are random keys, which nobody can guess."""
 TOO_MUCH_OUTPUT = 1 << 20
 """Bytes after which a program is killed: reading what it says would keep the agent busy."""
 
@@ -56,10 +60,12 @@ async def run(
     file_limit: int,
     memory_limit: int = MEMORY_LIMIT,
     cpu_limit: int = CPU_SECONDS,
+    secret: str = "",
 ) -> None:
     """Run a program that reads users' data, with limits on memory, CPU time and the size of files that it writes.
 
-    It can open the files that it is given, and the system's code; it has no network and no children (`sandbox.py`).
+    It reads `secret` from SECRET_FILE: its command line could be read by everybody on the machine. It can open the
+    files that it is given, and the system's code; it has no network and no children (`sandbox.py`).
     It is killed when the caller is cancelled and when this process dies.
     """
     program = command[0]
@@ -75,15 +81,16 @@ async def run(
     confined = [sys.executable, "-I", "-S", sandbox.__file__, "--write", str(writes)]
     for file in reads:
         confined += ["--read", str(file)]
-    process = await asyncio.create_subprocess_exec(
-        *("setpriv", "--pdeathsig", "KILL", *privileges, "prlimit", *limits, "--"),
-        *(*confined, "--", path, *command[1:]),
-        cwd=folder,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},  # ours may have secrets
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+    with _pipe_with(secret) as stdin:
+        process = await asyncio.create_subprocess_exec(
+            *("setpriv", "--pdeathsig", "KILL", *privileges, "prlimit", *limits, "--"),
+            *(*confined, "--", path, *command[1:]),
+            cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},  # ours may have secrets
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
     try:
         async with asyncio.timeout(cpu_limit * SECONDS_PER_CPU_SECOND):
             output = await _last_of(process)
@@ -102,6 +109,21 @@ async def run(
     if "No space left on device" in said or "Disk quota exceeded" in said:
         raise Unavailable("The host's disk is full.", details=said)
     raise DriverFailed(f"The host could not {what}.", details=f"{program} ended with {process.returncode}: {said}")
+
+
+@contextlib.contextmanager
+def _pipe_with(secret: str) -> Iterator[int]:
+    """Yield the end of a pipe from which a short text can be read once; of an empty text, what has nothing to read."""
+    if not secret:
+        yield asyncio.subprocess.DEVNULL
+        return
+    end, begin = os.pipe()
+    try:
+        with open(begin, "w") as stream:
+            stream.write(secret)  # less than a pipe holds
+        yield end
+    finally:
+        os.close(end)
 
 
 async def _last_of(process: asyncio.subprocess.Process) -> bytes:
@@ -136,6 +158,42 @@ async def convert(source: Path, source_format: str, target: Path, size: int) -> 
         writes=target,
         file_limit=size + GIB,
         cpu_limit=cpu_seconds(size),
+    )
+
+
+async def create_luks(target: Path, size: int, options: str, passphrase: str) -> None:
+    """Create an encrypted file for a volume of this size; `options` are those of QEMU's driver `luks`."""
+    await run(
+        "qemu-img",
+        "create",
+        *("-q", "-f", "luks", *_WITH_KEY, "-o", f"key-secret=key,iter-time={_KEY_MILLISECONDS},{options}"),
+        str(target),
+        str(size),
+        what="make the file of the encrypted volume",
+        folder=target.parent,
+        writes=target,
+        file_limit=size + GIB,
+        secret=passphrase,
+    )
+
+
+async def write_luks(source: Path, source_format: str, target: Path, passphrase: str, size: int) -> None:
+    """Write an inspected image to an encrypted file, which is as large or larger; zeros are written, too."""
+    name = str(target).replace(",", ",,")
+    await run(
+        "qemu-img",
+        "convert",
+        *("-n", "-f", source_format, "-t", "writeback", "-T", "writeback", *_WITH_KEY),
+        "--target-image-opts",
+        str(source),
+        f"driver=luks,key-secret=key,file.driver=file,file.filename={name}",
+        what="write the image to the encrypted volume",
+        folder=target.parent,
+        reads=[source],
+        writes=target,
+        file_limit=size + GIB,
+        cpu_limit=cpu_seconds(size),
+        secret=passphrase,
     )
 
 

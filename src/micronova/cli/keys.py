@@ -1,0 +1,102 @@
+"""`micronova key rotate`: seal what is stored with a new key."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import sqlalchemy as sa
+
+from micronova.cli.maintain import place_of_databases
+from micronova.cli.state import StateDirectory
+from micronova.conf.settings import Settings, load
+from micronova.objects.errors import MicronovaError
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+    from micronova.db.engine import Database
+
+Resealed = tuple[str, int, int]
+
+
+def rotate(directory: Path | None, config: Path | None, as_json: bool) -> None:
+    """Seal secrets of operations, credentials and volume keys with the present key; print how many there are."""
+    settings = load(config)
+    place = place_of_databases(directory, settings)
+    own = not settings.default.secret_key  # the key is in keys.json of DIR
+    if own:
+        if not place.has_keys():
+            raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
+        if settings.database.connection:
+            raise MicronovaError(
+                "default.secret_key is empty: each process has a key of its own. Set it in the settings of all first."
+            )
+        if place.running_pid() is not None:
+            raise MicronovaError(f"The cloud in {place.path} runs: stop it with `micronova down`, and start it then.")
+        place.rotate_secret_key()
+    counted = asyncio.run(_reseal(settings, place))
+    if own:
+        place.forget_other_secret_keys()
+    if as_json:
+        click.echo(msgspec.json.encode(counted).decode())
+        return
+    for what, (found, changed) in counted.items():
+        click.echo(f"{found} {what}, of which {changed} had another key")
+    if own:
+        click.echo("All are encrypted with a new key; the old one is forgotten.")
+    elif settings.default.other_secret_keys:
+        click.echo("All are encrypted with default.secret_key: take default.other_secret_keys out of the settings now.")
+
+
+async def _reseal(settings: Settings, place: StateDirectory) -> dict[str, tuple[int, int]]:
+    from micronova.cli.wiring import Process
+    from micronova.db import reseal
+    from micronova.db.secrets import SecretBox
+    from micronova.embedded.identity.blobs import BlobBox
+    from micronova.embedded.identity.reseal import reseal as reseal_blobs
+    from micronova.embedded.volume.backend.keys import KeyBox
+    from micronova.embedded.volume.store import key_rows
+
+    process = Process(settings, [], place)
+    try:
+        if not settings.default.secret_key:
+            process.keys = place.keys()
+        key, *others = process.secret_keys()
+        compute = await process.open_current_database()
+        box = SecretBox(key, others)
+        counted = {"waiting operations with secrets": await _all(compute, reseal.of_operations, box)}
+        counted["keys of volumes of servers"] = await _all(compute, reseal.of_devices, box)
+        identity = await process.open_database("identity")
+        if await _has(process, identity, "identity", "credentials", "blob"):
+            counted["credentials of users"] = await _all(identity, reseal_blobs, BlobBox(key, others))
+        volume = await process.open_database("volume")
+        if await _has(process, volume, "volume", "backups", "sealed_key"):
+            counted["keys of volumes, snapshots and backups"] = await _all(volume, key_rows.reseal, KeyBox(key, others))
+        return counted
+    finally:
+        await process.stop()
+
+
+async def _has(process: "Process", database: "Database", service: str, table: str, column: str) -> bool:
+    """Return whether the database of a service has a column: it may be of another service, or of an older release."""
+    schema = process.schema_of(service)
+
+    def look(conn: sa.Connection) -> bool:
+        inspector = sa.inspect(conn)
+        if not inspector.has_table(table, schema=schema):
+            return False
+        return any(each["name"] == column for each in inspector.get_columns(table, schema=schema))
+
+    return await database.read(look)
+
+
+async def _all(database: "Database", reseal: Callable[..., Resealed], box: object) -> tuple[int, int]:
+    """Seal all, some in each transaction; return how many there are, and how many had another key."""
+    after, total, done = "", 0, 0
+    while True:
+        after, found, changed = await database.write(reseal, box, after)
+        total, done = total + found, done + changed
+        if not after:
+            return total, done

@@ -1,0 +1,78 @@
+"""What the audit finds, and the repairs that take it away."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
+from micronova.clients.volume.client import VolumeClient
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Conflict, Unavailable
+from micronova.objects.pci_devices import Alias
+
+UNASKED = "unasked"
+"""The kind of a finding that says what could not be asked."""
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change that takes a finding away. Whoever makes it looks first whether it is still right."""
+
+    name: str  # a key of `REPAIRS` in `conductor/repairs.py`
+    text: str  # what it does
+    about: dict[str, str | int] = {}  # what it is done to
+    destroys: bool = False  # data may be lost: it is done only if somebody asks for just this
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One contradiction or leak."""
+
+    kind: str
+    subject: str  # a server, a host, a project…
+    message: str
+    repairs: tuple[Repair, ...] = ()  # the first is the one to choose if nobody knows better
+    advice: str = ""  # what a person should do, if there is no repair
+
+
+@dataclass(kw_only=True)
+class Means:
+    """What repairs are made with."""
+
+    database: Database
+    clock: Clock
+    random: Random
+    compute: ComputeAPI | None = None
+    network: NetworkClient | None = None
+    images: ImageClient | None = None
+    volumes: VolumeClient | None = None
+    aliases: Mapping[str, Alias] = field(default_factory=dict)  # of PCI devices
+
+    def now(self) -> int:
+        """Return the time in microseconds."""
+        return micros(self.clock.now())
+
+    def hosts(self) -> ComputeAPI:
+        """Return the client of the hosts; raise Unavailable without a broker."""
+        if self.compute is None:
+            raise Unavailable("The broker does not answer, so that no host can be asked.")
+        return self.compute
+
+
+Repairer = Callable[[Means, dict[str, Any]], Awaitable[str]]
+"""Makes a repair, and returns what it has changed; "" if there was nothing to do any more."""
+
+
+def refuse_busy(conn: sa.Connection, server: str) -> None:
+    """Raise Conflict if an operation works on a server: it decides what the server is like afterwards."""
+    for row in operation_rows.open_of(conn, server):
+        raise Conflict(
+            f"Operation {row['id']} ({row['kind']}) works on server {server}: try again when it has ended, or see "
+            f"`micronova operation show {row['id']}`."
+        )

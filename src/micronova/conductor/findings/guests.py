@@ -1,0 +1,212 @@
+"""Guests, as hosts really have them, compared with servers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor import power_changes
+from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.servers import Recorded, Servers, look_inside, set_to_error
+from micronova.conductor.host_guests import guests_of_all, no_progress
+from micronova.db import instances as instance_rows
+from micronova.db.engine import Database
+from micronova.db.listed import one_of
+from micronova.db.tables import instance_actions, instances
+from micronova.objects import power_state, states
+from micronova.objects.clock import Clock
+from micronova.objects.context import Context
+from micronova.objects.errors import Conflict
+from micronova.objects.orders import Guest, PowerChange
+
+
+def compare_guests(host: str, guests: tuple[Guest, ...], servers: Servers) -> list[Finding]:
+    """Return servers without a guest on this host, and guests that it has lost; `strangers` are found elsewhere."""
+    recorded, busy = servers.by_host.get(host, {}), servers.busy
+    held = {guest.uuid for guest in guests}
+    findings = [
+        Finding(
+            kind="guest",
+            subject=uuid,
+            message=f"{host} has lost the guest to which a resize can be reverted.",
+            advice="Confirm the resize.",
+        )
+        for uuid in sorted(servers.kept.get(host, set()) - held - busy)
+    ]
+    for uuid, server in recorded.items():
+        if uuid not in held and uuid not in busy and server.vm_state in states.NEEDS_GUEST:
+            repair = Repair(
+                name="lost_guest",
+                text="Set the server to ERROR, with this as the reason.",
+                about={"server": uuid, "host": host},
+            )
+            message = f"{host} has no guest for a server that is {server.vm_state}."
+            findings.append(Finding(kind="guest", subject=uuid, message=message, repairs=(repair,)))
+    return findings
+
+
+def not_removed(host: str, guests: tuple[Guest, ...], servers: Servers, before: int) -> list[Finding]:
+    """Return guests of servers that left a host before a time: it removes them with its next heartbeats, if it can.
+
+    They are named whatever else works on these servers: a move is not undone before they are removed.
+    """
+    findings = []
+    for guest in guests:
+        epoch, since = servers.leaving.get((host, guest.uuid), (-1, before))
+        if guest.epoch <= epoch and since < before:
+            message = f"{host} has not removed the guest of a server that has left it."
+            advice = f"The log of the agent on {host} says why; it is repeated with each heartbeat."
+            findings.append(Finding(kind="guest", subject=guest.uuid, message=message, advice=advice))
+    return findings
+
+
+class Looks:
+    """Compares guests with their servers, and looks twice: hosts report power changes a moment after they happen."""
+
+    def __init__(
+        self, database: Database, compute: ComputeAPI, clock: Clock, service_down_time: float, undisturbed: float
+    ) -> None:
+        self._database = database
+        self._compute = compute
+        self._clock = clock
+        self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
+        self._undisturbed = undisturbed
+
+    async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> list[Finding]:
+        """Return guests that differ from their servers for longer than a report takes."""
+        first = _differing(answers, servers)
+        if not first:
+            return []
+        await self._clock.sleep(self._pause)
+        begun = self._clock.now()
+        again = await guests_of_all(self._compute, sorted({host for host, _ in first}), no_progress)
+        _, then = await self._database.snapshot(look_inside, begun, self._undisturbed)
+        second = _differing(again, then)
+        by_hand = await self._database.read(_set_by_hand, sorted({uuid for _, uuid in second}))
+        return [
+            Finding(
+                kind="guest",
+                subject=uuid,
+                message=difference.message,
+                repairs=(
+                    Repair(
+                        name="power",
+                        text="Record the power state that the guest has.",
+                        about={"server": uuid, "host": host},
+                    ),
+                )
+                if difference.of_power
+                else (),
+                advice="" if difference.of_power else difference.advice,
+            )
+            for (host, uuid), difference in second.items()
+            if first.get((host, uuid)) == difference and not (difference.of_vm_state and uuid in by_hand)
+        ]
+
+
+class _Difference(NamedTuple):
+    """In what a guest differs from its server."""
+
+    message: str
+    of_vm_state: bool  # the power state is known, and the vm state is another: somebody may have set it
+    of_power: bool = False  # the server can be set to what its guest is
+    advice: str = "Reboot the server with the type HARD."
+
+
+def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
+    """Return those of the servers whose state an administrator has set since their guests were made."""
+    reset = instance_actions.c.action == "resetState"
+    query = sa.select(instances.c.uuid).join(instance_actions, instance_actions.c.instance_uuid == instances.c.uuid)
+    since = query.where(one_of(instances.c.uuid, "servers"), reset)
+    since = since.where(instance_actions.c.start_time >= instances.c.launched_at)
+    return set(conn.execute(since, {"servers": list(servers)}).scalars())
+
+
+def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> dict[tuple[str, str], _Difference]:
+    """Return in what guests differ from their servers, by host and server, if no operation works on them."""
+    found: dict[tuple[str, str], _Difference] = {}
+    for host, guests in answers.items():
+        recorded = servers.by_host.get(host, {})
+        for guest in guests if not isinstance(guests, str) else ():
+            server = recorded.get(guest.uuid)
+            if server is None or guest.uuid in servers.busy:
+                continue
+            difference = _difference(host, guest, server)
+            if difference is not None:
+                found[host, guest.uuid] = difference
+    return found
+
+
+def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None:
+    """Return in what a guest differs from its server: in its size, if it has one or uses it, or in its power state."""
+    size, needed = (guest.vcpus + guest.pcpus, guest.memory_mb), server.vm_state in states.NEEDS_GUEST
+    runs = guest.power_state in (power_state.RUNNING, power_state.PAUSED)
+    # Not all drivers tell the size. A guest that runs uses it, whatever its server is: the claim is the flavor's.
+    if (needed or runs) and all(size) and size != (server.vcpus, server.memory_mb):
+        return _Difference(
+            f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
+            f"{server.vcpus} CPUs and {server.memory_mb} MB.",
+            of_vm_state=False,
+            advice="Migrate the server, or resize it: its guest is then built as its flavor says.",
+        )
+    follows = states.after_power_change(server.vm_state, guest.power_state) == server.vm_state
+    if not needed or (follows and guest.power_state != power_state.NOSTATE):
+        return None
+    power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
+    return _Difference(
+        f"The guest on {host} is {power}, and the server is {server.vm_state}.",
+        of_vm_state=guest.power_state == server.power_state,
+        of_power=not follows,
+    )
+
+
+# --- repairs ---
+
+
+async def guest_on(means: Means, host: str, server: str) -> Guest | None:
+    """Ask a host for its guest of a server; raise what its silence raises."""
+    for guest in await means.hosts().list_guests(Context(request_id="req-repair"), host):
+        if guest.uuid == server:
+            return guest
+    return None
+
+
+async def _repair_lost_guest(means: Means, about: dict[str, Any]) -> str:
+    server, host, now = about["server"], about["host"], means.now()
+
+    def record(conn: sa.Connection, epoch: int) -> str:
+        row = instance_rows.lock_existing(conn, server)
+        refuse_busy(conn, server)
+        if row["host"] != host or row["epoch"] != epoch or row["vm_state"] not in states.NEEDS_GUEST:
+            return ""
+        return set_to_error(conn, server, f"Its host {host} has no guest of this server any more.", now)
+
+    before = await means.database.read(instance_rows.get_existing, server)
+    if await guest_on(means, host, server) is not None:
+        return ""
+    return await means.database.write(record, before["epoch"])
+
+
+async def _repair_power(means: Means, about: dict[str, Any]) -> str:
+    server, host = about["server"], about["host"]
+    guest = await guest_on(means, host, server)
+    if guest is None:
+        raise Conflict(f"{host} has no guest of server {server} any more.")
+    return await means.database.write(_follow_guest, host, guest, means.now())
+
+
+def _follow_guest(conn: sa.Connection, host: str, guest: Guest, now: int) -> str:
+    """Record the power state of a guest, as its host's report of a change does."""
+    row = instance_rows.lock_existing(conn, guest.uuid)
+    refuse_busy(conn, guest.uuid)
+    if row["host"] != host:
+        return ""
+    change = PowerChange(guest.uuid, guest.epoch, guest.power_state)
+    power_changes.record(conn, power_changes.compare(conn, [(host, change)]), now)
+    follows = states.after_power_change(row["vm_state"], guest.power_state)
+    instance_rows.update(conn, guest.uuid, now, {"vm_state": follows, "power_state": guest.power_state})
+    return f"server {guest.uuid} is {follows}, as its guest on {host} is"
+
+
+REPAIRS: dict[str, Repairer] = {"lost_guest": _repair_lost_guest, "power": _repair_power}

@@ -1,0 +1,86 @@
+"""Ports of servers that are gone, and what network agents cannot do."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.servers import Servers
+from micronova.db import instances
+from micronova.objects.errors import Conflict, Unavailable
+
+MOST, LONGEST = 100, 1000
+"""Faults of one agent that are findings, and characters of each."""
+
+
+class Ports(Protocol):
+    """The part of the network client that the audit uses."""
+
+    async def list_server_ports(self) -> list[dict[str, Any]]:
+        """Return every port that belongs to a server: id and device_id."""
+
+    async def list_network_agents(self) -> list[dict[str, Any]]:
+        """Return host, alive and configurations of each of our network agents."""
+
+
+def compare_ports(listed: Sequence[dict[str, Any]], servers: Servers) -> list[Finding]:
+    """Return the ports of servers that are gone."""
+    known = servers.known | servers.busy
+    gone = [(port["id"], port["device_id"]) for port in listed if port["device_id"] not in known]
+    return [
+        Finding(
+            kind="port",
+            subject=id,
+            message=f"The port belongs to server {server}, which is gone.",
+            repairs=(
+                Repair(
+                    name="ports",
+                    text=f"Remove the ports of server {server}: those made for it are deleted, others are unbound.",
+                    about={"server": server},
+                ),
+            ),
+        )
+        for id, server in gone
+    ]
+
+
+async def _repair_ports(means: Means, about: dict[str, Any]) -> str:
+    server: str = about["server"]
+
+    def refuse_known(conn: sa.Connection) -> None:
+        refuse_busy(conn, server)
+        if instances.get(conn, server) is not None:
+            raise Conflict(f"There is a server {server}: its ports stay.")
+
+    async def check() -> None:
+        await means.database.read(refuse_known)
+
+    if means.network is None:
+        raise Unavailable("There is no network service.")
+    await check()
+    await means.network.deallocate(server, check=check)
+    return f"removed the ports of server {server}"
+
+
+REPAIRS: dict[str, Repairer] = {"ports": _repair_ports}
+
+
+def compare_agents(agents: Sequence[dict[str, Any]], up: Sequence[str]) -> list[Finding]:
+    """Return agents that do not report although their host is up, and what agents cannot do."""
+    findings = []
+    for agent in agents:
+        host = agent["host"]
+        if not agent["alive"] and host in up:
+            findings.append(
+                Finding(
+                    kind="network",
+                    subject=host,
+                    message="The network agent does not report.",
+                    advice="Look at its log on the host, and start it again.",
+                )
+            )
+        faults = (agent.get("configurations") or {}).get("faults", ())
+        if isinstance(faults, list | tuple):  # a host can report anything
+            findings += [Finding(kind="network", subject=host, message=str(each)[:LONGEST]) for each in faults[:MOST]]
+    return findings

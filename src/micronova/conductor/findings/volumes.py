@@ -1,0 +1,152 @@
+"""The part of the audit about volumes: the volume service's attachments, the servers' devices, and what guests have."""
+
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.db import instances as instance_rows
+from micronova.db.engine import Database
+from micronova.db.listed import one_of
+from micronova.db.tables import block_devices, deleted_instances, instances, operations
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.clock import Clock
+from micronova.objects.errors import Conflict, Unavailable
+from micronova.objects.orders import Guest
+
+ACCEPTED_WITHIN = 2.0
+"""Seconds after which a request that reserves a volume is accepted or refused; then its reservation is looked for."""
+
+
+class Attachments(Protocol):
+    """The part of the volume client that the audit uses."""
+
+    async def server_attachments(self) -> dict[str, tuple[str, str]]:
+        """Return volume and server of every attachment of a server, by its id."""
+
+
+class Devices(NamedTuple):
+    """What the database knows of the volumes of servers."""
+
+    known: Set[str]  # servers that have attachments, and exist
+    gone: Set[str]  # servers that have attachments, and are deleted
+    busy: Set[str]  # servers with an operation, which are left alone
+    by_server: Mapping[str, list[BlockDevice]]
+
+
+def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
+    """Return what is known of servers that have volumes, or that attachments name."""
+    open_operations = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
+    by_server: dict[str, list[BlockDevice]] = {}
+    rows = conn.execute(
+        sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(block_devices.c.volume_id.is_not(None))
+    )
+    for server, device in rows:
+        by_server.setdefault(server, []).append(msgspec.convert(device, BlockDevice))
+    named = {"uuids": sorted(attached)}
+    known, gone = (
+        set(conn.execute(sa.select(table.c.uuid).where(one_of(table.c.uuid, "uuids")), named).scalars())
+        for table in (instances, deleted_instances)
+    )
+    return Devices(known, gone, set(conn.execute(open_operations).scalars()), by_server)
+
+
+async def compare_volumes(
+    database: Database, clock: Clock, volumes: Attachments, answers: Mapping[str, tuple[Guest, ...] | str]
+) -> list[Finding]:
+    """Return what contradicts itself.
+
+    The API reserves volumes before it records their server. So what is wrong is looked at again after a while, and only
+    what is wrong both times counts.
+    """
+
+    async def look() -> list[Finding]:
+        attachments = await volumes.server_attachments()
+        devices = await database.snapshot(_devices, {server for _, server in attachments.values()})
+        return _differences(attachments, devices, answers)
+
+    first = await look()
+    if not first:
+        return []
+    await clock.sleep(ACCEPTED_WITHIN)
+    again = await look()
+    return [each for each in again if each in first]
+
+
+def _differences(
+    attachments: Mapping[str, tuple[str, str]], devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]
+) -> list[Finding]:
+    found: list[Finding] = []
+    recorded = {device.attachment_id for each in devices.by_server.values() for device in each}
+    for id, (volume, server) in attachments.items():
+        # Users may write any id into an attachment of their own: one that was never a server's is their affair.
+        if server in devices.busy or id in recorded or server not in devices.known | devices.gone:
+            continue
+        gone = "which has it not" if server in devices.known else "which is gone"
+        about: dict[str, str | int] = {"attachment": id, "server": server, "volume": volume}
+        found.append(
+            Finding(
+                kind="volume",
+                subject=volume,
+                message=f"The volume has the attachment {id} of server {server}, {gone}.",
+                repairs=(Repair(name="attachment", text=f"Delete attachment {id} of the volume.", about=about),),
+            )
+        )
+    for server, held in devices.by_server.items():
+        if server in devices.busy:
+            continue
+        for device in held:
+            if device.attachment_id not in attachments:
+                text = f"Server {server} has the volume, and the volume service has no such attachment."
+                advice = f"Detach the volume: openstack server remove volume {server} {device.volume_id}"
+                found.append(Finding(kind="volume", subject=str(device.volume_id), message=text, advice=advice))
+    for host, guests in answers.items():
+        for guest in guests if not isinstance(guests, str) else ():
+            found += _of_guest(host, guest, devices)
+    return found
+
+
+def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
+    """Compare the volumes of a guest with those that its server has on this host.
+
+    A host that a server has left keeps a guest for a while, whose volumes count for nothing.
+    """
+    held = devices.by_server.get(guest.uuid, ())
+    if guest.volumes is None or guest.uuid in devices.busy or any(each.connected_host != host for each in held):
+        return []
+    wanted, has = {str(each.volume_id) for each in held}, set(guest.volumes)
+    where = f"The guest of server {guest.uuid} on host {host}"
+    found = [
+        Finding(
+            kind="volume", subject=each, message=f"{where} has it not.", advice="Reboot the server with the type HARD."
+        )
+        for each in sorted(wanted - has)
+    ]
+    if held:
+        found += [
+            Finding(kind="volume", subject=each, message=f"{where} has it.", advice="Stop the server, and start it.")
+            for each in sorted(has - wanted)
+        ]
+    return found
+
+
+async def _repair_attachment(means: Means, about: dict[str, Any]) -> str:
+    id, server = about["attachment"], about["server"]
+    if means.volumes is None:
+        raise Unavailable("There is no volume service.")
+    if id not in await means.volumes.server_attachments():
+        return ""
+
+    def refuse_held(conn: sa.Connection) -> None:
+        refuse_busy(conn, server)
+        if any(device.attachment_id == id for device in instance_rows.volumes_of(conn, server)):
+            raise Conflict(f"Server {server} has attachment {id}: it stays.")
+
+    await means.database.read(refuse_held)
+    await means.volumes.delete_attachment(id)
+    return f"deleted attachment {id} of volume {about['volume']}"
+
+
+REPAIRS: dict[str, Repairer] = {"attachment": _repair_attachment}

@@ -1,0 +1,128 @@
+"""What servers hold for single ports: claimed when an interface is attached, given back when it is detached.
+
+What the ports of a new or moving server ask for is part of its claim (`db/claims.py`), which replaces all that it held.
+Here a port is added to what a server holds, or taken away, and the rest stays. Both record which providers serve the
+port with the NUMA cells and devices of the server (`db/topologies.py`).
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db import allocations as allocation_rows
+from micronova.db import provider_trees, topologies, used_amounts
+from micronova.db.tables import allocations, instances, topology_claims
+from micronova.objects.port_resources import PortResources, ServedPort
+from micronova.objects.topology import Assignment
+from micronova.placement import candidates, port_groups
+
+ATTEMPTS = 8  # of one claim, while others take of the same providers through the Placement API
+
+_a = allocations.c
+_SET = (
+    allocations.update()
+    .where(
+        _a.consumer_uuid == bindparam("b_consumer"),
+        _a.node_uuid == bindparam("b_provider"),
+        _a.resource_class == bindparam("b_class"),
+    )
+    .values(used=bindparam("b_used"))
+)
+_DELETE = allocations.delete().where(
+    _a.consumer_uuid == bindparam("b_consumer"),
+    _a.node_uuid == bindparam("b_provider"),
+    _a.resource_class == bindparam("b_class"),
+)
+
+
+def add(conn: sa.Connection, consumer: str, node: str, port: PortResources, *, now: int) -> ServedPort | None:
+    """Claim what a port asks for on the node of a server; return which providers serve it, None if none can.
+
+    The caller has locked the server. A port that the server holds already is found again.
+    """
+    known = topologies.lock_assignment(conn, consumer, node)
+    for each in known.ports:
+        if each.port_id == port.port_id:
+            return each
+    request = port_groups.request_of([port])
+    for _ in range(ATTEMPTS):
+        found = provider_trees.Trees(conn, {node}).serve(node, request)
+        if found is None:
+            return None
+        amounts = candidates.amounts_of(found)
+        before = _held(conn, consumer)
+        most = {key: before.get(key, 0) + amount for key, amount in amounts.items()}
+        if not used_amounts.change(conn, amounts, now, most=most):
+            break
+    else:
+        return None
+    for (provider, name), used in most.items():
+        key = {"b_consumer": consumer, "b_provider": provider, "b_class": name}
+        if (provider, name) in before:
+            conn.execute(_SET, {**key, "b_used": used})
+        else:
+            row = {"consumer_uuid": consumer, "node_uuid": provider, "resource_class": name, "used": used}
+            conn.execute(allocations.insert(), row)
+    [served] = port_groups.served([port], found.mappings)
+    ports = (*known.ports, served)
+    topologies.replace_assignment(conn, consumer, node, msgspec.structs.replace(known, ports=ports))
+    return served
+
+
+def remove(conn: sa.Connection, consumer: str, port_ids: Collection[str], *, now: int) -> list[str]:
+    """Give back what a server holds for ports; return those of them for which it held something.
+
+    Of amounts that were changed through the Placement API meanwhile, no more is given back than is left.
+    """
+    found = topologies.assignments_of(conn, [consumer]).get(consumer)
+    if found is None or not any(each.port_id in port_ids for each in found[1].ports):
+        return []
+    node = found[0]
+    known = topologies.lock_assignment(conn, consumer, node)
+    gone = [each for each in known.ports if each.port_id in port_ids]
+    amounts: Counter[tuple[str, str]] = Counter()
+    for port in gone:
+        for group in port.groups:
+            amounts.update({(group.provider, name): amount for name, amount in group.resources.items()})
+    before = _held(conn, consumer)
+    freed = {key: min(amount, before[key]) for key, amount in amounts.items() if before.get(key)}
+    used_amounts.change(conn, {key: -amount for key, amount in freed.items()}, now)
+    for (provider, name), amount in sorted(freed.items()):
+        key = {"b_consumer": consumer, "b_provider": provider, "b_class": name}
+        left = before[provider, name] - amount
+        # A row without an amount says on which node its consumer is.
+        if left or provider == node:
+            conn.execute(_SET, {**key, "b_used": left})
+        else:
+            conn.execute(_DELETE, key)
+    kept = tuple(each for each in known.ports if each not in gone)
+    topologies.replace_assignment(conn, consumer, node, msgspec.structs.replace(known, ports=kept))
+    return [each.port_id for each in gone]
+
+
+def _held(conn: sa.Connection, consumer: str) -> dict[tuple[str, str], int]:
+    held = allocation_rows.get_many(conn, [consumer]).get(consumer, ())
+    return {(each.node_uuid, name): amount for each in held for name, amount in each.resources.items()}
+
+
+def holds_any(conn: sa.Connection, *consumers: str) -> bool:
+    """Return whether one of these consumers holds something for ports."""
+    return any(assignment.ports for _, assignment in topologies.assignments_of(conn, consumers).values())
+
+
+def strays(conn: sa.Connection) -> dict[str, list[str]]:
+    """Return servers that hold something for ports that they do not have, with these ports."""
+    t = topology_claims.c
+    query = sa.select(t.consumer_uuid, t.assignment, instances.c.network_info).join(
+        instances, instances.c.uuid == t.consumer_uuid
+    )
+    found: dict[str, list[str]] = {}
+    for row in conn.execute(query.where(t.assignment.contains('"ports"'))):
+        own = {vif["port_id"] for vif in row.network_info}
+        assignment = msgspec.json.decode(row.assignment, type=Assignment)
+        if others := [each.port_id for each in assignment.ports if each.port_id not in own]:
+            found[row.consumer_uuid] = others
+    return found

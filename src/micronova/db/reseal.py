@@ -1,0 +1,58 @@
+"""Seals stored secrets anew, when the key of secrets is changed: those of waiting operations, and keys of volumes.
+
+Each function seals the next ones after an id, and returns the last id ("" if there are no more), how many were read and
+how many were changed.
+"""
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db import instances
+from micronova.db.allocations import lock_instances
+from micronova.db.secrets import SecretBox
+from micronova.db.tables import block_devices, operations
+from micronova.objects.block_device import BlockDevice
+
+TOGETHER = 100
+"""Secrets that are sealed anew in one transaction."""
+
+_o, _d = operations.c, block_devices.c
+
+
+def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int]:
+    """Seal the secrets of operations."""
+    sealed = sa.select(_o.id, _o.secrets).where(_o.secrets.is_not(None), _o.id > after)
+    rows = conn.execute(sealed.order_by(_o.id).limit(TOGETHER).with_for_update()).all()
+    changed = 0
+    for row in rows:
+        fresh = box.reseal(row.secrets, row.id)
+        if fresh is not None:
+            conn.execute(operations.update().where(_o.id == row.id).values(secrets=fresh))
+            changed += 1
+    return rows[-1].id if rows else "", len(rows), changed
+
+
+def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int]:
+    """Seal the keys of encrypted volumes with which servers are connected."""
+    encrypted: Any = _d.device["connection", "sealed_key"].as_string()
+    wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, encrypted.is_not(None))
+    found = conn.execute(wanted.order_by(_d.uuid).limit(TOGETHER)).all()
+    changed = 0
+    for server in lock_instances(conn, {row.instance_uuid for row in found}):
+        for device in instances.volumes_of(conn, server):
+            changed += _seal_anew(conn, box, device)
+    return found[-1].uuid if found else "", len(found), changed
+
+
+def _seal_anew(conn: sa.Connection, box: SecretBox, device: BlockDevice) -> bool:
+    connection = device.connection
+    if connection is None or connection.sealed_key is None or device.volume_id is None:
+        return False
+    fresh = box.reseal(connection.sealed_key, device.volume_id)
+    if fresh is None:
+        return False
+    connection = msgspec.structs.replace(connection, sealed_key=fresh)
+    instances.change_device(conn, msgspec.structs.replace(device, connection=connection))
+    return True

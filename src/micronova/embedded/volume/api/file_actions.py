@@ -1,0 +1,256 @@
+"""Actions that begin work on the file of a volume: extend, revert to a snapshot, write an image, make an image."""
+
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from msgspec import Meta
+
+from micronova.embedded.volume import states
+from micronova.embedded.volume.api.action_routes import action_route
+from micronova.embedded.volume.api.request_bodies import Body, Flag, Size, Text, Uuid, gibibytes, truth, uuid
+from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.images import Images, check_fits, find, metadata_of, properties_of
+from micronova.embedded.volume.model import AVAILABLE, IN_USE, RESERVED, Volume
+from micronova.embedded.volume.operations import operation_rows
+from micronova.embedded.volume.operations.base import OperationKind
+from micronova.embedded.volume.operations.payloads import (
+    ExtendVolumePayload,
+    Payload,
+    ReimageVolumePayload,
+    UploadVolumePayload,
+)
+from micronova.embedded.volume.operations.volume_work import ExtendVolume, ReimageVolume, RevertVolume, UploadVolume
+from micronova.embedded.volume.store import quotas, snapshot_queries, volume_queries
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import SERVICE_ROLE, Route
+from micronova.http.versions import since
+from micronova.objects.errors import Conflict, Invalid
+
+
+class Extend(Body):
+    """The arguments of os-extend."""
+
+    new_size: Size
+
+
+class Upload(Body):
+    """The arguments of os-volume_upload_image."""
+
+    versions = {"visibility": since(1), "protected": since(1)}
+
+    image_name: Annotated[str, Meta(min_length=1, max_length=255)]
+    force: Flag = False
+    disk_format: Literal["raw", "vmdk", "vdi", "qcow2", "vhd", "vhdx", "ploop"] = "raw"
+    container_format: Text | None = "bare"
+    visibility: Literal["community", "public", "private", "shared"] | None = None
+    protected: Flag | None = None
+
+
+class Reimage(Body):
+    """The arguments of os-reimage."""
+
+    image_id: Uuid
+    reimage_reserved: Flag = False
+
+
+class Revert(Body):
+    """The arguments of revert."""
+
+    snapshot_id: Text | None = None
+
+
+class FileActions:
+    """The handlers."""
+
+    def __init__(self, core: Core, images: Images | None) -> None:
+        self._core = core
+        self._images = images
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        upload = "volume_extension:volume_actions:upload_image"
+        return [
+            action_route("os-extend", self.extend, "volume:extend", Extend),
+            action_route("os-reimage", self.reimage, "volume:reimage", Reimage, versions=since(68)),
+            action_route("revert", self.revert, "volume:revert_to_snapshot", Revert, versions=since(40)),
+            action_route("os-volume_upload_image", self.upload, upload, Upload),
+        ]
+
+    async def extend(self, request: Request, volume_id: str) -> None:
+        """Make a volume larger."""
+        size = gibibytes(request.body.arguments.new_size, "new_size")
+        operation_id = self._core.new_id()
+
+        async def attempt() -> None:
+            volume = await self._core.load_volume(request, volume_id)
+            if request.minor >= 42 and volume.status == IN_USE:
+                request.authorize(volume.target, "volume:extend_attached_volume")
+            states.check_volume(volume, "extend" if request.minor < 42 else "extend, attached or not")
+            if size <= volume.size:
+                raise Invalid(
+                    f"New size for extend must be greater than current size: {size} is not above {volume.size}."
+                )
+            await self._core.begin_operation(self._begin_extend, volume, size, operation_id, request.context.request_id)
+
+        await repeat(f"Volume {volume_id}", attempt)
+
+    def _begin_extend(self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str) -> None:
+        payload = ExtendVolumePayload(size=size, charged=size - volume.size)
+        if self._begin(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
+            defaults = self._core.settings.quotas
+            quotas.check_size(conn, volume.project_id, size, defaults)
+            more = quotas.volume(volume.volume_type_id, size - volume.size, 0)
+            quotas.charge(conn, volume.project_id, more, defaults)
+
+    async def revert(self, request: Request, volume_id: str) -> None:
+        """Make a volume again what its newest snapshot is."""
+        named = request.body.arguments.snapshot_id
+        operation_id = self._core.new_id()
+
+        async def attempt() -> None:
+            volume = await self._core.load_volume(request, volume_id)
+            found = await self._core.database.read(snapshot_queries.of_volume, volume.id)
+            if not found or named != found[0].id:
+                raise Invalid(f"Volume {volume_id} can be reverted to its newest snapshot only: name this one.")
+            if found[0].size != volume.size:
+                raise Invalid(f"Volume {volume_id} has another size than its newest snapshot: it cannot be reverted.")
+            try:
+                states.check_volume(volume, "revert")
+            except Invalid as error:
+                raise Conflict(error.message) from None
+            if found[0].status != AVAILABLE:
+                raise Conflict(f"Snapshot {found[0].id} is {found[0].status}: it must be {AVAILABLE}.")
+            await self._core.begin_operation(
+                self._begin,
+                RevertVolume,
+                volume,
+                operation_id,
+                request.context.request_id,
+                "revert",
+                source_id=found[0].id,
+            )
+
+        await repeat(f"Volume {volume_id}", attempt)
+
+    async def reimage(self, request: Request, volume_id: str) -> None:
+        """Replace the content of a volume by an image."""
+        asked: Reimage = request.body.arguments
+        if self._images is None:
+            raise Invalid("There is no image service: a volume cannot be made of an image.")
+        volume = await self._core.load_volume(request, volume_id, "volume:reimage")
+        action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
+        states.check_volume(volume, action)
+        # A service has found that the user, whose token it does not have, may see the image.
+        named = uuid(asked.image_id)
+        of_service = SERVICE_ROLE in request.context.roles
+        image = await (
+            self._images.described(named) if of_service else find(self._images, named, request.context.token)
+        )
+        check_fits(image, volume.size)
+        payload = ReimageVolumePayload(
+            image_id=image["id"],
+            disk_format=image["disk_format"],
+            image_metadata=metadata_of(image),
+        )
+        operation_id = self._core.new_id()
+
+        async def attempt() -> None:
+            found = await self._core.load_volume(request, volume_id, "volume:reimage")
+            states.check_volume(found, action)
+            if found.status == RESERVED:
+                request.authorize(found.target, "volume:reimage_reserved")
+            if any(each.connector is not None for each in found.attachments):
+                raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host: detach it before.")
+            await self._core.begin_operation(
+                self._begin, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
+            )
+
+        await repeat(f"Volume {volume_id}", attempt)
+
+    async def upload(self, request: Request, volume_id: str) -> dict[str, Any]:
+        """Make an image of a volume."""
+        asked: Upload = request.body.arguments
+        if self._images is None:
+            raise Invalid("There is no image service: no image can be made of a volume.")
+        if asked.disk_format != "raw" or asked.container_format not in ("bare", None):
+            raise Invalid("Images are made with disk_format raw and container_format bare.")
+        volume = await self._core.load_volume(request, volume_id)
+        if volume.encryption_key_id is not None:
+            raise Invalid(
+                f"Invalid volume: Volume {volume_id} is encrypted: no image is made of it. Take a snapshot or a backup."
+            )
+        action = "upload by force" if truth(asked.force) else "upload"
+        states.check_volume(volume, action)
+        if asked.visibility == "public":
+            request.authorize(volume.target, "volume_extension:volume_actions:upload_public")
+        image_id, operation_id = self._core.new_id(), self._core.new_id()
+        document = {
+            **properties_of(volume.image_metadata),
+            "id": image_id,
+            "name": asked.image_name,
+            "disk_format": "raw",
+            "container_format": "bare",
+            "min_disk": volume.size,
+            "visibility": asked.visibility or "shared",
+            "protected": False if asked.protected is None else truth(asked.protected),
+        }
+        image = await self._images.create(document, request.context.token)
+
+        async def attempt() -> Volume:
+            found = await self._core.load_volume(request, volume_id)
+            states.check_volume(found, action)
+            await self._core.begin_operation(
+                self._begin,
+                UploadVolume,
+                found,
+                operation_id,
+                request.context.request_id,
+                action,
+                payload=UploadVolumePayload(image_id=image_id, status=found.status),
+            )
+            return found
+
+        volume = await repeat(f"Volume {volume_id}", attempt)
+        shown = {
+            "id": volume.id,
+            "updated_at": iso_micros(volume.updated_at),
+            "status": states.VOLUME_ACTIONS[action].during,
+            "display_description": volume.description,
+            "size": volume.size,
+            "volume_type": volume.type_name,
+            "image_id": image_id,
+            "container_format": "bare",
+            "disk_format": "raw",
+            "image_name": asked.image_name,
+        }
+        if request.minor >= 1:
+            shown |= {"visibility": image.get("visibility"), "protected": image.get("protected")}
+        return {"os-volume_upload_image": shown}
+
+    def _begin(
+        self,
+        conn: sa.Connection,
+        kind: type[OperationKind],
+        volume: Volume,
+        operation_id: str,
+        request_id: str,
+        action: str,
+        payload: Payload | None = None,
+        source_id: str | None = None,
+    ) -> bool:
+        new = operation_rows.begin(
+            conn,
+            self._core,
+            kind,
+            id=operation_id,
+            resource_id=volume.id,
+            source_id=source_id,
+            project_id=volume.project_id,
+            request_id=request_id,
+            payload=payload,
+        )
+        if new:
+            values = {"status": states.VOLUME_ACTIONS[action].during}
+            volume_queries.update(conn, volume, values, self._core.now())
+        return new

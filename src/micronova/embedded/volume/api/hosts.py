@@ -1,0 +1,94 @@
+"""Hosts: what operators see of the machines with the role, as Cinder's old API shows it."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.volume.api.request_bodies import Body, Text
+from micronova.embedded.volume.core import Core
+from micronova.embedded.volume.store import service_rows
+from micronova.embedded.volume.tables import snapshots, volumes
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.objects.errors import Invalid, NotFound
+
+_TOTAL = "(total)"
+_COLUMNS = ((volumes, "volume_count", "total_volume_gb"), (snapshots, "snapshot_count", "total_snapshot_gb"))
+
+
+class HostChanges(Body):
+    """What of a host can change."""
+
+    status: Text
+
+
+class HostHandlers:
+    """The handlers."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        all_, one, rule = "/os-hosts", "/os-hosts/{host}", "volume_extension:hosts"
+        return [
+            Route(method="GET", path=all_, handler=self.index, policy=rule),
+            Route(method="GET", path=one, handler=self.show, policy=rule),
+            Route(method="PUT", path=one, handler=self.update, policy=rule, body=HostChanges),
+        ]
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List the services with the hosts that they run on."""
+        now = self._core.now()
+        return {
+            "hosts": [
+                {
+                    "host_name": row.host,
+                    "service": row.binary,
+                    "zone": self._core.settings.availability_zone,
+                    "service-status": "available" if row.is_up(now) else "unavailable",
+                    "service-state": "disabled" if row.disabled else "enabled",
+                    "last-update": iso_micros(row.seen_at),
+                }
+                for row in await self._core.database.read(service_rows.rows)
+            ]
+        }
+
+    async def show(self, request: Request, host: str) -> dict[str, Any]:
+        """Show how much a host has, in all and by project."""
+        used = await self._core.database.read(_used_by_project, host)
+        total = {name: sum(each[name] for each in used.values()) for _, *names in _COLUMNS for name in names}
+        return {
+            "host": [
+                {"resource": {"host": host, "project": project, **{name: str(number) for name, number in sums.items()}}}
+                for project, sums in {_TOTAL: total, **used}.items()
+            ]
+        }
+
+    async def update(self, request: Request, host: str) -> dict[str, Any]:
+        """Let new volumes be made on a host, or keep them from it."""
+        status = request.body.status.strip().lower()
+        if status not in ("enable", "disable"):
+            raise Invalid(f"Invalid status: '{status[:64]}' is neither enable nor disable.")
+        disabled = status == "disable"
+        binary = service_rows.VOLUME_SERVICE
+        if not await self._core.database.write(service_rows.set_disabled, binary, host, disabled, None):
+            raise _missing(host)
+        return {"host": host, "status": f"{status}d"}
+
+
+def _used_by_project(conn: sa.Connection, host: str) -> dict[str, dict[str, int]]:
+    if service_rows.get(conn, service_rows.VOLUME_SERVICE, host) is None:
+        raise _missing(host)
+    used: dict[str, dict[str, int]] = {}
+    for table, number, size in _COLUMNS:
+        sums = sa.select(table.c.project_id, sa.func.count(), sa.func.sum(table.c.size))
+        for project, count, gigabytes in conn.execute(sums.where(table.c.host == host).group_by(table.c.project_id)):
+            of_project = used.setdefault(project, dict.fromkeys((name for _, *names in _COLUMNS for name in names), 0))
+            of_project |= {number: count, size: int(gigabytes)}
+    return dict(sorted(used.items()))
+
+
+def _missing(host: str) -> NotFound:
+    return NotFound(f"Host {host[:64]} could not be found.")

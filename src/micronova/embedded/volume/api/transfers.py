@@ -1,0 +1,293 @@
+"""Transfers: a project offers a volume, and another one that has the key accepts it."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.volume import states
+from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.listing import Links
+from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
+from micronova.embedded.volume.core import UUID, Core, repeat
+from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
+from micronova.embedded.volume.operations import operation_rows
+from micronova.embedded.volume.store import quotas, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume.store.paging import Listed, fetch
+from micronova.embedded.volume.tables import snapshots, transfers
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Invalid, NotFound
+
+SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("id", "name", "volume_id", "created_at")}
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `transfers`. The key itself is not stored."""
+
+    id: str
+    volume_id: str
+    project_id: str
+    name: str | None
+    salt: str
+    key_hash: str
+    no_snapshots: bool
+    created_at: int
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id}
+
+
+class NewTransfer(Body):
+    """The transfer to create."""
+
+    versions = {"no_snapshots": since(55)}
+
+    volume_id: Uuid
+    name: Text | None = None
+    no_snapshots: Flag | None = None
+
+
+class NewTransferBody(Body):
+    """The body of a create."""
+
+    transfer: NewTransfer
+
+
+class Acceptance(Body):
+    """The key of a transfer."""
+
+    auth_key: Text | int
+
+
+class AcceptBody(Body):
+    """The body of an acceptance."""
+
+    accept: Acceptance
+
+
+class TransferHandlers:
+    """The handlers of transfers, at the path of old clients and at that of 3.55 and later."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            *self._routes_at("/os-volume-transfer", {}),
+            *self._routes_at("/volume-transfers", {"versions": since(55)}),
+        ]
+
+    def _routes_at(self, all_: str, more: dict[str, Any]) -> list[Route]:
+        one = f"{all_}/{{transfer_id}}"
+        route = partial(Route, checks_policy=True, **more)
+        get, get_all = "volume:get_transfer", "volume:get_all_transfers"
+        return [
+            Route(method="GET", path=all_, handler=partial(self._list, all_, "", _brief), policy=get_all, **more),
+            Route(
+                method="GET",
+                path=f"{all_}/detail",
+                handler=partial(self._list, all_, "/detail", _full),
+                policy=get_all,
+                **more,
+            ),
+            route(
+                method="POST",
+                path=all_,
+                handler=partial(self.create, all_),
+                policy="volume:create_transfer",
+                body=NewTransferBody,
+                status=202,
+            ),
+            route(method="GET", path=one, handler=partial(self.show, all_), policy=get),
+            route(method="DELETE", path=one, handler=self.delete, policy="volume:delete_transfer", status=202),
+            Route(
+                method="POST",
+                path=f"{one}/accept",
+                handler=partial(self.accept, all_),
+                policy="volume:accept_transfer",
+                body=AcceptBody,
+                status=202,
+                **more,
+            ),
+        ]
+
+    async def _list(
+        self, base: str, rest: str, view: Callable[[Request, str, Transfer], dict[str, Any]], request: Request
+    ) -> dict[str, Any]:
+        """List the transfers that the caller's project offers."""
+        query = request.raw_query
+        page = listing.read_page(query, SORTABLE, self._core.settings.max_limit)
+        conditions = []
+        if not listing.wants_all_projects(request):
+            conditions.append(transfers.c.project_id == request.context.project_id)
+        conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
+
+        def read(conn: sa.Connection) -> Listed[Transfer]:
+            rows, more = fetch(conn, transfers.select().where(*conditions), page, *conditions)
+            return Listed([Transfer(**row._mapping) for row in rows], more)
+
+        found = await self._core.database.read(read)
+        path = f"{base.lstrip('/')}{rest}"
+        return listing.answer(request, "transfers", path, found, partial(view, request, base))
+
+    async def show(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
+        """Show a transfer that the caller's project offers."""
+        return {"transfer": _full(request, base, await self._load(request, transfer_id, "volume:get_transfer"))}
+
+    async def create(self, base: str, request: Request) -> dict[str, Any]:
+        """Offer a volume; the answer has the key, and no other does."""
+        asked: NewTransfer = request.body.transfer
+        volume_id, key, salt = uuid(asked.volume_id), secrets.token_hex(16), secrets.token_hex(8)
+        new_id = self._core.new_id()
+
+        async def attempt() -> Transfer:
+            volume = await self._core.load_volume(request, volume_id)
+            states.check_volume(volume, "transfer")
+            made = Transfer(
+                id=new_id,
+                volume_id=volume.id,
+                project_id=volume.project_id,
+                name=stripped(asked.name),
+                salt=salt,
+                key_hash=_hash(salt, key),
+                no_snapshots=truth(asked.no_snapshots or False),
+                created_at=self._core.now(),
+            )
+            if volume.encryption_key_id is not None and request.minor < 70:
+                raise Invalid(f"Invalid volume: Volume {volume.id} is encrypted: its transfer needs 3.70 or later.")
+            found = await self._core.database.read(snapshot_queries.of_volume, volume.id)
+            _check_snapshots(volume, found, made.no_snapshots)
+            await self._core.database.write(_insert, volume, made)
+            return made
+
+        made = await repeat(f"Volume {volume_id}", attempt)
+        return {"transfer": {**_full(request, base, made), "auth_key": key}}
+
+    async def delete(self, request: Request, transfer_id: str) -> None:
+        """Take an offer back."""
+
+        async def attempt() -> None:
+            found = await self._load(request, transfer_id, "volume:delete_transfer")
+            volume = await self._core.database.read(volume_queries.get, found.volume_id)
+            await self._core.database.write(_delete, found, volume, self._core.now())
+
+        await repeat(f"Transfer {transfer_id}", attempt)
+
+    async def accept(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
+        """Take a volume over, with its snapshots unless the offer excludes them."""
+        key = str(request.body.accept.auth_key)
+
+        async def attempt() -> Transfer:
+            found = await self._core.database.read(_get, transfer_id) if UUID.fullmatch(transfer_id) else None
+            # Who does not have the key learns nothing about a transfer, not even that there is one.
+            if found is None or not hmac.compare_digest(found.key_hash, _hash(found.salt, key)):
+                raise NotFound(f"Transfer {transfer_id[:64]} could not be found, or the key is wrong.")
+            volume = await self._core.database.read(volume_queries.get, found.volume_id)
+            if volume is None or volume.status != AWAITING_TRANSFER:
+                raise Invalid(f"The volume of transfer {transfer_id} is not {AWAITING_TRANSFER} any more.")
+            context = request.context
+            if not await self._core.database.read(
+                type_queries.usable, volume.volume_type_id, context.project_id, context.is_admin
+            ):
+                raise Invalid(f"The volume of transfer {transfer_id} has a type that your project may not use.")
+            await self._core.database.write(self._take_over, found, volume, request.context)
+            return found
+
+        accepted = await repeat(f"Transfer {transfer_id}", attempt)
+        return {"transfer": _brief(request, base, accepted)}
+
+    def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
+        now, defaults = self._core.now(), self._core.settings.quotas
+        moved = snapshot_queries.of_volume(conn, volume.id)
+        _check_snapshots(volume, moved, transfer.no_snapshots)
+        quotas.check_size(conn, context.project_id, volume.size, defaults)
+        owner = {"project_id": context.project_id, "user_id": context.user_id}
+        volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
+        _check_unread(conn, volume)
+        conn.execute(snapshots.update().where(snapshots.c.volume_id == volume.id).values(owner))
+        conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
+        amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
+        for snapshot in moved:
+            for name, amount in quotas.snapshot(snapshot.volume_type_id, snapshot.size).items():
+                amounts[name] = amounts.get(name, 0) + amount
+        first, second = sorted((volume.project_id, context.project_id))
+        for project in dict.fromkeys((first, second)):
+            if project == context.project_id != volume.project_id:
+                quotas.charge(conn, project, amounts, defaults)
+            elif project != context.project_id:
+                quotas.release(conn, project, amounts)
+
+    async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
+        see = "volume:get_transfer"
+        return await self._core.load(request, _get, transfer_id, noun="Transfer", see=see, rule=rule)
+
+
+def _get(conn: sa.Connection, transfer_id: str) -> Transfer | None:
+    row = conn.execute(transfers.select().where(transfers.c.id == transfer_id)).one_or_none()
+    return None if row is None else Transfer(**row._mapping)
+
+
+def _insert(conn: sa.Connection, volume: Volume, made: Transfer) -> None:
+    volume_queries.update(conn, volume, {"status": states.VOLUME_ACTIONS["transfer"].during}, made.created_at)
+    _check_unread(conn, volume)
+    if not insert_if_absent(conn, transfers, msgspec.structs.asdict(made)):
+        raise Invalid(f"Volume {volume.id} is being transferred already.")
+
+
+def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now: int) -> None:
+    if volume is not None and volume.status == AWAITING_TRANSFER:
+        volume_queries.update(conn, volume, {"status": AVAILABLE}, now)
+    conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
+
+
+def _check_unread(conn: sa.Connection, volume: Volume) -> None:
+    """Raise Invalid if a volume is attached, or is copied: the copy would have what the next project writes.
+
+    The transaction has changed the volume before. So what is begun later finds that it is not available.
+    """
+    if volume.attachments or operation_rows.uses(conn, volume.id):
+        raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")
+
+
+def _check_snapshots(volume: Volume, found: Sequence[Snapshot], excluded: bool) -> None:
+    """Raise Invalid unless the snapshots of a volume can go with it."""
+    if found and excluded:
+        raise Invalid(f"Volume {volume.id} has snapshots, which the transfer excludes: delete them before.")
+    for snapshot in found:
+        if snapshot.status != AVAILABLE:
+            raise Invalid(f"Snapshot {snapshot.id} is {snapshot.status}: to be transferred it must be {AVAILABLE}.")
+
+
+def _hash(salt: str, key: str) -> str:
+    return hashlib.sha256(f"{salt}{key}".encode()).hexdigest()  # the key has 128 random bits
+
+
+def _brief(request: Request, base: str, transfer: Transfer) -> dict[str, Any]:
+    return {
+        "id": transfer.id,
+        "volume_id": transfer.volume_id,
+        "name": transfer.name,
+        "links": Links(request).of(base.lstrip("/"), transfer.id),
+    }
+
+
+def _full(request: Request, base: str, transfer: Transfer) -> dict[str, Any]:
+    shown = {**_brief(request, base, transfer), "created_at": iso_micros(transfer.created_at)}
+    if request.minor >= 55:
+        shown["no_snapshots"] = transfer.no_snapshots
+    if request.minor >= 57:
+        shown |= {"source_project_id": transfer.project_id, "destination_project_id": None, "accepted": False}
+    return shown

@@ -1,0 +1,164 @@
+"""Encryption of volume types: the cipher, and who encrypts."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.volume.api.request_bodies import Body, Text
+from micronova.embedded.volume.core import Core
+from micronova.embedded.volume.model import TypeEncryption
+from micronova.embedded.volume.store import type_queries
+from micronova.embedded.volume.tables import type_encryptions, volumes
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.objects.errors import Invalid, NotFound
+
+KeySize = Annotated[int, Meta(ge=0, le=0x7FFFFFFF)] | Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")] | None
+_RULE = "volume_extension:volume_type_encryption:"
+
+
+class NewEncryption(Body):
+    """The encryption to create."""
+
+    provider: Text
+    control_location: Literal["front-end", "back-end"]
+    cipher: Text | None = None
+    key_size: KeySize = None
+
+
+class NewEncryptionBody(Body):
+    """The body of a create."""
+
+    encryption: NewEncryption
+
+
+class EncryptionChanges(Body):
+    """What of the encryption of a type can change: all."""
+
+    provider: Text | UnsetType = UNSET
+    control_location: Literal["front-end", "back-end"] | UnsetType = UNSET
+    cipher: Text | None | UnsetType = UNSET
+    key_size: KeySize | UnsetType = UNSET
+
+
+class EncryptionChangesBody(Body):
+    """The body of an update."""
+
+    encryption: EncryptionChanges
+
+
+class TypeEncryptionHandlers:
+    """The handlers of encryption of types."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        all_, one = "/types/{type_id}/encryption", "/types/{type_id}/encryption/{key}"
+        return [
+            Route(method="GET", path=all_, handler=self.index, policy=f"{_RULE}get"),
+            Route(method="POST", path=all_, handler=self.create, policy=f"{_RULE}create", body=NewEncryptionBody),
+            Route(method="GET", path=one, handler=self.show, policy=f"{_RULE}get"),
+            Route(method="PUT", path=one, handler=self.update, policy=f"{_RULE}update", body=EncryptionChangesBody),
+            Route(method="DELETE", path=one, handler=self.delete, policy=f"{_RULE}delete", status=202),
+        ]
+
+    async def index(self, request: Request, type_id: str) -> dict[str, Any]:
+        """Show the encryption of a type; nothing of a type without."""
+        found = await self._core.database.read(_read, type_id)
+        return {} if found is None else _view(found)
+
+    async def show(self, request: Request, type_id: str, key: str) -> dict[str, Any]:
+        """Show one field."""
+        found = await self._core.database.read(_read, type_id)
+        shown = {} if found is None else _view(found)
+        if key not in shown:
+            raise _missing(type_id)
+        return {key: shown[key]}
+
+    async def create(self, request: Request, type_id: str) -> dict[str, Any]:
+        """Let volumes of a type be encrypted."""
+        given = _values(request.body.encryption)
+        row = {"volume_type_id": type_id, "encryption_id": self._core.new_id(), "created_at": self._core.now(), **given}
+        await self._core.database.write(_insert, row)
+        return {"encryption": {name: value for name, value in row.items() if name != "created_at"}}
+
+    async def update(self, request: Request, type_id: str, key: str) -> dict[str, Any]:
+        """Change the encryption of a type that no volume has."""
+        given = _values(request.body.encryption)
+        await self._core.database.write(_update, type_id, key, {**given, "updated_at": self._core.now()})
+        return {"encryption": given}
+
+    async def delete(self, request: Request, type_id: str, key: str) -> None:
+        """Let volumes of a type be in the clear."""
+        await self._core.database.write(_delete, type_id, key)
+
+
+def _read(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
+    type_queries.existing(conn, type_id)
+    return type_queries.encryption_of(conn, type_id)
+
+
+def _insert(conn: sa.Connection, row: dict[str, Any]) -> None:
+    _check_unused(conn, row["volume_type_id"])
+    if not insert_if_absent(conn, type_encryptions, row):
+        raise Invalid(f"Volume type encryption for type {row['volume_type_id']} already exists.")
+
+
+def _update(conn: sa.Connection, type_id: str, key: str, values: dict[str, Any]) -> None:
+    _check_unused(conn, type_id)
+    if not conn.execute(type_encryptions.update().where(*_this(type_id, key)).values(values)).rowcount:
+        raise _missing(type_id)
+
+
+def _delete(conn: sa.Connection, type_id: str, key: str) -> None:
+    _check_unused(conn, type_id)
+    if not conn.execute(type_encryptions.delete().where(*_this(type_id, key))).rowcount:
+        raise _missing(type_id)
+
+
+def _this(type_id: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the condition for the row of a type; clients name it by its id, or by the word `provider`."""
+    row = type_encryptions.c
+    mine = row.volume_type_id == type_id
+    return (mine,) if key == "provider" else (mine, row.encryption_id == key)
+
+
+def _check_unused(conn: sa.Connection, type_id: str) -> None:
+    """Raise NotFound if there is no such type, Invalid if volumes have it."""
+    # A new volume has a foreign key to the type and so waits for this lock, or this transaction for it.
+    type_queries.lock(conn, type_id)
+    _read(conn, type_id)
+    if conn.execute(sa.select(volumes.c.id).where(volumes.c.volume_type_id == type_id).limit(1)).first():
+        raise Invalid(f"The encryption of type {type_id} cannot change: volumes have this type.")
+
+
+def _missing(type_id: str) -> NotFound:
+    return NotFound(f"Volume type encryption for type {type_id[:64]} does not exist.")
+
+
+def _values(given: NewEncryption | EncryptionChanges) -> dict[str, Any]:
+    values = {name: value for name, value in msgspec.structs.asdict(given).items() if not isinstance(value, UnsetType)}
+    if values.get("key_size") is not None:
+        values["key_size"] = int(values["key_size"])
+    return values
+
+
+def _view(found: TypeEncryption) -> dict[str, Any]:
+    return {
+        "volume_type_id": found.volume_type_id,
+        "encryption_id": found.encryption_id,
+        "provider": found.provider,
+        "cipher": found.cipher,
+        "key_size": found.key_size,
+        "control_location": found.control_location,
+        "created_at": iso_micros(found.created_at),
+        "updated_at": iso_micros(found.updated_at),
+        "deleted": False,
+        "deleted_at": None,
+    }

@@ -1,0 +1,137 @@
+"""The operations on backups."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
+from micronova.embedded.volume.encryption import key_after_copy
+from micronova.embedded.volume.model import (
+    AVAILABLE,
+    BACKING_UP,
+    ERROR_RESTORING,
+    Operation,
+)
+from micronova.embedded.volume.operations import messages
+from micronova.embedded.volume.operations.base import Apply, Attempt, Deletion, OperationKind
+from micronova.embedded.volume.operations.messages import Action
+from micronova.embedded.volume.operations.payloads import CreateBackupPayload, RestoreBackupPayload
+from micronova.embedded.volume.operations.volume_work import VolumeKind
+from micronova.embedded.volume.store import attachment_queries, backup_queries, quotas, snapshot_queries, volume_queries
+
+
+class BackupKind(OperationKind):
+    """An operation that changes one backup."""
+
+    resource = messages.Resource.BACKUP
+    directory = BACKUPS
+
+    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+        """Change columns of the backup."""
+        backup_queries.record(conn, id, values, now)
+
+    def show_failure(self, conn: sa.Connection, backup_id: str, reason: str, now: int) -> None:
+        """Show a backup as failed, and why; it counts until it is deleted."""
+        self.record(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
+
+
+class CreateBackup(BackupKind):
+    """Copies a volume or a snapshot to the directory of backups."""
+
+    name = "create_backup"
+    action = Action.CREATE_BACKUP
+
+    async def run(self, attempt: Attempt) -> Apply:
+        """Copy the file."""
+        operation = attempt.operation
+        backup = await self.existing(backup_queries.get, operation.resource_id)
+        source = self.files.path(CreateBackupPayload.of(operation).copy, operation.source_id or "")
+        size = await self.file_size(backup.size, backup.encryption_key_id, source)
+        await self.files.create_copy(source, BACKUPS, backup.id, operation.id, size, attempt.reporter(size))
+
+        def done(conn: sa.Connection, now: int) -> None:
+            self.give_back(conn, operation, now)
+            backup_queries.record(conn, backup.id, {"status": AVAILABLE}, now)
+
+        return done
+
+    def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Give the source the status that it had before."""
+        source_id, payload = operation.source_id or "", CreateBackupPayload.of(operation)
+        if payload.copy == VOLUMES:
+            attachment_queries.end_work(conn, source_id, now)
+        else:
+            snapshot_queries.end_work(conn, source_id, BACKING_UP, payload.status, now)
+
+    def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Give the source its status back first: transactions lock volumes and snapshots before backups."""
+        self.give_back(conn, operation, now)
+        self.show_failure(conn, operation.resource_id, "The copy failed; the messages say why.", now)
+
+
+class DeleteBackup(BackupKind, Deletion):
+    """Removes the file of a backup, then its row."""
+
+    name = "delete_backup"
+    action = Action.DELETE_BACKUP
+
+    def forget(self, conn: sa.Connection, id: str) -> None:
+        """Delete the row and release the quota."""
+        if backup := backup_queries.delete(conn, id):
+            quotas.release(conn, backup.project_id, quotas.backup(backup.size))
+
+
+class ImportBackup(BackupKind):
+    """Gives an imported backup the file that its record names."""
+
+    name = "import_backup"
+    action = Action.IMPORT_BACKUP
+
+    async def run(self, attempt: Attempt) -> Apply:
+        """Link the file, unless it is the backup's own."""
+        backup_id = attempt.operation.resource_id
+        backup = await self.existing(backup_queries.get, backup_id)
+        source_id = attempt.operation.source_id or ""
+        original = backup_id if await self.files.exists(BACKUPS, backup_id) else source_id
+        size = await self.file_size(backup.size, backup.encryption_key_id, self.files.path(BACKUPS, original))
+        await self.files.link(BACKUPS, source_id, backup_id, size)
+        return lambda conn, now: backup_queries.record(conn, backup_id, {"status": AVAILABLE}, now)
+
+    def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Show that there is no data."""
+        self.show_failure(
+            conn, operation.resource_id, "The data of the record was not found; the messages say more.", now
+        )
+
+
+class RestoreBackup(VolumeKind):
+    """Restores a backup to a volume, which may be new."""
+
+    name = "restore_backup"
+    action = Action.RESTORE_BACKUP
+    failure_status = ERROR_RESTORING
+
+    async def run(self, attempt: Attempt) -> Apply:
+        """Copy the backup; until the copy is complete, a volume that exists is what it was."""
+        operation = attempt.operation
+        payload = RestoreBackupPayload.of(operation)
+        volume = await self.volume(operation)
+        backup = await self.existing(backup_queries.get, operation.source_id or "")
+        source = self.files.path(BACKUPS, backup.id)
+        size = await self.file_size(volume.size, backup.encryption_key_id, source)
+        values = msgspec.structs.asdict(payload.values) | key_after_copy(self.core, volume, backup)
+        await self.export_manager.disconnect(volume.id)
+        await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
+
+        def done(conn: sa.Connection, now: int) -> None:
+            volume_queries.record(conn, volume.id, {"status": AVAILABLE, **values}, now)
+            volume_queries.set_metadata(conn, volume.id, payload.metadata)
+            self.give_back(conn, operation, now)
+
+        return done
+
+    def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Let the backup be used again."""
+        backup_queries.record(conn, operation.source_id or "", {"status": AVAILABLE}, now)

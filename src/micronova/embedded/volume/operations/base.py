@@ -1,0 +1,124 @@
+"""What every kind of operation is: what it does, and what its failure or cancellation gives back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.compute_events import Event
+from micronova.embedded.volume.backend.files import Files, Interrupted
+from micronova.embedded.volume.backend.luks import header_size
+from micronova.embedded.volume.core import Core
+from micronova.embedded.volume.export_manager import ExportManager
+from micronova.embedded.volume.images import Images
+from micronova.embedded.volume.model import ERROR, ERROR_DELETING, GIB, Operation
+from micronova.embedded.volume.operations import messages
+
+IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
+
+R = TypeVar("R")
+
+Apply = Callable[[sa.Connection, int], Sequence[Event] | None]
+"""Records the result of an operation, in the transaction that removes its row; the number is the time.
+
+It returns the events that compute has to be told."""
+
+
+class Failed(Exception):
+    """An operation cannot succeed; the message is for the user."""
+
+    def __init__(self, detail: messages.Detail, log_text: str = "") -> None:
+        super().__init__(log_text or detail.text)
+        self.detail = detail
+
+
+class Attempt:
+    """One attempt at an operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.progress = 0  # in percent; written by any thread
+        self.cancelled = False  # the operation was cancelled meanwhile
+
+    def reporter(self, size: int) -> Callable[[int], None]:
+        """Return the function that is told how many bytes of `size` are done; it ends work that was cancelled."""
+
+        def report(done: int) -> None:
+            if self.cancelled:
+                raise Interrupted
+            self.progress = min(100, 100 * done // max(size, 1))
+
+        return report
+
+
+class OperationKind(ABC):
+    """One kind of work."""
+
+    name: ClassVar[str]
+    action: ClassVar[messages.Action]  # what the message about a failure says was tried
+    resource: ClassVar[messages.Resource]
+    directory: ClassVar[str]  # of the files that it writes
+    failure_status: ClassVar[str] = ERROR  # of the resource, after a failure
+
+    def __init__(self, core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> None:
+        self.core = core
+        self.files = files
+        self.images = images
+        self.export_manager = export_manager
+
+    @abstractmethod
+    async def run(self, attempt: Attempt) -> Apply:
+        """Do the work, which an earlier attempt may have done in part, and return what records the result.
+
+        Raise Unavailable if something is missing for the moment, Failed or another error if it cannot succeed.
+        """
+
+    async def existing(self, get: Callable[[sa.Connection, str], R | None], id: str) -> R:
+        """Return what an operation changes, whose row exists for as long as the operation does."""
+        found = await self.core.database.read(get, id)
+        assert found is not None
+        return found
+
+    async def file_size(self, size: int, key_id: str | None, path: Path) -> int:
+        """Return the bytes of a file for a volume of `size` GiB; that of an encrypted one has the header of `path`."""
+        return size * GIB if key_id is None else size * GIB + await self.files.run(header_size, path)
+
+    async def undo(self, operation: Operation) -> None:
+        """Remove the files that a failed or cancelled attempt has not completed; it may run twice."""
+        for what in ("", IMAGE):
+            part = self.files.part(self.directory, operation.resource_id, operation.id, what)
+            await self.files.remove(self.directory, part.name)
+
+    @abstractmethod
+    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+        """Change columns of the resource."""
+
+    def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
+        """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
+        self.record(conn, operation.resource_id, {"status": self.failure_status}, now)
+        self.give_back(conn, operation, now)
+
+    def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:  # noqa: B027 (most hold nothing)
+        """Give back what the operation holds besides its own resource: a quota, the status of its source."""
+
+
+class Deletion(OperationKind):
+    """Removes the file of a resource, then its row."""
+
+    failure_status = ERROR_DELETING
+
+    async def run(self, attempt: Attempt) -> Apply:
+        """Remove the file."""
+        id = attempt.operation.resource_id
+        await self.prepare(id)
+        await self.files.remove(self.directory, id)
+        return lambda conn, now: self.forget(conn, id)
+
+    async def prepare(self, id: str) -> None:
+        """Do what comes before the file is removed; raise Failed if it must stay."""
+
+    @abstractmethod
+    def forget(self, conn: sa.Connection, id: str) -> None:
+        """Delete the row, if it is there, and release what it uses of the quota."""

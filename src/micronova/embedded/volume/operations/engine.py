@@ -1,0 +1,255 @@
+"""Operations: the work that goes on after the answer to a request, and that survives the death of its process.
+
+A request writes the row of an operation in the transaction that changes the status of the volume, and only then is a
+file touched. The transaction that records the result removes the row. Whatever happens in between may run twice.
+
+Processes that share a directory share the work. Who holds the lock (flock) of an operation works on it, and the lock
+ends with its process. So the next sweep of any process, or the next start, takes up what a killed one has left.
+Operations on one resource run one after the other, and nothing changes or deletes what an earlier one still reads.
+Projects take turns: however much one of them has begun, the first operation of another is among the next to run.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.compute_events import Event, Notifier
+from micronova.embedded.volume.backend.files import Files, Interrupted
+from micronova.embedded.volume.core import Core
+from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.operations import messages, operation_rows
+from micronova.embedded.volume.operations.base import Apply, Attempt, Failed, OperationKind
+from micronova.embedded.volume.store import service_rows
+from micronova.embedded.volume.tables import operations
+from micronova.objects.background import end_tasks, keep_running
+from micronova.objects.clock import micros
+from micronova.objects.errors import MicronovaError, Unavailable, resource_exhausted
+
+log = logging.getLogger(__name__)
+
+SWEEP: Final = 5.0  # seconds between two looks for operations that other processes have left
+MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
+MOST_RUNNING_OF_PROJECT: Final = 8  # of them those of one project
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
+
+_earlier = operations.alias("earlier")
+_waiting = (
+    sa.select(
+        operations,
+        # The place among the operations of the project, from 1 on; operations that run count.
+        sa.func.row_number()
+        .over(partition_by=operations.c.project_id, order_by=(operations.c.created_at, operations.c.id))
+        .label("turn"),
+    )
+    .where(
+        operations.c.host == sa.bindparam("here"),
+        operations.c.not_before <= sa.bindparam("now"),
+        ~sa.exists().where(
+            sa.or_(
+                _earlier.c.created_at < operations.c.created_at,
+                sa.and_(_earlier.c.created_at == operations.c.created_at, _earlier.c.id < operations.c.id),
+            ),
+            sa.or_(
+                _earlier.c.resource_id.in_((operations.c.resource_id, operations.c.source_id)),
+                _earlier.c.source_id == operations.c.resource_id,
+            ),
+        ),
+    )
+    .subquery()
+)
+_READY = (
+    sa.select(_waiting.c.id, _waiting.c.kind, _waiting.c.project_id)
+    .where(_waiting.c.turn <= 2 * MOST_RUNNING_OF_PROJECT)
+    .order_by(_waiting.c.turn, _waiting.c.created_at, _waiting.c.id)
+    .limit(2 * MOST_RUNNING)
+)
+
+
+class Ready(NamedTuple):
+    """An operation that waits for no earlier one."""
+
+    id: str
+    kind: str
+    project_id: str
+
+
+def _ready(conn: sa.Connection, host: str, now: int) -> list[Ready]:
+    return [Ready(*row) for row in conn.execute(_READY, {"here": host, "now": now})]
+
+
+def _cancelled(conn: sa.Connection, ids: Sequence[str]) -> list[str]:
+    chosen = sa.select(operations.c.id).where(operations.c.id.in_(ids), operations.c.cancelled)
+    return list(conn.execute(chosen).scalars())
+
+
+def _end(
+    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, notifier: Notifier, now: int
+) -> tuple[bool, Sequence[Event]]:
+    """Remove the row and record the result, or give back if the operation was cancelled.
+
+    Return whether it was not cancelled, and the events for compute, which are in the outbox.
+    """
+    found = conn.execute(sa.select(operations.c.cancelled).where(operations.c.id == id).with_for_update()).one_or_none()
+    if found is None:
+        return True, ()  # the answer to the first commit was lost
+    conn.execute(operations.delete().where(operations.c.id == id))
+    events = (give_back if found.cancelled else apply)(conn, now) or ()
+    notifier.put(conn, events)
+    return not found.cancelled, events
+
+
+def _postpone(conn: sa.Connection, operation: Operation, until: int) -> None:
+    values = {"attempts": operation.attempts + 1, "not_before": until, "progress": 0}
+    conn.execute(operations.update().where(operations.c.id == operation.id).values(values))
+
+
+def _note_progress(conn: sa.Connection, progress: dict[str, int]) -> None:
+    for id, percent in sorted(progress.items()):
+        conn.execute(operations.update().where(operations.c.id == id).values(progress=percent))
+
+
+class Engine:
+    """Works on the operations of this host."""
+
+    def __init__(self, core: Core, files: Files, kinds: Iterable[OperationKind]) -> None:
+        self._core = core
+        self._files = files
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._projects: Counter[str] = Counter()  # how many operations run, by project
+        self._attempts: dict[str, Attempt] = {}
+        self._left: set[str] = set()  # operations that this process does not try again before the next sweep
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Take up what is left of earlier processes, and wait for more."""
+        self._core.on_operation = self._wake.set
+        self._wake.set()
+        clock = self._core.clock
+        self._tasks = [
+            keep_running(self._take_forever, name="volume-operations", clock=clock),
+            keep_running(self._sweep_forever, name="volume-operations-sweep", clock=clock),
+        ]
+
+    async def stop(self) -> None:
+        """Stop; the next start continues what is not finished."""
+        await end_tasks(*self._tasks)
+        await end_tasks(*self._running.values())
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await self._core.clock.sleep(SWEEP)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Show that this host is alive and how far its work is, and look for operations that others have left."""
+        await self._core.database.write(service_rows.record_alive, self._core.host, self._core.now())
+        progress = {id: attempt.progress for id, attempt in self._attempts.items() if attempt.progress}
+        if progress:
+            await self._core.database.write(_note_progress, progress)
+        self._left.clear()
+        self._wake.set()
+
+    async def _take_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for id in await self._core.database.read(_cancelled, list(self._attempts)) if self._attempts else ():
+                if attempt := self._attempts.get(id):
+                    attempt.cancelled = True
+            for ready in await self._core.database.read(_ready, self._core.host, self._core.now()):
+                self._take(ready)
+
+    def _take(self, ready: Ready) -> None:
+        """Begin to work on an operation, unless it runs, waits for the next sweep or exceeds a limit."""
+        if ready.id in self._running or ready.id in self._left or len(self._running) >= MOST_RUNNING:
+            return
+        if self._projects[ready.project_id] >= MOST_RUNNING_OF_PROJECT:
+            return
+        self._projects[ready.project_id] += 1
+        run = self._run(ready.id, ready.project_id)
+        self._running[ready.id] = asyncio.get_running_loop().create_task(run, name=ready.kind)
+
+    async def _run(self, id: str, project_id: str) -> None:
+        try:
+            lock = self._files.lock(id)
+            if lock is None:
+                self._left.add(id)  # another process works on it
+                return
+            try:
+                operation = await self._core.database.read(operation_rows.get, id)
+                if operation is not None:
+                    await self._attempt(operation)
+            finally:
+                self._files.unlock(id, lock)
+        except Exception:
+            self._left.add(id)
+            log.exception("operation %s stopped and is taken up again in %g s", id, SWEEP)
+        finally:
+            self._attempts.pop(id, None)
+            del self._running[id]
+            self._projects -= Counter((project_id,))  # removes a project of which no operation runs
+            self._wake.set()  # operations that waited for this one, or for a limit, may run now
+
+    async def _attempt(self, operation: Operation) -> None:
+        kind, attempt = self._kinds[operation.kind], Attempt(operation)
+        self._attempts[operation.id] = attempt
+        try:
+            apply = await kind.run(attempt) if not operation.cancelled else _nothing
+        except Interrupted:
+            return
+        except Exception as error:
+            if (lack := _temporary_lack(error)) is not None:
+                await self._repeat_later(operation, lack)
+            else:
+                await self._fail(kind, operation, error)
+            return
+        if not await self._finish(kind, operation, apply):
+            await kind.undo(operation)
+
+    async def _finish(self, kind: OperationKind, operation: Operation, apply: Apply) -> bool:
+        def give_back(conn: sa.Connection, now: int) -> None:
+            kind.give_back(conn, operation, now)
+
+        core = self._core
+        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.notifier, core.now())
+        core.notifier.hand_over(events)
+        return wanted
+
+    async def _repeat_later(self, operation: Operation, error: Unavailable) -> None:
+        pause = min(FIRST_PAUSE * 2 ** min(operation.attempts, 16), LONGEST_PAUSE)
+        log.warning("%s of %s waits for %g s: %s", operation.kind, operation.resource_id, pause, error)
+        await self._core.database.write(_postpone, operation, self._core.now() + micros(pause))
+
+    async def _fail(self, kind: OperationKind, operation: Operation, error: Exception) -> None:
+        if isinstance(error, Failed):
+            detail, known = error.detail, True
+        else:
+            detail, known = messages.detail_of(error), isinstance(error, MicronovaError | OSError)
+        log.error(
+            "%s of %s failed: %s", operation.kind, operation.resource_id, error, exc_info=None if known else error
+        )
+        await kind.undo(operation)
+        message_id = self._core.new_id()
+
+        def record(conn: sa.Connection, now: int) -> None:
+            kind.fail(conn, operation, now)
+            messages.add(conn, message_id, operation, kind.resource, kind.action, detail, now)
+
+        await self._finish(kind, operation, record)
+
+
+def _temporary_lack(error: Exception) -> Unavailable | None:
+    """Return what is missing for the moment, else None. A full file system is an error: users can delete something."""
+    if isinstance(error, Unavailable):
+        return error
+    return None if messages.detail_of(error) is messages.Detail.NO_SPACE else resource_exhausted(error)
+
+
+def _nothing(conn: sa.Connection, now: int) -> None:
+    """Record nothing: the operation was cancelled."""

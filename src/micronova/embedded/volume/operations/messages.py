@@ -1,0 +1,106 @@
+"""Messages: what users are told about operations that failed.
+
+The id of an event has Cinder's numbers of the resource and the action. Numbers of details from 101 on are our own.
+"""
+
+import errno
+from enum import Enum
+from typing import Final
+
+import sqlalchemy as sa
+
+from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.tables import messages
+from micronova.objects.errors import MicronovaError
+
+KEPT: Final = 30 * 24 * 3600 * 1_000_000  # microseconds for which a message is shown
+MOST_MESSAGES: Final = 1000  # messages of one project; the oldest are forgotten first
+ERROR_LEVEL: Final = "ERROR"
+
+
+class Resource(Enum):
+    """What a message is about."""
+
+    VOLUME = "VOLUME"
+    SNAPSHOT = "VOLUME_SNAPSHOT"
+    BACKUP = "VOLUME_BACKUP"
+
+
+class NumberedText(Enum):
+    """A part of a message: its number in the id of an event, and its text."""
+
+    @property
+    def number(self) -> str:
+        """The number."""
+        return str(self.value[0])
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return str(self.value[1])
+
+
+class Action(NumberedText):
+    """What was tried: its number, and how a message begins."""
+
+    COPY_VOLUME_TO_IMAGE = ("003", "The volume was not copied to the image")
+    EXTEND_VOLUME = ("007", "The volume was not extended")
+    CREATE_VOLUME = ("008", "The volume was not created")
+    DELETE_VOLUME = ("101", "The volume was not deleted")
+    REIMAGE_VOLUME = ("021", "The volume was not written with the image")
+    REVERT_VOLUME = ("102", "The volume was not reverted")
+    CREATE_SNAPSHOT = ("009", "The snapshot was not created")
+    DELETE_SNAPSHOT = ("010", "The snapshot was not deleted")
+    CREATE_BACKUP = ("013", "The backup was not created")
+    IMPORT_BACKUP = ("103", "The backup was not imported")
+    DELETE_BACKUP = ("014", "The backup was not deleted")
+    RESTORE_BACKUP = ("015", "The backup was not restored")
+
+
+class Detail(NumberedText):
+    """Why it failed: its number, and how a message ends."""
+
+    UNKNOWN = ("001", "an error that was not expected occurred.")
+    NO_BACKEND = ("003", "no storage service takes volumes of this type.")
+    NO_SPACE = ("101", "the storage has no space left.")
+    NO_SOURCE = ("102", "what it was to be made of is gone.")
+    NO_IMAGE = ("103", "the image service did not give the image out, or did not take it.")
+    IMAGE_REFUSED = ("104", "the image is unsafe, or it is not of the format that it says.")
+    IMAGE_TOO_LARGE = ("105", "the image is larger than the volume.")
+    HAS_SNAPSHOTS = ("106", "it has snapshots that could not be deleted.")
+
+
+def detail_of(error: Exception) -> Detail:
+    """Return what users are told about an error; its own text may have paths of this machine."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return Detail.NO_SPACE
+    if isinstance(error, FileNotFoundError):
+        return Detail.NO_SOURCE
+    if isinstance(error, MicronovaError):
+        return Detail.NO_IMAGE
+    return Detail.UNKNOWN
+
+
+def add(
+    conn: sa.Connection, id: str, operation: Operation, resource: Resource, action: Action, detail: Detail, now: int
+) -> None:
+    """Record a message, and forget those that have expired or are too many."""
+    conn.execute(messages.delete().where(messages.c.expires_at <= now))
+    newest_first = (messages.c.created_at.desc(), messages.c.id.desc())
+    too_many = sa.select(messages.c.id).where(messages.c.project_id == operation.project_id).order_by(*newest_first)
+    conn.execute(messages.delete().where(messages.c.id.in_(too_many.limit(MOST_MESSAGES).offset(MOST_MESSAGES - 1))))
+    conn.execute(
+        messages.insert(),
+        {
+            "id": id,
+            "project_id": operation.project_id,
+            "request_id": operation.request_id,
+            "resource_type": resource.value,
+            "resource_uuid": operation.resource_id,
+            "event_id": f"VOLUME_{resource.value}_{action.number}_{detail.number}",
+            "message_level": ERROR_LEVEL,
+            "user_message": f"{action.text}: {detail.text}",
+            "created_at": now,
+            "expires_at": now + KEPT,
+        },
+    )

@@ -1,0 +1,39 @@
+"""The queries about backups."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.volume.model import Backup
+from micronova.embedded.volume.store.paging import Listed, Page, fetch
+from micronova.embedded.volume.store.resource_rows import Rows
+from micronova.embedded.volume.tables import backups
+
+SORTABLE: Mapping[str, sa.Column[Any]] = {
+    name: backups.c[name] for name in ("id", "name", "status", "size", "volume_id", "created_at", "updated_at")
+}
+_ROWS = Rows(backups)
+insert, update, record, ids = _ROWS.insert, _ROWS.update, _ROWS.record, _ROWS.ids
+
+
+def get(conn: sa.Connection, backup_id: str) -> Backup | None:
+    """Return a backup, or None."""
+    row = conn.execute(backups.select().where(backups.c.id == backup_id)).one_or_none()
+    return None if row is None else Backup(**row._mapping)
+
+
+def list_backups(
+    conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]], with_count: bool
+) -> Listed[Backup]:
+    """Return a page of backups."""
+    rows, more = fetch(conn, backups.select().where(*conditions), page, *conditions)
+    found = [Backup(**row._mapping) for row in rows]
+    return Listed(found, more, _ROWS.count(conn, conditions) if with_count else None)
+
+
+def delete(conn: sa.Connection, backup_id: str) -> Backup | None:
+    """Delete the row of a backup, and return what it was; None if it is gone."""
+    backup = get(conn, backup_id)
+    _ROWS.delete(conn, backup_id)
+    return backup

@@ -1,0 +1,50 @@
+"""The queries about QoS specs."""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
+from micronova.embedded.volume.model import QosSpecs
+from micronova.embedded.volume.store import type_queries
+from micronova.embedded.volume.tables import qos_specs, volume_types
+from micronova.objects.errors import Conflict, Invalid
+
+
+def front_end_specs(conn: sa.Connection, type_id: str) -> dict[str, str] | None:
+    """Return the QoS specs of a type that the host of a server enforces; None if there are none."""
+    found = type_queries.get(conn, type_id)
+    specs = get(conn, found.qos_specs_id) if found is not None and found.qos_specs_id else None
+    return None if specs is None or specs.consumer == "back-end" else specs.specs
+
+
+def get(conn: sa.Connection, specs_id: str) -> QosSpecs | None:
+    """Return QoS specs, or None."""
+    row = conn.execute(qos_specs.select().where(qos_specs.c.id == specs_id)).one_or_none()
+    return None if row is None else QosSpecs(**row._mapping)
+
+
+def insert(conn: sa.Connection, made: QosSpecs) -> None:
+    """Write new QoS specs; raise Conflict if there are some of this name."""
+    if not insert_if_absent(conn, qos_specs, msgspec.structs.asdict(made)):
+        raise Conflict(f"QoS Specs {made.name} already exists.")
+
+
+def associated(conn: sa.Connection, specs_id: str) -> list[tuple[str, str]]:
+    """Return the ids and the names of the volume types that are associated with QoS specs."""
+    chosen = sa.select(volume_types.c.id, volume_types.c.name).where(volume_types.c.qos_specs_id == specs_id)
+    return [(row.id, row.name) for row in conn.execute(chosen.order_by(volume_types.c.name))]
+
+
+def end_associations(conn: sa.Connection, specs_id: str, now: int) -> None:
+    """End all associations of QoS specs."""
+    of_specs = volume_types.c.qos_specs_id == specs_id
+    revisions.touch(conn, volume_types.c.revision, of_specs, now=now, qos_specs_id=None)
+
+
+def delete(conn: sa.Connection, found: QosSpecs, force: bool, now: int) -> None:
+    """Delete QoS specs; raise Invalid if volume types are associated with them, unless `force` ends that."""
+    if not force and associated(conn, found.id):
+        raise Invalid(f"QoS Specs {found.id} is still associated with volume types: end that, or delete by force.")
+    end_associations(conn, found.id, now)
+    revisions.delete(conn, qos_specs.c.revision, found.id, found.revision)

@@ -1,0 +1,96 @@
+"""What ports ask of resource providers besides an address, such as a guaranteed bandwidth.
+
+The network service shows it as the port's `resource_request`, in one of two forms. The older one is a group of
+resources without an id. The newer one (extension `port-resource-request-groups`) has several groups with ids, and says
+which of them have to be served in one subtree of providers. Compute answers with the providers that serve the groups,
+in the port's `binding:profile`, as `allocation`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from micronova.objects.errors import Invalid
+
+_MOST = 2_147_483_647
+_Amounts = dict[Annotated[str, msgspec.Meta(max_length=255)], Annotated[int, msgspec.Meta(ge=0, le=_MOST)]]
+_MOST_GROUPS = msgspec.Meta(max_length=16)
+
+
+class PortGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources that one provider serves."""
+
+    id: str = ""  # empty: the request is of the older form
+    resources: _Amounts = {}
+    required: tuple[str, ...] = ()  # traits of the provider
+
+
+class PortResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one port asks for; a port that asks for nothing has none."""
+
+    port_id: str
+    groups: tuple[PortGroup, ...]
+    same_subtree: tuple[str, ...] = ()  # ids of groups
+
+
+class ServedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group with the provider that serves it."""
+
+    id: str = ""
+    provider: str
+    resources: dict[str, int]
+
+
+class ServedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server holds for one of its ports."""
+
+    port_id: str
+    groups: tuple[ServedGroup, ...]
+
+    @property
+    def allocation(self) -> str | dict[str, str]:
+        """The value of `allocation` in the port's binding:profile: a provider, or the providers by group."""
+        by_group = {each.id: each.provider for each in self.groups}
+        return by_group.get("", by_group)
+
+    def answers(self, wanted: PortResources | None) -> bool:
+        """Return whether a port asks for just what the server holds for it."""
+        asked = {} if wanted is None else {each.id: each.resources for each in wanted.groups}
+        return asked == {each.id: each.resources for each in self.groups}
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A `resource_request` of either form."""
+
+    resources: _Amounts = {}
+    required: tuple[str, ...] = ()
+    request_groups: Annotated[tuple[PortGroup, ...], _MOST_GROUPS] = ()
+    same_subtree: Annotated[tuple[str, ...], _MOST_GROUPS] = ()
+
+
+def resources_of(port: Mapping[str, Any]) -> PortResources | None:
+    """Return what a port, as the network service shows it, asks for; raise Invalid if that cannot be read."""
+    shown = port.get("resource_request")
+    if not shown:
+        return None
+    try:
+        request = msgspec.convert(shown, _Request)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"The resource request of port {port['id']} cannot be read: {error}.") from None
+    old = PortGroup(resources=request.resources, required=request.required)
+    groups = tuple(
+        msgspec.structs.replace(each, resources={name: amount for name, amount in each.resources.items() if amount})
+        for each in request.request_groups or (old,)
+        if any(each.resources.values())
+    )
+    ids = [each.id for each in groups]
+    if request.request_groups and ("" in ids or len(set(ids)) < len(ids)):
+        raise Invalid(f"The resource request of port {port['id']} has groups without ids of their own.")
+    related = tuple(id for id in dict.fromkeys(request.same_subtree) if id in ids)
+    return PortResources(port_id=port["id"], groups=groups, same_subtree=related) if groups else None
+
+
+def allocations_of(ports: Iterable[ServedPort]) -> dict[str, str | dict[str, str]]:
+    """Return what the network service is told of ports when they are bound, by port."""
+    return {each.port_id: each.allocation for each in ports}

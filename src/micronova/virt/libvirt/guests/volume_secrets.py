@@ -1,0 +1,66 @@
+"""The keys of encrypted volumes, while libvirt gives them to QEMU.
+
+QEMU keeps the key for as long as the guest has the volume. Libvirt needs it only when a guest is started or gets the
+volume. So its secret is ephemeral, private, and there only meanwhile: it is on no disk, and nobody can read it there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+from micronova.objects.errors import Invalid, MicronovaError
+from micronova.objects.volume import AttachedVolume
+from micronova.virt.libvirt.client.binding import Connect
+from micronova.virt.libvirt.client.connection import Connection
+from micronova.virt.libvirt.client.library import has_code
+from micronova.virt.libvirt.client.xmltree import child, element, unparse
+from micronova.virt.libvirt.definition.volumes import secret_of
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def known_keys(
+    connection: Connection, guest: str, volumes: Iterable[AttachedVolume]
+) -> AsyncGenerator[None, None]:
+    """Let libvirt know the keys of a guest's encrypted volumes; raise Invalid if the order lacks one."""
+    encrypted = [volume for volume in volumes if volume.connection.encrypted]
+    try:
+        for volume in encrypted:
+            await _define(connection, guest, volume)
+        yield
+    finally:
+        if encrypted:
+            await asyncio.shield(_forget(connection, guest, [secret_of(volume) for volume in encrypted]))
+
+
+async def _define(connection: Connection, guest: str, volume: AttachedVolume) -> None:
+    passphrase = volume.passphrase
+    if passphrase is None:
+        raise Invalid(f"Volume {volume.volume_id} is encrypted, and the order has no key for it.")
+    id = secret_of(volume)
+    secret = element("secret", ephemeral="yes", private="yes")
+    child(secret, "uuid", id)
+    child(child(secret, "usage", type="volume"), "volume", f"micronova/{id}")
+    xml = unparse(secret)
+
+    def define(library: Connect) -> None:
+        library.secretDefineXML(xml).setValue(passphrase.encode())
+
+    await connection.change(guest, define, "give libvirt the key of a volume")
+
+
+async def _forget(connection: Connection, guest: str, ids: list[str]) -> None:
+    def undefine(library: Connect) -> None:
+        for id in ids:
+            try:
+                library.secretLookupByUUIDString(id).undefine()
+            except Exception as error:
+                if not has_code(error, "VIR_ERR_NO_SECRET"):
+                    raise
+
+    try:
+        await connection.change(guest, undefine, "remove the key of a volume from libvirt")
+    except MicronovaError as error:
+        log.warning("libvirt keeps the keys of volumes of guest %s until it ends: %s", guest, error)

@@ -1,0 +1,207 @@
+"""What users do with the volumes of their servers in a simulation."""
+
+from typing import Any
+
+import msgspec
+
+from tests.simulation.scenarios import OTHER_IMAGE, act, make_base_image, migrated, resized, settled
+from tests.simulation.simulated_cloud import IMAGE, VOLUME, SimulatedCloud
+
+RESCUE_IMAGE = "33333333-3333-4333-8333-333333333333"
+
+
+async def attach_and_detach_volumes(cloud: SimulatedCloud, name: str = "with-volumes") -> None:
+    """Attach two volumes to a server, detach one, and delete the server; its other volume goes with it."""
+    first, second = await volume(cloud, "first"), await volume(cloud, "second")
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    await attached(cloud, id, first)
+    await attached(cloud, id, second, delete_on_termination=True)
+    await cloud.insist("DELETE", f"/servers/{id}/os-volume_attachments/{first}", None, 202, 404)
+    await has_status(cloud, first, "available")
+    await deleted(cloud, id)
+    await has_status(cloud, second, "gone")
+
+
+async def swap_and_extend_volumes(cloud: SimulatedCloud, name: str = "swapped") -> None:
+    """Replace a server's volume by another one, and make that one larger: the guest is told."""
+    old, new = await volume(cloud, "old"), await volume(cloud, "new")
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    await attached(cloud, id, old)
+    cloud.fault_plan.armed = True
+    path, body = f"/servers/{id}/os-volume_attachments/{old}", {"volumeAttachment": {"volumeId": new}}
+    # If the answer is lost, the user looks whether the server has the other one after the operation has ended.
+    while not cloud.volumes.has(id, new):
+        answer = await cloud.request("PUT", path, body)
+        assert answer is None or answer.status in (202, 409, 503), answer
+        await settled(cloud, id)
+    await has_status(cloud, old, "available")
+    await has_status(cloud, new, "in-use")
+    await settled(cloud, id)
+    # If the answer is lost, the volume has the size already.
+    await cloud.insist("POST", f"/volumes/{new}/action", {"os-extend": {"new_size": 2}}, 202, 400, service=VOLUME)
+    await cloud.until(lambda: [each.size_gb for each in cloud.volumes.of_server(id)] == [2], "the guest to be told")
+    await settled(cloud, id)
+
+
+async def boot_from_volumes(cloud: SimulatedCloud, name: str = "from-volumes") -> None:
+    """Boot a server from a volume that exists, with a new one of an image and an empty one, and delete it."""
+    await make_base_image(cloud)
+    root = await volume(cloud, "root", imageRef=IMAGE)
+    cloud.fault_plan.armed = True
+    [id] = await cloud.create(
+        name,
+        imageRef="",
+        block_device_mapping_v2=[
+            {"source_type": "volume", "destination_type": "volume", "boot_index": 0, "uuid": root},
+            new_volume("image", uuid=IMAGE, delete_on_termination=True),
+            new_volume("blank"),
+        ],
+    )
+    await cloud.becomes(id, "active")
+    first, second, third = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    assert first == root
+    await deleted(cloud, id)
+    for id, status in ((first, "available"), (second, "gone"), (third, "available")):
+        await has_status(cloud, id, status)
+
+
+async def image_volume_backed(cloud: SimulatedCloud, name: str = "imaged") -> None:
+    """Make an image of a server that boots from a volume: a snapshot of it."""
+    [id] = await booted(cloud, name)
+    cloud.fault_plan.armed = True
+    # If the answer is lost, the user looks for the image after the operation has ended before asking again.
+    while "available" not in cloud.volumes.snapshots().values():
+        await cloud.request("POST", f"/servers/{id}/action", {"createImage": {"name": "snapshot"}})
+        await settled(cloud, id)
+    await cloud.until(lambda: set(cloud.volumes.snapshots().values()) == {"available"}, "the snapshots to be made")
+
+
+async def shelve_volume_backed(cloud: SimulatedCloud, name: str = "shelved") -> None:
+    """Shelve a server that boots from a volume, unshelve it and delete it."""
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    cloud.fault_plan.armed = True
+    while await act(cloud, id, {"shelve": None}, "shelved_offloaded", "active", "stopped") != "shelved_offloaded":
+        await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+    await has_status(cloud, root, "reserved")
+    while await act(cloud, id, {"unshelve": None}, "active", "shelved_offloaded") != "active":
+        await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+    await has_status(cloud, root, "in-use")
+    await deleted(cloud, id)
+    await has_status(cloud, root, "gone")
+
+
+async def rebuild_volume_backed(cloud: SimulatedCloud, name: str = "rebuilt") -> None:
+    """Write another image to the root volume of a server."""
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    await image(cloud, OTHER_IMAGE)
+    cloud.fault_plan.armed = True
+    await act(cloud, id, {"rebuild": {"imageRef": OTHER_IMAGE}}, "active")
+    await has_status(cloud, root, "in-use")
+    assert cloud.volumes.image_of(root) == OTHER_IMAGE
+    assert len(cloud.guest_powers(id)) == 1
+
+
+async def rescue_volume_backed(cloud: SimulatedCloud, name: str = "rescued") -> None:
+    """Boot a server from a rescue image beside its root volume, and go back."""
+    await image(cloud, RESCUE_IMAGE, hw_rescue_device="disk", hw_rescue_bus="virtio")
+    [id] = await booted(cloud, name)
+    cloud.fault_plan.armed = True
+    body = {"rescue": {"adminPass": "first", "rescue_image_ref": RESCUE_IMAGE}}
+    await cloud.insist("POST", f"/servers/{id}/action", body, 200, 409)
+    await cloud.becomes(id, "rescued")
+    await act(cloud, id, {"unrescue": None}, "active")
+
+
+async def move_with_volumes(cloud: SimulatedCloud, name: str = "moved") -> None:
+    """Resize a server with a volume and revert that, migrate it, and migrate it live: the volume follows."""
+    held = await volume(cloud, "held")
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    await attached(cloud, id, held)
+    cloud.fault_plan.armed = True
+    await resized(cloud, id)
+    await act(cloud, id, {"revertResize": None}, "active")
+    await migrated(cloud, id)
+    await cloud.insist("POST", f"/servers/{id}/action", {"confirmResize": None}, 204, 409)
+    await cloud.becomes(id, "active")
+    before = cloud.row(id)["host"]
+    while cloud.row(id)["host"] == before:
+        await act(cloud, id, {"os-migrateLive": {"host": None, "block_migration": "auto"}}, "active")
+    await has_status(cloud, held, "in-use")
+    assert {each.connected_host for each in cloud.volumes.of_server(id)} == {cloud.row(id)["host"]}
+
+
+async def evacuate_with_volumes(cloud: SimulatedCloud, name: str = "evacuated") -> None:
+    """Evacuate a server that boots from a volume, start it, and let its first host return."""
+    lost = cloud.drivers()[-1].host
+    [id] = await booted(cloud, name, host=lost)
+    await cloud.lose_last_host()
+    cloud.fault_plan.armed = True
+    # If the answer is lost, the server may be on another host already, which is up: 400.
+    await cloud.insist("POST", f"/servers/{id}/action", {"evacuate": {}}, 200, 400, 409)
+    await cloud.becomes(id, "stopped")
+    assert cloud.row(id)["host"] != lost
+    await act(cloud, id, {"os-start": None}, "active")
+    await cloud.return_last_host()
+
+
+# --- parts of them ---------------------------------------------------------------------------------------------------
+
+
+async def volume(cloud: SimulatedCloud, name: str, **more: Any) -> str:
+    """Make a volume of 1 GiB, before there are faults."""
+    answer = await cloud.request("POST", "/volumes", {"volume": {"size": 1, "name": name, **more}}, service=VOLUME)
+    assert answer is not None and answer.status == 202, answer
+    made = str(msgspec.json.decode(answer.body)["volume"]["id"])
+    await has_status(cloud, made, "available")
+    return made
+
+
+async def image(cloud: SimulatedCloud, id: str, **properties: str) -> None:
+    """Make an image, before there are faults."""
+    document = {"id": id, "name": id, "disk_format": "raw", "container_format": "bare", **properties}
+    await cloud.request("POST", "/images", document, service="/image/v2")
+    await cloud.request("PUT", f"/images/{id}/file", bytes(512), service="/image/v2")
+
+
+def new_volume(source: str, **more: Any) -> dict[str, Any]:
+    """Return the block device of a volume that is made for a server."""
+    return {"source_type": source, "destination_type": "volume", "volume_size": 1, **more}
+
+
+async def booted(cloud: SimulatedCloud, name: str, **more: Any) -> list[str]:
+    """Boot a server from a new volume that goes with it, before there are faults."""
+    await make_base_image(cloud)
+    root = new_volume("image", uuid=IMAGE, boot_index=0, delete_on_termination=True)
+    ids = await cloud.create(name, imageRef="", block_device_mapping_v2=[root], **more)
+    for id in ids:
+        await cloud.becomes(id, "active")
+    await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+    return ids
+
+
+async def attached(cloud: SimulatedCloud, id: str, volume_id: str, **more: Any) -> None:
+    """Attach a volume to a server: if the answer is lost, look whether the server has it before asking again."""
+    while not cloud.volumes.has(id, volume_id):
+        answer = await cloud.request(
+            "POST", f"/servers/{id}/os-volume_attachments", {"volumeAttachment": {"volumeId": volume_id, **more}}
+        )
+        assert answer is None or answer.status in (200, 409, 500, 503), answer
+        await settled(cloud, id)
+    await has_status(cloud, volume_id, "in-use")
+
+
+async def has_status(cloud: SimulatedCloud, volume_id: str, status: str) -> None:
+    """Wait until a volume has a status."""
+    await cloud.until(lambda: cloud.volumes.status(volume_id) == status, f"volume {volume_id} to be {status}")
+
+
+async def deleted(cloud: SimulatedCloud, id: str) -> None:
+    """Delete a server."""
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
+    await cloud.gone(id)

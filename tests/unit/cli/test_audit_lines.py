@@ -1,0 +1,37 @@
+"""What `micronova audit` prints of what hosts say of themselves."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from micronova.cli import audit as command
+from micronova.cli.main import main
+from micronova.conductor.findings.network import LONGEST, MOST, compare_agents
+
+HOSTILE = "broken\n\x1b[2J\rnothing is wrong\u202e"
+
+
+def _found(faults: Any) -> list[Any]:
+    return compare_agents([{"host": "stolen", "alive": True, "configurations": {"faults": faults}}], ["stolen"])
+
+
+@pytest.mark.parametrize("options", [[], ["--repair"]])
+def test_a_host_writes_no_lines_of_its_own_and_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    [finding] = _found([HOSTILE])
+    repair = {"name": "x", "text": f"Repair {HOSTILE}"}
+    found = {"kind": finding.kind, "subject": finding.subject, "message": finding.message, "repairs": [repair]}
+    report = {"findings": [found], "down": [HOSTILE]}
+    monkeypatch.setattr(command, "ask", lambda *args, **more: report)
+    done = CliRunner().invoke(main, ["audit", *options], "n\n")
+    assert done.exit_code == 1 and "broken" in done.output
+    assert not [line for line in done.output.splitlines() if line.startswith("nothing") or not line.isprintable()]
+
+
+def test_what_an_agent_says_of_its_faults_is_bounded() -> None:
+    assert len(_found(["x" * 10 * LONGEST] * 10 * MOST)) == MOST
+    assert {len(each.message) for each in _found(["x" * 10 * LONGEST])} == {LONGEST}
+    assert [each.message for each in _found([{"a": 1}, 7])] == ["{'a': 1}", "7"]
+    assert _found(7) == _found({"a": 1}) == []

@@ -1,0 +1,28 @@
+"""The connections of clients whose certificates of authorities are read again."""
+
+import asyncio
+
+from micronova.http.client import HTTPTransport
+
+
+async def test_connections_from_before_are_closed_when_no_request_can_be_open() -> None:
+    """Otherwise each SIGHUP, such as that of logrotate, would leave connections and a context of TLS."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline():
+            while await reader.readline() != b"\r\n":
+                pass
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    [port] = [each.getsockname()[1] for each in server.sockets]
+    transport = HTTPTransport(f"http://127.0.0.1:{port}", timeout=0.5)
+    async with asyncio.timeout(5):  # idle connections are closed after 15 seconds in any case
+        while not ended.is_set():
+            assert (await transport.request("GET", "/", {}, None)).status == 204
+            transport.renew()
+    await transport.close()
+    server.close()

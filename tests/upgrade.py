@@ -1,0 +1,277 @@
+"""Upgrade a region under load: `python -m tests.upgrade REVISION`.
+
+The code of a revision of this repository is installed into an environment of its own, and runs a region on a private
+PostgreSQL and RabbitMQ. While clients create, show and delete servers, `db upgrade` runs with the present code. Then
+each process is replaced by one of the present code: a conductor and a scheduler at a time, the API, hosts. If both
+releases have one schema, that is backed out in the same way, and done again. No request may fail, no server may end in
+ERROR, and the audit finds nothing.
+
+A new API process is started before the old one is stopped, and clients then call the new one: a proxy does this.
+"""
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import IMAGE
+from tests.cluster import Cluster
+from tests.services.postgres import Postgres
+from tests.services.process import free_port
+from tests.services.rabbitmq import RabbitMQ
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = 4
+SETTLE = 120.0
+LOAD_BEFORE = 2.0  # seconds of load before the first step, and between steps
+SITE = subprocess.run(
+    [sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+    capture_output=True, text=True, check=True,
+).stdout.strip()  # fmt: skip
+
+
+def install(revision: str, directory: Path) -> Path:
+    """Install the code of a revision, with the dependencies of this environment; return its Python."""
+    source = directory / "source"
+    source.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "--extract", "--directory", source], input=archive.stdout, check=True)
+    environment = directory / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            site,
+            source,
+        ],
+        check=True,
+    )
+    # The packages that both use, after the revision's own: `micronova` is found there first.
+    Path(site, "dependencies.pth").write_text(f"{SITE}\n")
+    found = subprocess.run(
+        [python, "-c", "import micronova; print(micronova.__file__)"], capture_output=True, text=True, check=True
+    )
+    assert str(environment) in found.stdout, f"{found.stdout} is not the code of {revision}"
+    return python
+
+
+def head(python: Path | str) -> str:
+    """Return the newest revision of the compute database that the code of an environment knows."""
+    code = "from micronova.db import schema; print(schema.head('micronova.db.migrations'))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Clients:
+    """Create, show and delete servers, and note every request that fails."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.failed: list[str] = []
+        self.requests = 0
+        self.kept: list[str] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)]
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, client: int) -> None:
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            body = {"name": f"upgrade-{client}-{number}", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}
+            body["adminPass"] = "hush-hush"  # which waits encrypted
+            made = self._send("POST", "/servers", {"server": body}, 202)
+            if made is None:
+                continue
+            id = made["server"]["id"]
+            deadline = time.monotonic() + SETTLE
+            while (shown := self._send("GET", f"/servers/{id}", None, 200)) is not None:
+                status = shown["server"]["status"]
+                if status == "ACTIVE":
+                    break
+                if status == "ERROR" or time.monotonic() > deadline:
+                    self.failed.append(f"server {id} is {status}: {shown['server'].get('fault')}")
+                    break
+                time.sleep(0.1)
+            if number % 3 == 0:
+                self.kept.append(id)
+            else:
+                self._send("DELETE", f"/servers/{id}", None, 204)
+
+    def _send(self, method: str, path: str, body: Any, expected: int) -> Any:
+        self.requests += 1
+        try:
+            status, answer = self.cluster.request(method, path, body)
+        except (OSError, urllib.error.URLError) as error:
+            self.failed.append(f"{method} {path}: {error}")
+            return None
+        if status != expected:
+            self.failed.append(f"{method} {path}: {status} {answer}")
+            return None
+        return answer
+
+
+class Region(Cluster):
+    """A cluster whose processes run the code of either release."""
+
+    def __init__(self, directory: Path, database: str, bus: str) -> None:
+        super().__init__(
+            directory,
+            database,
+            bus,
+            default={"service_down_time": 30.0, "resume_guests_state_on_host_boot": True},
+            fake={"hosts": 1},
+        )
+        self.names = {
+            "conductor1": "conductor", "conductor2": "conductor", "scheduler1": "scheduler", "scheduler2": "scheduler",
+            "compute1": "compute", "compute2": "compute",
+        }  # fmt: skip
+        for name, role in self.names.items():
+            self.add(name, role, MICRONOVA__DEFAULT__HOST=name)
+        self._apis = 0
+
+    def start_api(self) -> str:
+        """Start one more API process, on a port of its own; return its name."""
+        self._apis += 1
+        name, port = f"api{self._apis}", free_port()
+        self.add_service(name, "api", port)
+        self.start(name)
+        return name
+
+    def use_api(self, name: str) -> None:
+        """Let clients call this process, once it answers."""
+        port = int(self.urls[name].rpartition(":")[2])
+
+        def answers() -> bool:
+            import http.client
+
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+            try:
+                connection.request("GET", "/healthcheck/ready")
+                return connection.getresponse().status == 200
+            finally:
+                connection.close()
+
+        self.wait_until(answers)
+        self.port = port
+
+    def end(self, name: str) -> None:
+        """Stop a process as an operator does, and wait for its end."""
+        process = self.processes[name]
+        process.terminate()
+        assert process.wait(60) in (0, -15), f"{name} ended with {process.returncode}: {self.log(name)[-2000:]}"
+
+    def replace(self, name: str) -> None:
+        """Stop a process, and start it with the present code."""
+        self.end(name)
+        self.start(name)
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            status, body = self.request("GET", "/os-services")
+            if status == 200 and any(each["host"] == name and each["state"] == "up" for each in body["services"]):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"{name} is not up again: {self.log(name)[-2000:]}")
+
+
+def upgrade(region: Region, python: Path | str) -> None:
+    """Replace every process by one of another release, while clients are at work."""
+    region.python = str(python)
+    old_api = next(name for name in region.urls if name.startswith("api"))
+    for name in ("conductor1", "conductor2", "scheduler1", "scheduler2"):
+        print(f"  {name}", flush=True)
+        region.replace(name)
+        time.sleep(LOAD_BEFORE)
+    print("  api", flush=True)
+    region.use_api(region.start_api())
+    time.sleep(1.0)  # requests that the old one has in hand end
+    region.end(old_api)
+    region.remove(old_api)
+    for name in ("compute1", "compute2"):
+        print(f"  {name}", flush=True)
+        region.replace(name)
+        time.sleep(LOAD_BEFORE)
+
+
+def run(revision: str, directory: Path) -> None:
+    """Do all of it; raise AssertionError if a request fails."""
+    old = install(revision, directory / "old")
+    with contextlib.ExitStack() as stack:
+        postgres = Postgres.start(directory / "postgres")
+        stack.callback(postgres.stop)
+        rabbitmq = RabbitMQ.start(directory / "rabbitmq")
+        stack.callback(rabbitmq.stop)
+        region = Region(directory / "cloud", postgres.create_database("upgrade"), rabbitmq.url)
+        stack.callback(region.stop)
+        region.python = str(old)
+        region.start()
+        region.use_api(region.start_api())
+        region.wait_ready(hosts=2)
+        with Clients(region) as clients:
+            time.sleep(LOAD_BEFORE)
+            print(f"{revision} → this release", flush=True)
+            subprocess.run(
+                [sys.executable, "-m", "micronova.cli.main", "db", "upgrade", "--config", region.config,
+                 "--dir", directory / "tool"], check=True,
+            )  # fmt: skip
+            upgrade(region, sys.executable)
+            if head(old) == head(sys.executable):
+                print(f"this release → {revision}", flush=True)
+                upgrade(region, old)
+                print(f"{revision} → this release", flush=True)
+                upgrade(region, sys.executable)
+            else:
+                print(f"{revision} refuses the schema of this release: there is no way back", flush=True)
+        assert not clients.failed, f"{len(clients.failed)} requests failed: {clients.failed[:10]}"
+        deadline = time.monotonic() + SETTLE
+        while (findings := region.audit()) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        assert findings == [], findings
+        print(f"{clients.requests} requests, none failed; {len(clients.kept)} servers are left, the audit is clean")
+
+
+def main() -> None:
+    """Run it in a new directory, and remove that if all is well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("revision", help="release to upgrade from: a tag or a commit")
+    revision = parser.parse_args().revision
+    directory = Path(tempfile.mkdtemp(prefix="micronova-upgrade-"))
+    directory.chmod(0o755)
+    began = time.monotonic()
+    try:
+        run(revision, directory)
+    except AssertionError as error:
+        sys.exit(f"{error}; its files are in {directory}")
+    shutil.rmtree(directory, ignore_errors=True)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
