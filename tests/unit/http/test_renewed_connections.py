@@ -1,6 +1,7 @@
 """The connections of clients whose certificates of authorities are read again."""
 
 import asyncio
+import contextlib
 
 from micronova.http.client import HTTPTransport
 
@@ -19,10 +20,12 @@ async def test_connections_from_before_are_closed_when_no_request_can_be_open() 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     [port] = [each.getsockname()[1] for each in server.sockets]
-    transport = HTTPTransport(f"http://127.0.0.1:{port}", timeout=0.5)
-    async with asyncio.timeout(5):  # idle connections are closed after 15 seconds in any case
+    transport = HTTPTransport(f"http://127.0.0.1:{port}", timeout=1.0)
+    async with asyncio.timeout(10):  # idle connections are closed after 15 seconds in any case
         while not ended.is_set():
             assert (await transport.request("GET", "/", {}, None)).status == 204
             transport.renew()
+            with contextlib.suppress(TimeoutError):  # each round has a connection of its own: descriptors are few
+                await asyncio.wait_for(ended.wait(), 0.05)
     await transport.close()
     server.close()
