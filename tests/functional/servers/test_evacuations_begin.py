@@ -162,7 +162,7 @@ async def test_why_it_was_given_up_is_known_at_its_end(
     """The host returns, and is silent again when the ports are bound to it, which is the last step."""
     bound, silent = asyncio.Event(), asyncio.Event()
 
-    async def rebind(*_: Any) -> None:
+    async def rebind(*_: Any, **__: Any) -> None:
         bound.set()
         await silent.wait()
 
