@@ -22,6 +22,7 @@ R = TypeVar("R")
 
 DEFAULT_DOMAIN = "default"
 COMMIT_ALLOWANCE = 200_000  # microseconds within which a transaction commits
+TOKENS_MEANWHILE = 10_000  # that are issued at most until it commits
 
 
 class Timestamps:
@@ -39,6 +40,14 @@ class Timestamps:
         """Return the time, or the time after the last one that was returned."""
         self._last = max(micros(self._clock.now()), self._last + 1)
         return self._last
+
+    def after_commit(self) -> int:
+        """Return a time later than that of each token that is issued until a transaction has committed.
+
+        It adds nothing to a time that is in the future already: tokens must not be dated far ahead after many
+        revocations.
+        """
+        return max(micros(self._clock.now()) + COMMIT_ALLOWANCE, self._last + TOKENS_MEANWHILE)
 
     def advance_past(self, time: int) -> None:
         """Make all further times later than this one."""
@@ -76,7 +85,7 @@ class Core:
         It is later than the commit. An authentication that still reads what the transaction changes begins before it,
         and so gets a token that is revoked.
         """
-        at = self.timestamps.next() + COMMIT_ALLOWANCE
+        at = self.timestamps.after_commit()
         return RevocationTime(at, at + micros(self.token_lifetime))
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:

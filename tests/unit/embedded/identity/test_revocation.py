@@ -146,6 +146,17 @@ async def test_a_token_issued_right_after_a_revocation_is_valid(cloud: Cloud, cl
     assert valid(cloud, again)
 
 
+async def test_tokens_are_not_dated_ahead_after_many_revocations(cloud: Cloud, clock: HeldClock) -> None:
+    """Clients with a strict clock refuse tokens of the future; 100 revocations dated them 20 seconds ahead."""
+    admin = await cloud.admin()
+    for number in range(100):
+        project = await admin.make("/projects", name=f"project-{number}")
+        await admin.do("DELETE", f"/projects/{project['id']}")
+    again = await cloud.login("admin", "admin-password", "admin")
+    claims = cloud.identity.verifier.verify(again.token or "", clock.now())
+    assert claims.issued_at <= clock.now() + 1.5
+
+
 class SlowPasswords(CountingPasswords):
     """Passwords whose checks wait for the test."""
 
