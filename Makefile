@@ -5,9 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # With the loop over files, a module's tests stay in one process and share their cloud.
 PYTEST := $(BIN)/pytest -q
-# The same for the tests of `make test`, which repeats the few that fail and names them at its end.
+# The same for the tests of `make check` and `make test`, which repeat the few that fail and name them at their end.
 TESTS := scripts/run-tests
 UNSTABLE := .pytest_cache/unstable
+NAME_UNSTABLE = if [ -s $(UNSTABLE) ]; then echo "Unstable tests, which passed only when they were repeated alone:"; cat $(UNSTABLE); fi
 PARALLEL := -n auto --dist loadfile
 # Most of the quick tests wait for something, so there are twice as many processes as cores.
 QUICK := -n $(shell expr 2 \* $$(nproc)) --dist loadfile -m "not postgresql and not thorough" tests/unit tests/functional
@@ -66,7 +67,9 @@ up: guests  ## a cloud in the foreground, until Ctrl-C
 	@$(BIN)/micronova up
 
 .PHONY: check
-check: lint unit  ## lint, types, architecture, unit and functional tests
+check: export UNSTABLE_TESTS := $(UNSTABLE)
+check: no-unstable lint unit  ## lint, types, architecture, unit and functional tests
+	@$(if $(WITHIN_TEST),,$(NAME_UNSTABLE))
 
 .PHONY: lint
 lint: .venv  ## ruff (rules and format), mypy, import contracts
@@ -99,13 +102,14 @@ unit: .venv  ## unit and functional tests, on SQLite
 # On separate processes all tests share one cloud: what one leaves behind may let every later one wait, so few may fail.
 .PHONY: test
 test: export UNSTABLE_TESTS := $(UNSTABLE)
+test: WITHIN_TEST := yes
 test: no-unstable guests services browser check  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
 	$(TESTS) $(PARALLEL) -m "postgresql or thorough" tests/unit tests/functional
 	$(TESTS) -n auto tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(TESTS) --maxfail 10 tests/functional/servers -k "not schemas and not bad_input"
 	$(TESTS) -n 2 --dist loadfile tests/integration
 	@$(MAKE) --no-print-directory test-e2e
-	@if [ -s $(UNSTABLE) ]; then echo "Unstable tests, which passed only when they were repeated alone:"; cat $(UNSTABLE); fi
+	@$(NAME_UNSTABLE)
 
 .PHONY: no-unstable
 no-unstable:
@@ -170,7 +174,7 @@ region-docs: .venv services  ## follow docs/region.md: every command of its bloc
 	$(BIN)/python -m tests.region_docs
 
 .PHONY: upgrade-test
-upgrade-test: .venv services  ## upgrade a region under load from a release, back, and again: make upgrade-test FROM=v0.2.0
+upgrade-test: .venv services  ## upgrade a region under load from a release, back, and again: make upgrade-test FROM=54be9a88 (release 0.2.0)
 	$(BIN)/python -m tests.upgrade $(FROM)
 
 .PHONY: rotation-test

@@ -37,7 +37,7 @@ async def when_available(attempt: Callable[[], Awaitable[T]], clock: Clock, rand
                 next_notice, notice = now + notice, 2 * notice
         else:
             if next_notice > began:
-                log.warning("what this process waited for is there after %.0f s", clock.monotonic() - began)
+                log.warning("this process can start now; it has waited for %.0f s", clock.monotonic() - began)
             return result
         # Jitter: the processes of a region must not all come at the same moment.
         await clock.sleep(pause * random.uniform(0.5, 1.0))

@@ -14,9 +14,6 @@ from micronova.objects.explanation import counted
 from micronova.objects.fleet import NOT_CONSIDERED, NOT_REFUSED, Fleet, HostUse, Use
 
 MOST_CELLS: Final = 20_000
-RESOURCES: Final = ("fullest", "memory", "vcpus", "disk")
-"""What cells may be coloured by; the first one is the largest of the others."""
-
 WIDTH, MARGIN = 1180, 24
 _HEAT = ("#e6edf4", "#fdeecb", "#fddc9b", "#fdc56b", "#fca54f", "#f9803c", "#ea5a2c", "#d1361f", "#ab1a1c", "#7b0d1e")
 _OVERFULL = "#3d0014"

@@ -143,7 +143,7 @@ def _deadline(row: OperationRow) -> str:
 
 
 def _next(row: OperationRow, now: int) -> str:
-    """Return when somebody goes on with an open operation."""
+    """Return when an open operation is continued."""
     if (row["owner"] or "").startswith("host:") and row["lease_until"] > now:
         return "the host has it"
     return f"in {time_span((row['lease_until'] - now) / 1e6)}" if row["lease_until"] > now else "at the next sweep"

@@ -25,7 +25,7 @@ class Slots:
 
     async def acquire(self, project: str) -> None:
         """Wait for a slot."""
-        # Work that waits could not have the slot that is free now, or it would have got it: nobody is overtaken here.
+        # Work that waits could not have the slot that is free now, or it would have got it: none is overtaken.
         if self._has_room(project):
             self._taken[project] += 1
             return

@@ -29,7 +29,7 @@ FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 30.0
 
 PluggedPorts = Callable[[tuple[str, ...]], Awaitable[frozenset[str]]]
-"""Returns those of the ports that are plugged; raises Unavailable or an error of the bus if nobody can tell."""
+"""Returns those of the ports that are plugged; raises Unavailable or an error of the bus if it gets no answer."""
 
 
 class PlugEvents:
@@ -147,7 +147,7 @@ class PlugWait:
             pause = min(LONGEST_PAUSE, pause * 2)
 
     async def _ask(self) -> bool:
-        """Ask for the status of the ports whose event is missing; return False if nobody can tell it now."""
+        """Ask for the status of the ports whose event is missing; return False if no answer comes."""
         try:
             plugged = await self._plugged_ports(tuple(sorted(self._missing)))
         except (Unavailable, BusUnavailable, CallTimeout) as error:

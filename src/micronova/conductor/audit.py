@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.findings.finding import UNASKED, Finding
 from micronova.conductor.findings.guests import Looks, compare_guests, not_removed
-from micronova.conductor.findings.images import Images, compare_images
+from micronova.conductor.findings.images import MadeImages, compare_images
 from micronova.conductor.findings.network import Ports, compare_agents, compare_ports
 from micronova.conductor.findings.servers import look_inside
 from micronova.conductor.findings.strangers import strangers
@@ -42,7 +42,7 @@ async def audit(
     *,
     service_down_time: float,
     ports: Ports | None = None,
-    images: Images | None = None,
+    images: MadeImages | None = None,
     volumes: Attachments | None = None,
     progress: ReportProgress = no_progress,
     image_progress: Callable[[int], None] | None = None,

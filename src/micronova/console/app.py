@@ -133,7 +133,7 @@ class ConsoleApp:
             return await self._sessions.authorize(_token(scope))
         except (RpcError, RemoteError) as error:
             log.warning("no conductor answers what a console token is for: %s", error)
-            raise Unavailable("Nobody can check this console link just now: try again later.") from error
+            raise Unavailable("This console link cannot be checked now: try again later.") from error
 
 
 async def _refuse(receive: Receive, send: Send, error: MicronovaError) -> None:

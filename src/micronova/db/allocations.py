@@ -149,8 +149,8 @@ def take_back(
 def is_handed_over(conn: sa.Connection, consumer_uuid: str, *, holder: str, node_uuid: str | None) -> bool:
     """Return whether a migration has what an instance held on a node, and the instance may have claimed another one.
 
-    The migration holds something, or the instance holds something elsewhere: amounts may be missing, because somebody
-    may have deleted them through the Placement API, which knows no topologies.
+    The migration holds something, or the instance holds something elsewhere: amounts may be missing, because a
+    client of the Placement API may have deleted them; that API knows no topologies.
     """
     if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is not None or topologies.assignments_of(conn, [holder]):
         return True

@@ -2,7 +2,8 @@
 
 A host reports such devices with its topology. Each is a provider with one inventory, of the class that the host says,
 and with a trait for the type of its mediated devices. Further traits and aggregates belong to whoever sets them. A
-device that its host no longer reports has nothing to give any more; its provider goes when nobody holds anything of it.
+device that its host no longer reports has nothing to give any more; its provider is removed when no consumer holds
+any of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ class MediatedDevices:
     def changed_traits(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         """Return the traits (provider and name) that come and go with the types of mediated devices.
 
-        Only a type that is new counts: a trait that somebody took away since the last report stays away.
+        Only a type that is new counts: a trait that a client has removed since the last report is not set again.
         """
         types = {uuid: parent.mdev_type for uuid, (_, parent) in self._devices.items()}
         before = {uuid: parent.mdev_type for uuid, parent in self._before.items()}
@@ -112,7 +113,7 @@ class MediatedDevices:
         ]
 
     def remove_unused(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove inventories that are no longer reported, and providers that have none, if nobody holds any of them.
+        """Remove inventories that are no longer reported, and providers without any; what consumers hold stays.
 
         The rows of the inventories have been written, so claims wait for this transaction, and find nothing to take.
         Traits and resource classes that only the last report has named go, too, if nothing has them.
@@ -145,7 +146,7 @@ class MediatedDevices:
 def _is_device(row: Any) -> bool:
     """Return whether a provider below a node was made for a device: its name ends as its uuid demands.
 
-    Only few are asked: providers that somebody else has made, and those of former devices that somebody still holds.
+    It is called for few: providers that other services have made, and those of former devices with consumers.
     """
     if row.uuid[14:15] != "5":  # the version of uuids that follow from names
         return False

@@ -196,7 +196,7 @@ def _traits(node: NodeResources) -> list[str]:
 
 
 def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise Conflict if a new node has the uuid of a provider, which somebody else has made."""
+    """Raise Conflict if a new node has the uuid of a provider that another service has made."""
     hosts = {row["uuid"]: row["host"] for row in rows}
     for uuid in sorted(providers.get_many(conn, list(hosts))):
         raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")

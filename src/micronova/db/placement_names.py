@@ -61,7 +61,7 @@ def delete_unused_traits(conn: sa.Connection, names: Collection[str]) -> None:
 
 
 def unknown_traits(conn: sa.Connection, names: Collection[str], *, keep: bool = False) -> list[str]:
-    """Return those of the names that no trait has; with `keep`, nobody removes the others during the transaction."""
+    """Return those of the names that no trait has; with `keep`, the others stay until the transaction ends."""
     custom = sorted(set(names) - standard_traits())
     if not custom:
         return []
@@ -114,7 +114,7 @@ def delete_class(conn: sa.Connection, name: str) -> None:
 
 
 def delete_unused_classes(conn: sa.Connection, names: Collection[str]) -> None:
-    """Remove those of the custom resource classes that have no inventories, and that nobody works with now."""
+    """Remove those of the custom resource classes that have no inventories, and that no other transaction uses."""
     custom = sorted(set(names) - set(standard_classes()))
     if not custom:
         return
@@ -131,7 +131,7 @@ def _lock_class(conn: sa.Connection, name: str) -> None:
 
 
 def unknown_classes(conn: sa.Connection, names: Collection[str], *, keep: bool = False) -> list[str]:
-    """Return those of the names that no resource class has; with `keep`, nobody removes the others meanwhile."""
+    """Return those of the names that no resource class has; with `keep`, the others stay until the transaction ends."""
     custom = sorted(set(names) - set(standard_classes()))
     if not custom:
         return []

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 MOST_ROWS = 3_000  # of inventories in one statement: four parameters each, and drivers take 32,766 in all
-# `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. Nobody
-# checks the smallest unit and the steps for the node's own classes, as docs/placement.md says.
+# `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. The
+# smallest unit and the steps are not checked for the node's own classes, as docs/placement.md says.
 _ADD = """
     WITH wanted (provider, class, amount, most) AS (VALUES {rows}),
     found (provider, class, amount, most) AS (

@@ -24,7 +24,7 @@ class Mounts:
         root: App | None = None,  # answers what no service is mounted for, instead of the welcome page and the 404
         origins: tuple[str, ...] = (),  # the web sites whose pages may call the services; "*": all
         websockets: frozenset[str] = frozenset(),  # the mounts that speak WebSocket too
-        proxies: TrustedProxies | None = None,  # whose X-Forwarded-* headers are believed; None: nobody's
+        proxies: TrustedProxies | None = None,  # whose X-Forwarded-* headers are believed; None: those of no client
     ) -> None:
         self._services = dict(services)
         self._websockets = websockets

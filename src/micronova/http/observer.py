@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 CHANGES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 REFUSALS: Final = frozenset({401, 403, 409, 413, 429})
 """Statuses of refusals that are logged: for want of a right, because of a state, by a limit."""
-MOST_FROM_NOBODY: Final = 10
-"""Lines in a second about refusals of callers without a token: anybody can send these, and must not fill the disk."""
+MOST_ANONYMOUS: Final = 10
+"""Lines in a second about refusals of callers without a token: everyone can send these, and must not fill the disk."""
 
 
 class _Begun(NamedTuple):
@@ -40,8 +40,8 @@ class RequestObserver:
         self._metrics = metrics
         self._now = clock.monotonic
         self._tracing = tracing
-        self._second = -1  # in which requests of nobody were counted last
-        self._from_nobody = 0
+        self._second = -1  # in which requests without a caller were counted last
+        self._anonymous = 0
 
     def begin(self, request: Request) -> _Begun:
         """Begin a request: log lines of this task have its id from now on."""
@@ -83,7 +83,7 @@ class RequestObserver:
         if status >= 400 and status not in REFUSALS:
             return
         context = request.context
-        if status >= 400 and not (context.user_id or context.host) and not self._may_log_nobody():
+        if status >= 400 and not (context.user_id or context.host) and not self._may_log_anonymous():
             return
         route = getattr(request, "route", None)
         # Hosts report every few seconds.
@@ -101,15 +101,15 @@ class RequestObserver:
             f": {request.refusal}" if status >= 400 else "",
         )
 
-    def _may_log_nobody(self) -> bool:
+    def _may_log_anonymous(self) -> bool:
         """Return whether a request without a caller may have a line; say once in a second that others have none."""
         second = int(self._now())
         if second != self._second:
-            self._second, self._from_nobody = second, 0
-        self._from_nobody += 1
-        if self._from_nobody == MOST_FROM_NOBODY + 1:
+            self._second, self._anonymous = second, 0
+        self._anonymous += 1
+        if self._anonymous == MOST_ANONYMOUS + 1:
             log.warning(
                 "more than %d requests without a token are refused in a second; the others have no line",
-                MOST_FROM_NOBODY,
+                MOST_ANONYMOUS,
             )
-        return self._from_nobody <= MOST_FROM_NOBODY
+        return self._anonymous <= MOST_ANONYMOUS

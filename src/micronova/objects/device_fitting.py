@@ -38,7 +38,7 @@ MOST_STEPS: Final = 50_000
 
 
 def free_devices(topology: NodeTopology, use: TopologyUse) -> list[PciDevice]:
-    """Return the devices that nobody has and that no device of somebody excludes."""
+    """Return the devices that are not held, whose physical function is not held, and of which no function is held."""
     held = set(use.devices)
     parents = {device.parent for device in topology.devices if device.address in held and device.parent is not None}
     parents.update(use.parents.values())  # a host may list a held virtual function no more

@@ -362,7 +362,7 @@ def _pack(
     cores = [core for each in siblings if (core := [cpu for cpu in each if cpu in free])]
     if policy == "isolate":
         # A vCPU would have to get a whole core. Cores of several threads are not given out so: their other threads
-        # would be claimed by nobody.
+        # would stay unused.
         if threads_per_core > 1:
             return None
         return _with_emulator([cpu for core in cores for cpu in core], count, emulator, cores) if count else None

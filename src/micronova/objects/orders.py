@@ -42,7 +42,7 @@ from micronova.objects.volume import AttachedVolume, VolumeStatistics
 
 ASKS_BEFORE_DESTRUCTION: Final = "asks_before_destruction"
 """The capability, in the reports of nodes, of agents that ask a conductor before they do what cannot be undone. Of an
-agent of an earlier version nobody knows whether it has begun."""
+agent of an earlier version it is not known whether it has begun."""
 
 DECRYPTS_VOLUMES: Final = "decrypts_volumes"
 """The capability, in the reports of nodes, of agents that decrypt volumes. A guest of an agent of an earlier version

@@ -24,21 +24,6 @@ SOFT_DELETED = "soft-delete"
 DELETED = "deleted"
 ERROR = "error"
 
-VM_STATES = (
-    BUILDING,
-    ACTIVE,
-    STOPPED,
-    PAUSED,
-    SUSPENDED,
-    RESCUED,
-    RESIZED,
-    SHELVED,
-    SHELVED_OFFLOADED,
-    SOFT_DELETED,
-    DELETED,
-    ERROR,
-)
-
 # task states: what an operation does to the server
 SCHEDULING = "scheduling"
 SPAWNING = "spawning"

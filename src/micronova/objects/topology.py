@@ -74,7 +74,7 @@ class PciDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dev_type: DeviceType = "type-PCI"
     numa_node: Whole | None = None
     parent: Name | None = None  # address of the physical function, of a virtual one
-    live_migratable: bool | None = None  # its state can be sent to a similar device; None: nobody has said so
+    live_migratable: bool | None = None  # its state can be sent to a similar device; None: the host does not say
 
 
 class MdevParent(msgspec.Struct, frozen=True, kw_only=True):

@@ -189,7 +189,7 @@ class Enforcer:
         self.caches_decisions = other.caches_decisions
 
     def is_admin(self, context: RequestContext) -> bool:
-        """Return whether the caller is an administrator; nobody is where the service has no rule for it."""
+        """Return whether the caller is an administrator; False if the service has no rule for administrators."""
         return CONTEXT_IS_ADMIN in self.rules and self.allows(CONTEXT_IS_ADMIN, context)
 
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
@@ -316,7 +316,7 @@ _EXTRA = frozenset(
     }
 )
 # Attributes of a target, besides project_id, that name a project; only whether it is the caller's own matters.
-# Without a target, the caller's own is assumed, shared with nobody.
+# Without a target, one of the caller's project is assumed that is shared with no other project.
 _PROJECTS = ("owner", "member_id", "ext_parent:project_id", "network:project_id", "security_group:project_id")
 _OWN = tuple(name != "member_id" for name in _PROJECTS)
 

@@ -30,7 +30,7 @@ _LIMITS = ("most_cpus", "most_memory")
 
 
 class CellColumns:
-    """What is free in the cells of hosts, by code. Cells that a host does not have suit nobody."""
+    """What is free in the cells of hosts, by code. A cell that a host does not have fits no node of a guest."""
 
     def __init__(self, size: int) -> None:
         self._most = _Columns(size)

@@ -37,7 +37,7 @@ class Removal(NamedTuple):
     describe: Callable[[], str]  # returns what a host that passes is or has
     lack: str  # what the removed hosts are or have, in the plural
     narrows: bool = False  # they are not those that the request is about
-    certain: bool = True  # False: they may be right, but nobody knows
+    certain: bool = True  # False: they were not examined to the end, and may be right
 
 
 class Room(NamedTuple):
@@ -60,8 +60,8 @@ def message(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only:
     zone = f"in the availability zone {_shortened(spec.availability_zone)}" if spec.availability_zone else ""
     refusals = sorted((each for each in removals if not each.narrows), key=lambda each: (each.certain, -each.hosts))
     if not refusals:
-        nobody = f"no {other}host is {zone}" if zone else f"there is no {other}host"
-        return f"{NOT_ENOUGH}: {nobody}.{remark}"
+        none = f"no {other}host is {zone}" if zone else f"there is no {other}host"
+        return f"{NOT_ENOUGH}: {none}.{remark}"
     subject = " ".join(filter(None, ("no", f"{other}host", zone)))
     shortest = _ANY if all(each.certain for each in refusals) else _ANY_KNOWN
     told = ""

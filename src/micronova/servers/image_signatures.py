@@ -93,7 +93,7 @@ class ImageSignatures:
         return signature
 
     async def _trusted(self, id: str, token: str) -> bytes | None:
-        """Return a trusted certificate; one that does not exist vouches for nobody."""
+        """Return a trusted certificate, or None if it does not exist."""
         try:
             return await self._certificates.get(id, token)
         except NotFound:

@@ -43,7 +43,12 @@ async def test_schemas_and_info(cloud: World) -> None:
     assert (await cloud.call("GET", "/v2/info/stores")).json() == {"stores": [{"id": "file", "default": "true"}]}
     assert (await cloud.call("GET", "/v2/info/stores/detail")).status == 403
     assert (await cloud.call("GET", "/v2/info/stores/detail", token=ADMIN)).status == 200
-    assert (await cloud.call("GET", "/v2/cache")).status == 404
+    for method, path in (
+        ("GET", "/v2/cache"), ("PUT", f"/v2/cache/{uuid.uuid4()}"), ("GET", "/v2/cached_images"),
+        ("PUT", f"/v2/queued_images/{uuid.uuid4()}"), ("DELETE", f"/v2/stores/file/{uuid.uuid4()}"),
+        ("GET", "/v1/images"),
+    ):  # fmt: skip
+        assert (await cloud.call(method, path, token=ADMIN)).status == 404, path
 
 
 @pytest.mark.parametrize(
@@ -467,7 +472,8 @@ async def test_stage_and_import(cloud: World) -> None:
     assert (await cloud.upload(image["id"], b"other")).status == 409
     # The format cannot change after the data was checked against it.
     assert (await cloud.patch(image["id"], {"op": "add", "path": "/disk_format", "value": "raw"})).status == 403
-    assert (await cloud.call("POST", f"{path}/import", {"method": {"name": "web-download"}})).status == 400
+    for method in ("web-download", "glance-download", "copy-image"):
+        assert (await cloud.call("POST", f"{path}/import", {"method": {"name": method}})).status == 400
     assert (await cloud.call("POST", f"{path}/import", go, token=BOB)).status == 404
     assert (await cloud.call("POST", f"{path}/import", go)).status == 202
     assert (await cloud.show(image["id"]))["status"] == "active"

@@ -90,7 +90,7 @@ async def test_the_wait_is_said_once_and_then_ever_more_rarely(caplog: pytest.Lo
     assert max(b - a for a, b in itertools.pairwise(attempts)) <= connections.LONGEST_PAUSE
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == f"{SAID} (0 s so far): The database is away."
-    assert 8 <= len(said) <= 15 and said[-1].startswith("what this process waited for is there after 864")
+    assert 8 <= len(said) <= 15 and said[-1].startswith("this process can start now; it has waited for 864")
 
 
 async def test_nothing_is_said_where_nothing_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:

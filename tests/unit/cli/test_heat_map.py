@@ -1,11 +1,14 @@
 """The map of the fleet: what each cell shows and says, for few hosts and for many."""
 
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from typing import Any
 
+import click
 import pytest
 
-from micronova.cli.heat_map import MOST_CELLS, RESOURCES, draw
+from micronova.cli.heat_map import MOST_CELLS, draw
+from micronova.cli.main import main
 from micronova.objects.fleet import NOT_CONSIDERED, Fleet, HostUse, State, Use
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -45,7 +48,16 @@ def test_a_fuller_host_is_darker_and_its_cell_has_the_numbers() -> None:
     assert cells(told)["h1"][1] == "h1 (east), memory 50/100 GiB, vCPUs 3/64, disk 20/1000 GB, 1 server"
 
 
-@pytest.mark.parametrize("by", RESOURCES)
+def _choices() -> Sequence[str]:
+    """Return what `micronova explain --by` accepts."""
+    command = main.get_command(click.Context(main), "explain")
+    assert command is not None
+    [option] = [each for each in command.params if each.name == "by"]
+    assert isinstance(option.type, click.Choice)
+    return option.type.choices
+
+
+@pytest.mark.parametrize("by", _choices())
 def test_what_cells_are_coloured_by(by: str) -> None:
     hosts = [
         a_host("memory", memory=95),

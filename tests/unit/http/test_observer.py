@@ -8,7 +8,7 @@ import pytest
 
 from micronova.http.client import ASGITransport
 from micronova.http.faults import compute_fault
-from micronova.http.observer import MOST_FROM_NOBODY, RequestObserver
+from micronova.http.observer import MOST_ANONYMOUS, RequestObserver
 from micronova.http.service import Route, Service
 from micronova.http.versions import Versions
 from micronova.objects.clock import Clock, SystemClock
@@ -107,8 +107,8 @@ async def test_requests_of_nobody_do_not_fill_the_log(caplog: pytest.LogCaptureF
         caplog.clear()
         for _ in range(100):
             assert (await transport.request("POST", "/", {}, None)).status == 401
-        assert sum("is refused with 401" in message for message in caplog.messages) == MOST_FROM_NOBODY
-        assert "the others have no line" in caplog.messages[-1] and len(caplog.messages) == MOST_FROM_NOBODY + 1
+        assert sum("is refused with 401" in message for message in caplog.messages) == MOST_ANONYMOUS
+        assert "the others have no line" in caplog.messages[-1] and len(caplog.messages) == MOST_ANONYMOUS + 1
         clock.seconds += 1
 
 

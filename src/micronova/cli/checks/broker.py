@@ -114,7 +114,7 @@ async def _rights(subject: Subject) -> list[Finding]:
 
 
 async def _publish(connection: Connection) -> asyncio.Future[None]:
-    """Publish a message to nobody, and wait for a moment; return the broker's confirmation, which may not be there."""
+    """Publish a message that no queue gets; return its confirmation, which may not have come after a moment."""
     channel = await connection.channel()
     await channel.confirm()
     confirmation = channel.publish("", PROBE_KEY, b"")
@@ -128,7 +128,7 @@ def _without_token(text: str, token: str) -> str:
 
 
 async def _room(subject: Subject) -> list[Finding]:
-    """Publish a message to nobody: the broker tells only publishers that it takes no messages."""
+    """Publish a message that no queue gets: only publishers learn that the broker takes no messages."""
     async with _connected(_url(subject)) as connection:
         try:
             confirmation = await _publish(connection)

@@ -23,7 +23,7 @@ PAGE = 1000
 """Shelved servers that are read at once."""
 
 
-class Images(Protocol):
+class MadeImages(Protocol):
     """The part of the image client that the audit uses."""
 
     async def status_of_made(self, image_id: str) -> str | None:
@@ -38,7 +38,9 @@ def _failed_images(conn: sa.Connection) -> dict[str, str]:
     return {row.id: row.instance_uuid for row in rows}
 
 
-async def compare_images(database: Database, images: Images, progress: Callable[[int], None] | None) -> list[Finding]:
+async def compare_images(
+    database: Database, images: MadeImages, progress: Callable[[int], None] | None
+) -> list[Finding]:
     """Return images that are left without data, images that are missing, and images that nobody needs."""
     asked = _AskedImages(images, progress)
     findings = await _unfilled(asked, await database.read(_failed_images))
@@ -48,7 +50,7 @@ async def compare_images(database: Database, images: Images, progress: Callable[
 class _AskedImages:
     """Asks the image service for images, several at a time, and tells how many have been answered."""
 
-    def __init__(self, images: Images, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, images: MadeImages, progress: Callable[[int], None] | None) -> None:
         self._images = images
         self._progress = progress
         self._done = 0
