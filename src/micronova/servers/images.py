@@ -232,8 +232,8 @@ class ServerImages:
         found = operation_rows.get(conn, id, lock=True)
         now = micros(self._clock.now())
         fault = fault_of(error.message, now)
-        payload.error = fault["message"]
-        payload.answered = not isinstance(error, Unavailable)
+        answered = not isinstance(error, Unavailable)
+        payload = msgspec.structs.replace(payload, error=fault["message"], answered=answered)
         if not operation_rows.start_deferred(conn, id, "cleanup", payload) or row is None or found is None:
             return
         instances.update(conn, uuid, now, {"task_state": None, "fault": fault}, epoch=found["epoch"])

@@ -1,6 +1,5 @@
 """The contract of a kind of operation whose work a host does, and what such kinds share."""
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
@@ -8,7 +7,7 @@ from typing import Concatenate, ParamSpec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation, retry_pause
-from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, StepResult
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, Retry, StepResult
 from micronova.conductor.operations.orders import with_keys
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL, server_of
 from micronova.db import instances
@@ -20,8 +19,6 @@ from micronova.objects.errors import GuestElsewhere, NotSupported, OperationFail
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow, Step, with_last_error
 from micronova.objects.orders import Progress, Report, WorkOrder
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
@@ -72,10 +69,9 @@ class HostKind(OperationKind):
         """
         pause = retry_pause(operation)
         reason = reported_error(report).message
-        self._engine.retried(operation, pause, reason)
         payload = with_last_error(operation.payload, reason)
         self.transitions.persist(conn, operation, operation.step, payload=payload, lease_seconds=pause)
-        return NoMoreWork()
+        return NoMoreWork(retry=Retry(pause, reason))
 
     def order_again(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order that a host should have and has not, as it is sent."""
@@ -210,12 +206,6 @@ def apply_report(conn: sa.Connection, kinds: Mapping[str, OperationKind], report
     if kind is None:
         return None
     if found["instance_uuid"] != report.instance_uuid:
-        log.warning(
-            "host %s reported on instance %s with an operation of instance %s: the report is refused",
-            report.host,
-            report.instance_uuid,
-            found["instance_uuid"],
-        )
         return kind, operation, NoMoreWork(accepted=False)
     if row is not None and _is_at_work(kind, row, found, report):
         apply = kind.postponed if report.temporary else kind.reported
