@@ -23,6 +23,7 @@ _SINGULAR: Final = {"are": "is", "have": "has", "do": "does", "lack": "lacks", "
 _REFUSED_CLAIMS: Final = {
     "capacity": "has room for the server",
     "disabled": "is enabled",
+    "down": "is up",
     "group": "is one that the server group allows",
     "search": "was searched to the end for the further resources that the flavor asks for",
     "topology": "has NUMA nodes and PCI devices for the server",

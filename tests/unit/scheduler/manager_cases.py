@@ -321,12 +321,17 @@ def _add_zone(conn: sa.Connection, name: str, *hosts: str) -> None:
         aggregates.add_host(conn, made.id, host, now)
 
 
-@pytest.mark.parametrize("reason", ["disabled", "group", "capacity"])
+@pytest.mark.parametrize("reason", ["disabled", "down", "group", "capacity"])
 async def test_claims_that_are_refused_again_and_again_end_the_request(
     databases: list[Database], reason: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that passes the filters may refuse the claim for a reason that they do not see."""
-    sentences = {"disabled": "is enabled", "group": "is one that the server group allows", "capacity": "has room"}
+    sentences = {
+        "disabled": "is enabled",
+        "down": "is up",
+        "group": "is one that the server group allows",
+        "capacity": "has room",
+    }
     tried = []
 
     def claim(conn: sa.Connection, claims: list[claim_rows.Claim], *, now: int) -> claim_rows.ClaimResult:
