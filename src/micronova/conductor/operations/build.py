@@ -179,7 +179,7 @@ class Build(HostKind):
         if not server.payload.volumes:
             return
         volumes = self.transitions.volumes
-        if any(device.volume_id is None for device in await volumes.devices(server.row["uuid"])):
+        if any(device.volume_id is None for device in await volumes.wanted_volumes(server.row["uuid"])):
             await self._make_volumes(server)
         try:
             await volumes.connect(server.operation, server.row, server.chosen.host)

@@ -40,7 +40,7 @@ class HostKind(OperationKind):
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Make a host the owner of an operation that changes nothing of the instance before the host reports.
 
-        Return the order, or None if another request or conductor has taken over.
+        Return the order, or None if the operation is no longer current or is overtaken.
         """
         dispatched = self.transitions.dispatch(conn, operation, host, {})
         return None if dispatched is None else self.order(conn, dispatched, row)
@@ -48,7 +48,7 @@ class HostKind(OperationKind):
     def dispatch_current(self, conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, WorkOrder] | None:
         """Make the server's host the owner of an operation; return the server as it was, and the order.
 
-        Return None if the server is gone or has no host, or if another request or conductor has taken over.
+        Return None if the server is gone or has no host, or if the operation is no longer current or is overtaken.
         """
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or row["host"] is None:
@@ -251,7 +251,7 @@ def _unheard_since(
     """Return since when the server's host has to be heard of before another host may destroy; None if it answered."""
     if answered is not None and answered == row["host"]:
         return None
-    # Of an older host only the request is known to be earlier than its question.
+    # A host of an older version does not say when it asked first; the request was certainly earlier.
     return operation.created_at if progress.waited is None else now - micros(progress.waited)
 
 
