@@ -385,6 +385,27 @@ SERVERS: list[tuple[Any, ...]] = [
     ({"block_device_mapping_v2": [{**IMAGE_DEVICE, "device_name": "/dev/a b"}]}, "device_name"),
     ({"block_device_mapping_v2": [IMAGE_DEVICE, IMAGE_DEVICE]}, "Boot sequence"),
     ({"block_device_mapping_v2": [IMAGE_DEVICE], "block_device_mapping": [{"device_name": "vda"}]}, "block_device"),
+    *(
+        ({"block_device_mapping_v2": [IMAGE_DEVICE, {"destination_type": "volume", "volume_size": 1, **device}]}, word)
+        for device, word in (
+            ({"source_type": "volume"}, "volume_id"),
+            ({"source_type": "volume", "image_id": UUID}, "image_id"),
+            ({"source_type": "volume", "snapshot_id": UUID}, "volume_id"),
+            ({"source_type": "snapshot", "volume_id": UUID}, "volume_id"),
+            ({"source_type": "image", "volume_id": UUID}, "image_id"),
+            ({"source_type": "volume", "uuid": UUID, "image_id": UUID}, "image_id"),
+            ({"source_type": "volume", "uuid": "other", "volume_id": UUID}, "other"),
+            ({"source_type": "blank", "image_id": UUID}, "image_id"),
+            ({"source_type": "blank", "volume_id": UUID}, "volume_id"),
+            ({"source_type": "blank", "virtual_name": "swap"}, "virtual_name"),
+            ({"source_type": "volume", "uuid": UUID, "volume_type": "x"}, "volume_type"),
+            ({"source_type": "blank", "destination_type": "local", "volume_type": "x"}, "volume_type"),
+        )
+    ),
+    ({"block_device_mapping": [{"device_name": "vda"}]}, "volume_id"),
+    ({"block_device_mapping": [{"volume_id": UUID, "snapshot_id": UUID}]}, "volume_id"),
+    ({"block_device_mapping": [{"volume_id": UUID, "virtual_name": "swap"}]}, "volume_id"),
+    ({"block_device_mapping": [{"volume_id": UUID, "virtual_name": "root"}]}, "virtual_name"),
     ({"os:scheduler_hints": {"group": "zork"}}, "group"),
     ({"os:scheduler_hints": {"group": UUID}}, UUID),
     ({"zork": 1}, "zork"),

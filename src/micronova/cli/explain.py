@@ -73,7 +73,7 @@ class Cloud:
         self._place = StateDirectory(directory or default_directory())
         self._config = config
 
-    def decisions(self, server: str) -> dict[str, Any]:
+    def explanations(self, server: str) -> dict[str, Any]:
         """Return the scheduler's decisions about a server."""
         if self._config is None:
             found: dict[str, Any] = self._ask(f"/explain?server={quote(server, safe='')}")
@@ -110,7 +110,7 @@ class Cloud:
 
 def explain_server(cloud: Cloud, server: str, as_json: bool) -> None:
     """Print how the scheduler decided about a server."""
-    found = cloud.decisions(server)
+    found = cloud.explanations(server)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
@@ -207,7 +207,7 @@ def find_decisions(conn: sa.Connection, server: str) -> dict[str, Any]:
                 "request_id": each.request_id,
                 "operation": each.kind,
                 "ended": each.ended,
-                "decisions": msgspec.to_builtins(each.decisions),
+                "decisions": msgspec.to_builtins(each.explanations),
             }
             for each in explanations.of_server(conn, row["uuid"])
         ],

@@ -27,12 +27,12 @@ def server_lines(found: dict[str, Any]) -> list[str]:
         return [name, *_wrapped(kept, "")]
     lines = [name]
     for request in found["requests"]:
-        decisions = msgspec.convert(request["decisions"], list[Explanation])
+        explanations = msgspec.convert(request["decisions"], list[Explanation])
         state = "" if request["ended"] else ", still runs"
         lines += ["", f"{request['operation']}, request {request['request_id']}{state}"]
-        for number, decision in enumerate(decisions, start=1):
-            attempt = f"attempt {number} of {len(decisions)}: " if len(decisions) > 1 else ""
-            lines += decision_lines(decision, attempt)
+        for number, explanation in enumerate(explanations, start=1):
+            attempt = f"attempt {number} of {len(explanations)}: " if len(explanations) > 1 else ""
+            lines += explanation_lines(explanation, attempt)
     if server["fault"]:
         lines += ["", *_wrapped(f"fault: {server['fault']}", "")]
     return lines
@@ -51,26 +51,26 @@ def dry_run_lines(request: DryRunRequest, result: DryRunResult) -> list[str]:
             lines.append(f"  and {len(places) - MOST_LINES} more hosts: --json lists all")
     else:
         lines = _wrapped(f"{servers} would be refused. {result.message}", "")
-    lines += ["", *decision_lines(result.explanation, "")]
+    lines += ["", *explanation_lines(result.explanation, "")]
     if result.remarks:
         lines += ["", *(line for each in result.remarks for line in _wrapped(each, ""))]
     lines += ["", "Nothing was claimed. Quotas and networks were not looked at."]
     return lines
 
 
-def decision_lines(decision: Explanation, attempt: str) -> list[str]:
+def explanation_lines(explanation: Explanation, attempt: str) -> list[str]:
     """Return one decision: a table of the filters, and the weights of the chosen hosts."""
-    took = f" in {decision.took / 1000:.1f} ms" if decision.took else ""
-    lines = [f"{attempt}decided among {counted(decision.hosts, 'host')}{took}"]
-    if decision.forced:
+    took = f" in {explanation.took / 1000:.1f} ms" if explanation.took else ""
+    lines = [f"{attempt}decided among {counted(explanation.hosts, 'host')}{took}"]
+    if explanation.forced:
         lines += _wrapped(FORCED, "  ")
-    if decision.filters:
-        lines += _table(decision.filters)
-    elif not decision.forced:
+    if explanation.filters:
+        lines += _table(explanation.filters)
+    elif not explanation.forced:
         lines.append("  the filters of this request are not kept any more")
-    lines += _winner_lines(decision.winners)
-    if not decision.winners:
-        lines.append("  no host was left" + ("; the scheduler is asked again" if decision.waits else ""))
+    lines += _winner_lines(explanation.winners)
+    if not explanation.winners:
+        lines.append("  no host was left" + ("; the scheduler is asked again" if explanation.waits else ""))
     return lines
 
 

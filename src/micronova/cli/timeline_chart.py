@@ -127,23 +127,23 @@ def explain(operation: Found | None) -> list[str]:
     last = operation["explanation"] if operation else None
     if not last:
         return []
-    decisions = [*last.get("earlier", ()), last]
+    explanations = [*last.get("earlier", ()), last]
     chosen = {times["host"] for times in operation["dispatches"]} if operation else set()
-    if len(decisions) == 1:
+    if len(explanations) == 1:
         return _explain_one(last, chosen, "scheduler")
     return [
         line
-        for number, decision in enumerate(decisions, start=1)
-        for line in _explain_one(decision, chosen, f"scheduler, attempt {number}")
+        for number, explanation in enumerate(explanations, start=1)
+        for line in _explain_one(explanation, chosen, f"scheduler, attempt {number}")
     ]
 
 
-def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[str]:
-    if decision.get("forced"):
+def _explain_one(explanation: Found, chosen: Collection[str], title: str) -> list[str]:
+    if explanation.get("forced"):
         return [f"{title}: an admin named the host"]
-    lines = [f"{title}: {counted(decision['hosts'], 'host')}"]
+    lines = [f"{title}: {counted(explanation['hosts'], 'host')}"]
     silent = 0
-    for step in decision.get("filters", ()):
+    for step in explanation.get("filters", ()):
         if step.get("error"):
             lines.append(f"  {step['name']} failed and let no host pass: {step['error']}")
         elif step["removed"]:
@@ -152,12 +152,12 @@ def _explain_one(decision: Found, chosen: Collection[str], title: str) -> list[s
             silent += 1
     if silent:
         lines.append(f"  {counted(silent, 'filter')} removed none")
-    for winner in [each for each in decision.get("winners", ()) if each["host"] in chosen][:1]:
+    for winner in [each for each in explanation.get("winners", ()) if each["host"] in chosen][:1]:
         parts = ", ".join(f"{name} {weight + 0.0:+.2f}" for name, weight in winner.get("weighers", {}).items())
         if parts:
             lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts})")
         else:
-            left = [decision["hosts"], *(step["remaining"] for step in decision.get("filters", ()))][-1]
+            left = [explanation["hosts"], *(step["remaining"] for step in explanation.get("filters", ()))][-1]
             lines.append(f"  chose {winner['host']} ({'the only host left' if left == 1 else 'all have one weight'})")
     return lines
 

@@ -94,7 +94,7 @@ class HostAgent:
         elif order.host != host.name:
             reason = f"is ignored: it is for host {order.host}"
         else:
-            reason = self._registry.refusal(order)
+            reason = self._registry.admit(order)
         if reason is not None:
             log.info("host %s: order %s (%s) %s", host.name, order.operation_id, order.kind, reason)
             return

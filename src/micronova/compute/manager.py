@@ -128,7 +128,7 @@ class HostManager:
     async def force_complete_live_migration(self, context: Context, request: LiveMigrationRequest) -> Nothing:
         """Let a live migration end soon; the order that carries it out goes on."""
         driver = capable_driver(self._host.driver, LiveMigrate, "The server's host cannot send running guests.")
-        await driver.force_complete_live_migration(request.instance_uuid)
+        await _answer(driver.force_complete_live_migration(request.instance_uuid))
         return Nothing()
 
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
@@ -143,7 +143,7 @@ class HostManager:
     async def get_host_uptime(self, context: Context, request: Nothing) -> HostUptimeText:
         """Return the uptime of the host."""
         driver = capable_driver(self._host.driver, HostUptime, f"The host {self._host.name} does not know its uptime.")
-        return HostUptimeText(await driver.get_host_uptime())
+        return HostUptimeText(await _answer(driver.get_host_uptime()))
 
     async def cache_image(self, context: Context, request: CacheImageRequest) -> CacheImageReply:
         """Fetch an image to the host's cache."""

@@ -9,13 +9,13 @@ import msgspec
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import NotSupported
 from micronova.objects.host_limits import MOST_DEVICES, MOST_GUESTS, MOST_QUESTIONS, Name
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest, WorkOrder
 from micronova.objects.volume import VolumeStatistics
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
+from micronova.rpc.errors import BusUnavailable, CallTimeout
 
 log = logging.getLogger(__name__)
 
@@ -231,11 +231,11 @@ class ComputeAPI:
         """Return whether a host answers now, whatever it says."""
         try:
             await self.get_host_uptime(Context(), host, timeout)
-        except NotSupported:  # by its driver
-            return True
-        except Exception as error:  # whatever the error, the host is not known to be there
+        except (BusUnavailable, CallTimeout) as error:
             log.info("host %s did not answer: %s", host, error)
             return False
+        except Exception as error:
+            log.info("host %s answered with an error: %s", host, error)
         return True
 
     async def cache_image(self, context: Context, host: str, image: ImageMeta, url: str | None) -> CacheStatus:

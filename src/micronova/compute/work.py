@@ -165,8 +165,8 @@ class WorkRegistry:
         self._by_instance: dict[str, InstanceWork] = {}
         self._finished: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def refusal(self, order: WorkOrder) -> str | None:
-        """Return why an order must not be carried out; if it may, note its epoch and return None."""
+    def admit(self, order: WorkOrder) -> str | None:
+        """Note the epoch of an order and return None, or return why it must not be carried out."""
         running = self._by_operation.get(order.operation_id)
         if running is not None and running.order.epoch >= order.epoch:
             return "is being carried out already"

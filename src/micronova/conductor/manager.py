@@ -253,6 +253,13 @@ class ConductorManager:
             log.info("a late report of host %s about instance %s is ignored", report.host, report.instance_uuid)
             return ReportReply(accepted=False)
         kind, operation, result = found
+        if operation.instance_uuid != report.instance_uuid:
+            log.warning(
+                "host %s reported on instance %s with an operation of instance %s: the report is refused",
+                report.host,
+                report.instance_uuid,
+                operation.instance_uuid,
+            )
         what = report.outcome if report.outcome == "done" else f"{report.outcome}: {report.message}"
         log.info("host %s reports %s of instance %s: %s", report.host, kind.name, report.instance_uuid, what)
         if report.outcome != "done" and not report.temporary and (isinstance(result, Continue) or result.accepted):

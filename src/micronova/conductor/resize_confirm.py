@@ -36,22 +36,24 @@ async def confirm_overdue(dependencies: ConductorDependencies, window: float) ->
     before, last = micros(engine.clock.now() - window), ""
     while found := await engine.database.read(server_migrations.unconfirmed, before, TOGETHER, after=last):
         for migration, instance in found:
-            await engine.database.write(_confirm, dependencies, migration, instance)
+            if await engine.database.write(_confirm, dependencies, migration, instance):
+                log.info("the resize of server %s is confirmed: its owner has not done it in time", instance)
         last = found[-1][0]
 
 
-def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> None:
+def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> bool:
+    """Confirm a resize; return False if it cannot be confirmed any more, or not now."""
     row, known = instances.lock(conn, instance), server_migrations.get(conn, migration)
     if row is None or known is None or known["status"] != migration_states.FINISHED:
-        return
+        return False
     if (row["vm_state"], row["task_state"]) != (states.RESIZED, None):
-        return
+        return False
     now = dependencies.engine.now()
     if row["host"] is None or not services.host_is_up(conn, row["host"], now, dependencies.service_down_time):
-        return
+        return False
     changes: InstanceChanges = {"task_state": states.ACTIONS[CONFIRM].task_state}
     payload = ResizedPayload(migration=migration)
     # A sweep starts the operation.
     accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind=CONFIRM, payload=payload)
     server_migrations.update(conn, migration, now, {"status": migration_states.CONFIRMING})
-    log.info("the resize of server %s is confirmed: its owner has not done it in time", instance)
+    return True

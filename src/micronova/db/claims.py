@@ -33,7 +33,7 @@ from micronova.objects.topology_request import topology_request
 from micronova.placement import candidates, extra_specs, port_groups
 from micronova.placement.model import Candidate, ResourceRequest
 
-Reason: TypeAlias = Literal["disabled", "capacity", "group", "topology", "search"]
+Reason: TypeAlias = Literal["disabled", "down", "capacity", "group", "topology", "search"]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +87,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a node cannot take a batch: its host is disabled, too little is left, or the group forbids it.
 
-    `topology`: its NUMA cells or PCI devices do not hold what was asked for. `search`: the search for its providers
-    ended early, so that it is not known whether they have what was asked for.
+    `down`: an admin has forced its host down. `topology`: its NUMA cells or PCI devices do not hold what was asked for.
+    `search`: the search for its providers ended early, so that it is not known whether they have what was asked for.
     """
 
     node_uuid: str
@@ -110,7 +110,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.failures or self.held or self.stale)
 
 
-_CLOSED = sa.select(services.c.host).where(
+_CLOSED = sa.select(services.c.host, services.c.disabled).where(
     services.c.binary == service_names.COMPUTE,
     one_of(services.c.host, "hosts"),
     sa.or_(services.c.disabled, services.c.forced_down),
@@ -140,7 +140,13 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     hosts = {each.node_uuid: each.host for each in changed}
     closed = _closed(conn, {each.host for each in changed if not each.ignore_status})
     if closed:
-        return _refused({node: host for node, host in hosts.items() if host in closed}, "disabled")
+        return ClaimResult(
+            failures=tuple(
+                ClaimFailure(node_uuid=node, host=host, reason=closed[host])
+                for node, host in hosts.items()
+                if host in closed
+            )
+        )
     changed = [_in_present_group(each, locked) for each in changed]
     members = _member_changes(changed, before, locked)
     group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
@@ -202,9 +208,10 @@ def _refused(hosts: Mapping[str, str], reason: Reason) -> ClaimResult:
     )
 
 
-def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
-    """Return the hosts that an admin has disabled or forced down. The scheduler may not have read that yet."""
-    return set(conn.execute(_CLOSED, {"hosts": sorted(hosts)}).scalars()) if hosts else set()
+def _closed(conn: sa.Connection, hosts: Collection[str]) -> dict[str, Reason]:
+    """Return which of the hosts an admin has disabled or forced down. The scheduler may not have read that yet."""
+    found = conn.execute(_CLOSED, {"hosts": sorted(hosts)}) if hosts else ()
+    return {host: "disabled" if disabled else "down" for host, disabled in found}
 
 
 def _serve(

@@ -28,7 +28,7 @@ class Decided(NamedTuple):
 
     request_id: str
     kind: str
-    decisions: list[Explanation]
+    explanations: list[Explanation]
     ended: bool
 
 
@@ -59,12 +59,12 @@ def whole(conn: sa.Connection, stored: object) -> list[Explanation]:
     return [_with_filters(conn, each) for each in attempts(msgspec.convert(stored, Explanation))]
 
 
-def _with_filters(conn: sa.Connection, decision: Explanation) -> Explanation:
-    if not decision.same_as:
-        return decision
-    stored = conn.execute(_EXPLANATION, {"id": decision.same_as}).scalar()
+def _with_filters(conn: sa.Connection, explanation: Explanation) -> Explanation:
+    if not explanation.same_as:
+        return explanation
+    stored = conn.execute(_EXPLANATION, {"id": explanation.same_as}).scalar()
     if stored is None:  # it is purged
-        return decision
+        return explanation
     # The other operation may have been placed again since.
     kept = [each.filters for each in attempts(msgspec.convert(stored, Explanation)) if each.filters]
-    return msgspec.structs.replace(decision, filters=kept[0]) if kept else decision
+    return msgspec.structs.replace(explanation, filters=kept[0]) if kept else explanation

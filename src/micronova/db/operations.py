@@ -104,7 +104,7 @@ _BY_ID = sa.select(operations).where(operations.c.id == bindparam("id"))
 _GET = Prepared(_BY_ID)
 _GET_MANY = sa.select(operations).where(_NAMED)
 _LOCK = Prepared(_BY_ID.with_for_update())
-_IS_CURRENT = Prepared(
+_NOT_OVERTAKEN = Prepared(
     sa.select(operations.c.id)
     .join(instances, instances.c.uuid == operations.c.instance_uuid)
     .where(operations.c.id == bindparam("id"), operations.c.epoch == instances.c.epoch)
@@ -325,9 +325,9 @@ def get(conn: sa.Connection, id: str, *, lock: bool = False) -> OperationRow | N
     return cast(OperationRow | None, (_LOCK if lock else _GET).first(conn, {"id": id}))
 
 
-def has_current_epoch(conn: sa.Connection, id: str) -> bool:
-    """Return whether no later request has overtaken an operation."""
-    return _IS_CURRENT.first(conn, {"id": id}) is not None
+def is_overtaken(conn: sa.Connection, id: str) -> bool:
+    """Return whether a later request has overtaken an operation, or its server is gone."""
+    return _NOT_OVERTAKEN.first(conn, {"id": id}) is None
 
 
 def get_many(conn: sa.Connection, ids: Iterable[str]) -> dict[str, OperationRow]:
@@ -363,7 +363,7 @@ def open_of_many(conn: sa.Connection, instance_uuids: Iterable[str]) -> dict[str
     return found
 
 
-def attachments_of(conn: sa.Connection, instance_uuid: str) -> set[str]:
+def attachment_ids_with_swaps(conn: sa.Connection, instance_uuid: str) -> set[str]:
     """Return the attachments of a server's volumes, with those that open operations swap its volumes to."""
     devices = _with_replacements(conn, instance_uuid)
     return {device.attachment_id for device in devices if device.attachment_id is not None}
@@ -467,7 +467,7 @@ def withdraw(conn: sa.Connection, ids: Sequence[str]) -> int:
     return conn.execute(_WITHDRAW, {"ids": sorted(ids)}).rowcount if ids else 0
 
 
-def volumes_of(conn: sa.Connection, instance_uuid: str) -> set[str]:
+def volume_ids_with_swaps(conn: sa.Connection, instance_uuid: str) -> set[str]:
     """Return the volumes that a server has, with those that open operations swap its volumes to."""
     return {device.volume_id for device in _with_replacements(conn, instance_uuid) if device.volume_id is not None}
 

@@ -97,7 +97,7 @@ async def _reply(connection: socket.socket) -> m.Reply:
             raise ExportFailed(f"The volume cannot be served: {reply.error}.")
 
 
-class GuestAccess:
+class VolumeAccess:
     """Says which guests of this host may connect to which volumes."""
 
     def __init__(self, client: ExporterClient) -> None:

@@ -18,7 +18,7 @@ from micronova.fleetsim.measures import Demands, Interval, Sample, category, sam
 from micronova.fleetsim.policies import Policy, PolicyScheduler
 from micronova.fleetsim.trace import Request
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import refusal
+from micronova.objects.explanation import explanation_of
 from micronova.objects.scheduling import SERVER_HINTS, RequestSpec
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
@@ -130,7 +130,7 @@ class _Run:
             decision = self._scheduler.select(self._table, spec, uuids, now=request.at)
         except NoValidHost as error:
             took = self._timer() - begun
-            lacking = category(refusal(error))
+            lacking = category(explanation_of(error))
             outcome.refused_requests += 1
             for counted in (outcome.refused_servers, since.refused):
                 counted[lacking] = counted.get(lacking, 0) + request.count

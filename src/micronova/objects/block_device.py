@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID, uuid5
 
 import msgspec
@@ -104,6 +104,27 @@ def attached_volumes(devices: Iterable[BlockDevice]) -> tuple[AttachedVolume, ..
 def bad_mapping(reason: str) -> Invalid:
     """Return the error about block devices that cannot be used together, or as a request asks."""
     return Invalid(f"Block Device Mapping is Invalid: {reason}")
+
+
+def default_destination(source: str) -> Literal["local", "volume"]:
+    """Return the destination_type of a device that names none."""
+    return "local" if source in ("image", "blank") else "volume"
+
+
+def default_deletion(destination: str) -> bool:
+    """Return whether a device that does not say it is deleted with its server."""
+    return destination == "local"
+
+
+def check_source(device: BlockDevice) -> None:
+    """Raise Invalid unless a device has the id of its source, and no other one."""
+    source = device.source_type
+    for other in ("image", "volume", "snapshot"):
+        named = getattr(device, f"{other}_id")
+        if other == source and not named:
+            raise bad_mapping(f"a device of source_type {source} needs a uuid or {other}_id.")
+        if other != source and named:
+            raise bad_mapping(f"a device of source_type {source} has no {other}_id.")
 
 
 def root_volume(devices: Iterable[BlockDevice]) -> BlockDevice | None:

@@ -171,7 +171,7 @@ class HostIsOlder(OperationFailed):
 
 
 class NoValidHost(MicronovaError):
-    """No host satisfies the request. `explanation.refusal` reads how many hosts each filter removed, for admins."""
+    """No host satisfies the request. `explanation_of` reads how many hosts each filter removed, for admins."""
 
     code = "no_valid_host"
 

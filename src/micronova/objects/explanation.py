@@ -45,7 +45,10 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """A decision: how many hosts were considered, the filters in the order applied, the winners in the order placed."""
+    """How a scheduler decided.
+
+    How many hosts it considered, the filters in the order applied, the winners in the order placed.
+    """
 
     hosts: int
     filters: tuple[FilterStep, ...] = ()
@@ -83,7 +86,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return [msgspec.to_builtins(step) for step in self.filters]
 
 
-def refusal(error: NoValidHost) -> Explanation | None:
+def explanation_of(error: NoValidHost) -> Explanation | None:
     """Return why the scheduler found no host; None if the error says only that no host succeeded."""
     if "reasons" not in error.details:
         return None
@@ -96,17 +99,17 @@ def attempts(last: Explanation) -> list[Explanation]:
     return [*last.earlier, msgspec.structs.replace(last, earlier=())]
 
 
-def sentences(decision: Explanation) -> list[str]:
+def sentences(explanation: Explanation) -> list[str]:
     """Return a decision in words: the hosts that entered and left each filter, and the weights of the chosen one.
 
     It names hosts: only who may see them may read it.
     """
-    asked = f"The scheduler was asked about {counted(decision.hosts, 'host')}"
-    told = [f"{asked} and decided in {decision.took / 1000:.1f} ms." if decision.took else f"{asked}."]
-    if decision.forced:
+    asked = f"The scheduler was asked about {counted(explanation.hosts, 'host')}"
+    told = [f"{asked} and decided in {explanation.took / 1000:.1f} ms." if explanation.took else f"{asked}."]
+    if explanation.forced:
         told.append(FORCED)
     silent = []
-    for step in decision.filters:
+    for step in explanation.filters:
         if step.error:
             told.append(f"{step.name} failed and let no host pass: {step.error}.")
         elif step.removed:
@@ -115,11 +118,11 @@ def sentences(decision: Explanation) -> list[str]:
             silent.append(step.name)
     if silent:
         told.append(f"These removed none: {', '.join(silent)}.")
-    for winner in decision.winners:
+    for winner in explanation.winners:
         parts = weights_of(winner)
         told.append(f"Chosen: {winner.host}" + (f", weight {winner.weight:.2f} ({parts})." if parts else "."))
-    if not decision.winners:
-        told.append("No host was left." + (" The scheduler is asked again." if decision.waits else ""))
+    if not explanation.winners:
+        told.append("No host was left." + (" The scheduler is asked again." if explanation.waits else ""))
     return told
 
 

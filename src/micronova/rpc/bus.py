@@ -190,7 +190,8 @@ def connect(
             send_wait=send_wait,
             control_users=control_users,
         )
-    raise BadBusUrl(f"A bus URL (default.transport_url) begins with local:// or amqp://, not {scheme[:32]}://.")
+    known = "local://, unix://, amqp:// or amqps://"
+    raise BadBusUrl(f"A bus URL (default.transport_url) begins with {known}, not {scheme[:32]}://.")
 
 
 __all__ = ["DEFAULT_PREFETCH", "BrokerState", "Bus", "BusStats", "Server", "connect"]

@@ -25,7 +25,7 @@ from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import Explanation, counted, refusal
+from micronova.objects.explanation import Explanation, counted, explanation_of
 from micronova.objects.fleet import Fleet, ListHosts
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import (
@@ -222,10 +222,10 @@ class SchedulerManager:
             fit = len(selections)
         except NoValidHost as error:
             message, fit = error.message, error.details["placed"]
-            reasons = refusal(error)
-            assert reasons is not None  # the error comes from a decision
+            found = explanation_of(error)
+            assert found is not None  # the error comes from a decision
             waits = self._would_fit(spec, uuids, now=self._before_silence(), servable=servable)
-            explanation = msgspec.structs.replace(reasons, waits=waits)
+            explanation = msgspec.structs.replace(found, waits=waits)
         took = max(1, micros(self._clock.monotonic() - begun))
         use = None
         if with_hosts:

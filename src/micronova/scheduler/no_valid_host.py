@@ -23,6 +23,7 @@ _SINGULAR: Final = {"are": "is", "have": "has", "do": "does", "lack": "lacks", "
 _REFUSED_CLAIMS: Final = {
     "capacity": "has room for the server",
     "disabled": "is enabled",
+    "down": "is up",
     "group": "is one that the server group allows",
     "search": "was searched to the end for the further resources that the flavor asks for",
     "topology": "has NUMA nodes and PCI devices for the server",
@@ -75,13 +76,13 @@ def message(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only:
     return told
 
 
-def claims_refused(decision: Explanation, reasons: Collection[str]) -> NoValidHost:
+def claims_refused(explanation: Explanation, reasons: Collection[str]) -> NoValidHost:
     """Return the error of a request that a decision found hosts for, if these refuse the claim for these reasons."""
-    left = decision.filters[-1].remaining if decision.filters else decision.hosts
+    left = explanation.filters[-1].remaining if explanation.filters else explanation.hosts
     refused = FilterStep(name=claim_step(reasons), removed=left, remaining=0)
-    told = msgspec.structs.replace(decision, filters=(*decision.filters, refused))
+    told = msgspec.structs.replace(explanation, filters=(*explanation.filters, refused))
     text = f"{NOT_ENOUGH}: no host {accepts_claim(reasons)}."
-    return NoValidHost(text, hosts=decision.hosts, placed=0, reasons=told.reasons())
+    return NoValidHost(text, hosts=explanation.hosts, placed=0, reasons=told.reasons())
 
 
 def claim_step(reasons: Collection[str]) -> str:

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
-from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, full_name
+from micronova.objects.block_device import (
+    ROOT_DEVICE,
+    BlockDevice,
+    check_source,
+    default_deletion,
+    default_destination,
+    full_name,
+)
 from micronova.objects.errors import Invalid
 from micronova.objects.guest_properties import root_device_of
 from micronova.objects.image import MAPPING, ImageMeta
@@ -91,14 +98,12 @@ def _from_old_form(device: _Device, root: str, bad: str) -> _Device:
 
 def _device(device: _Device, bad: str) -> BlockDevice:
     source = device.source_type or ""
-    destination = device.destination_type or ("local" if source in ("image", "blank") else "volume")
+    destination = device.destination_type or default_destination(source)
     if source not in ("image", "volume", "snapshot", "blank") or destination not in ("local", "volume"):
         raise Invalid(f"{bad}a device has source_type {source[:32]!r} and destination_type {destination[:32]!r}.")
-    if source != "blank" and not getattr(device, f"{source}_id"):
-        raise Invalid(f"{bad}a device of source_type {source} has no {source}_id.")
     if device.volume_size is not None and device.volume_size < 1:
         raise Invalid(f"{bad}a device has the volume_size {device.volume_size}.")
-    return BlockDevice(
+    found = BlockDevice(
         uuid="",
         source_type=source,
         destination_type=destination,
@@ -113,10 +118,15 @@ def _device(device: _Device, bad: str) -> BlockDevice:
         device_type=device.device_type,
         tag=device.tag,
         volume_type=device.volume_type,
-        delete_on_termination=destination == "local"
+        delete_on_termination=default_deletion(destination)
         if device.delete_on_termination is None
         else device.delete_on_termination,
     )
+    try:
+        check_source(found)
+    except Invalid as error:
+        raise Invalid(f"{bad}{error.message}") from None
+    return found
 
 
 def merged(requested: Sequence[BlockDevice], of_image: Sequence[BlockDevice]) -> list[BlockDevice]:

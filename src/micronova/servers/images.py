@@ -232,8 +232,8 @@ class ServerImages:
         found = operation_rows.get(conn, id, lock=True)
         now = micros(self._clock.now())
         fault = fault_of(error.message, now)
-        payload.error = fault["message"]
-        payload.answered = not isinstance(error, Unavailable)
+        answered = not isinstance(error, Unavailable)
+        payload = msgspec.structs.replace(payload, error=fault["message"], answered=answered)
         if not operation_rows.start_deferred(conn, id, "cleanup", payload) or row is None or found is None:
             return
         instances.update(conn, uuid, now, {"task_state": None, "fault": fault}, epoch=found["epoch"])
@@ -288,7 +288,7 @@ def _overtaken(action: states.Action, row: InstanceRow) -> Conflict:
 
 def _start(conn: sa.Connection, id: str, payload: ImagePayload, step: Step) -> bool:
     """Let conductors take the operation at this step; return whether a later request has ended it, or will."""
-    if operation_rows.start_deferred(conn, id, step, payload) and operation_rows.has_current_epoch(conn, id):
+    if operation_rows.start_deferred(conn, id, step, payload) and not operation_rows.is_overtaken(conn, id):
         return False
     found = operation_rows.get(conn, id)
     if found is None or found["result"] == "cancelled":

@@ -15,7 +15,7 @@ from micronova.notifications.notifier import Notifier
 from micronova.objects import migration_states, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid, NotFound, Unavailable
+from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, Unavailable
 from micronova.objects.instance import InstanceRow
 from micronova.rpc.errors import RpcError
 from micronova.servers.actions import check_lock
@@ -105,6 +105,9 @@ class LiveMigrations:
             problem = "The host does not answer."
             await end(problem)
             raise Unavailable(problem) from error
+        except MicronovaError as error:
+            await end(error.message)
+            raise
         await end(None)
         self._notifier.instance(f"{FORCE_COMPLETE}.end", row, context=bus_context)
 

@@ -262,7 +262,7 @@ class ServerVolumes:
 
     async def _is_recorded(self, row: InstanceRow, attachment_id: str) -> bool:
         """Return whether a server has this attachment, or swaps a volume to it."""
-        return attachment_id in await self._database.read(operation_rows.attachments_of, row["uuid"])
+        return attachment_id in await self._database.read(operation_rows.attachment_ids_with_swaps, row["uuid"])
 
     async def _checked_for_swap(
         self, context: RequestContext, client: VolumeClient, row: InstanceRow, volume_id: str, new_id: str
@@ -290,7 +290,7 @@ class ServerVolumes:
     async def _is_reserved(self, client: VolumeClient, row: InstanceRow, volume: Volume) -> bool:
         """Return whether an earlier request has reserved a volume for a server that does not have it."""
         if volume.status != "reserved" or volume.id in await self._database.read(
-            operation_rows.volumes_of, row["uuid"]
+            operation_rows.volume_ids_with_swaps, row["uuid"]
         ):
             return False
         return volume.id in (await client.attachments_of(row["uuid"])).values()

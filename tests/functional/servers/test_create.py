@@ -230,6 +230,22 @@ async def test_ephemeral_and_swap_disks_come_from_the_flavor_or_the_request(user
     ]  # fmt: skip
 
 
+async def test_blank_disks_in_the_oldest_form(user: Caller, spawned: Plans) -> None:
+    wanted = {"name": f"v1-{user.project}", "ram": 64, "vcpus": 1, "disk": 1, "OS-FLV-EXT-DATA:ephemeral": 3}
+    flavor = (await user.admin.post("/flavors", {"flavor": {**wanted, "swap": 1024}}, 200))["flavor"]["id"]
+    server = await user.boot(
+        flavorRef=flavor,
+        block_device_mapping=[
+            {"virtual_name": "swap", "volume_size": 1},
+            {"virtual_name": "ephemeral0", "volume_size": 2, "delete_on_termination": False},
+        ],
+    )
+    [(_, plan)] = spawned[server["id"]]
+    assert [(d.source_type, d.size_gb, d.guest_format, d.boot_index) for d in plan.block_devices] == [
+        ("image", None, None, 0), ("blank", 1, "swap", -1), ("blank", 2, None, -1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("devices", "words"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from micronova.exporter import daemon, wire
 from micronova.exporter import messages as m
-from micronova.exporter.client import ExporterClient, GuestAccess
+from micronova.exporter.client import ExporterClient, VolumeAccess
 from micronova.exporter.server import Exporter, ExporterSetup
 from micronova.virt.libvirt.storage import acl, sandbox
 
@@ -41,7 +41,7 @@ class World:
         self.service = wire.listen(directory / "service", os.geteuid())
         self.agent = wire.listen(directory / "agent", os.geteuid())
         self.client = ExporterClient(directory / "service")
-        self.access = GuestAccess(ExporterClient(directory / "agent"))
+        self.access = VolumeAccess(ExporterClient(directory / "agent"))
         self.exporter: Exporter | None = None
 
     def start(self) -> Exporter:

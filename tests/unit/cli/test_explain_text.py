@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.cli.explain_text import MOST_LINES, WIDTH, decision_lines, dry_run_lines, server_lines
+from micronova.cli.explain_text import MOST_LINES, WIDTH, dry_run_lines, explanation_lines, server_lines
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.scheduling import DryRunResult, Selection
 from micronova.servers.dry_run import DryRunRequest
@@ -28,7 +28,7 @@ def a_server(*requests: Any, fault: str | None = None) -> dict[str, Any]:
 
 
 def test_a_decision_is_a_table_that_fits() -> None:
-    lines = decision_lines(a_decision(), "")
+    lines = explanation_lines(a_decision(), "")
     assert lines[:5] == [
         "decided among 12 hosts in 0.4 ms",
         "  filter       entered  removed     left",
@@ -44,7 +44,7 @@ def test_a_decision_is_a_table_that_fits() -> None:
 def test_long_names_fit_too() -> None:
     hosts = tuple(f"compute-{number}.{'x' * 60}.example.org" for number in range(10))
     step = FilterStep(name="F" * 100, removed=10, remaining=0, hosts=hosts)
-    lines = decision_lines(a_decision(filters=(step,), winners=()), "attempt 1 of 3: ")
+    lines = explanation_lines(a_decision(filters=(step,), winners=()), "attempt 1 of 3: ")
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[-1] == "  no host was left"
 
@@ -70,8 +70,8 @@ def test_all_attempts_of_all_requests_are_told() -> None:
 
 def test_what_is_not_kept_is_said() -> None:
     assert "conductor.keep_finished" in " ".join(server_lines(a_server()))
-    assert "  the filters of this request are not kept any more" in decision_lines(a_decision(filters=()), "")
-    forced = decision_lines(a_decision(filters=(), forced=True), "")
+    assert "  the filters of this request are not kept any more" in explanation_lines(a_decision(filters=()), "")
+    forced = explanation_lines(a_decision(filters=(), forced=True), "")
     assert "An admin named the host" in forced[1] and not [line for line in forced if "not kept" in line]
 
 

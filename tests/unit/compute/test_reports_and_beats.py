@@ -1,13 +1,17 @@
 """Reports that are repeated, heartbeats, drops and departures."""
 
+import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
 from micronova.compute import agent
 from micronova.compute.manager import CHANGES_TOGETHER
 from micronova.objects import power_state
+from micronova.objects.errors import OperationFailed
 from micronova.objects.orders import Departure, Guest, HostBeat, HostReply, RemovedGuest, ReportReply
+from micronova.virt.driver import DriverFailed
 from tests.clocks import settle
 from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order
 
@@ -293,6 +297,33 @@ async def test_questions(harness: AgentHarness) -> None:
     assert "load average" in await harness.compute.get_host_uptime(CONTEXT, "host-1")
     await harness.rules({"operation": "spawn", "kind": "fail", "count": 0})
     assert (await harness.compute.fault_rules(CONTEXT, "host-1"))[0]["kind"] == "fail"
+
+
+async def test_a_driver_that_fails_has_answered(harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API knows the error, and a conductor that asks whether the host is there knows that it is."""
+    compute = harness.compute
+    assert await compute.answers("host-1", 5.0)
+
+    async def fail(*_: Any) -> Any:
+        raise DriverFailed("The hypervisor failed.")
+
+    monkeypatch.setattr(harness.driver, "get_host_uptime", fail)
+    monkeypatch.setattr(harness.driver, "force_complete_live_migration", fail)
+    with pytest.raises(OperationFailed, match="The hypervisor failed"):
+        await compute.get_host_uptime(CONTEXT, "host-1")
+    with pytest.raises(OperationFailed, match="The hypervisor failed"):
+        await compute.force_complete_live_migration(CONTEXT, "host-1", "i-1")
+    assert await compute.answers("host-1", 5.0)
+
+    async def break_down(*_: Any) -> Any:
+        raise RuntimeError("an error that nobody expected")
+
+    monkeypatch.setattr(harness.driver, "get_host_uptime", break_down)
+    assert await compute.answers("host-1", 5.0), "whatever it says"
+    asked = asyncio.create_task(compute.answers("host-2", 5.0))
+    await settle()
+    await harness.clock.advance(6)
+    assert not await asked
 
 
 async def test_a_drop_does_not_interrupt_the_undoing(harness: AgentHarness) -> None:

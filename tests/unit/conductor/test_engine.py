@@ -138,6 +138,25 @@ async def test_a_deadline_between_two_reads_of_the_clock(
     assert not set(kind.ran) & {id for id, _ in kind.failed}
 
 
+async def test_a_late_operation_that_cannot_be_read(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """It ends with the reason, and those that run beside it go on."""
+    broken, timely = await record(database, clock, clock.time - 1, clock.time + 3600)
+
+    def damage(conn: sa.Connection) -> None:
+        conn.execute(
+            sa.text("UPDATE operations SET payload = :payload WHERE id = :id"), {"payload": b"\xc1", "id": broken}
+        )
+
+    await database.write(damage)
+    await engine.lease_and_run([broken, timely])
+    await engine.idle()
+    [(failed, why)] = kind.failed
+    assert (kind.ran, failed) == ([timely], broken)
+    assert "MessagePack" in why
+
+
 async def test_the_lease_of_a_late_operation_is_not_renewed(
     engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
 ) -> None:

@@ -27,5 +27,5 @@ def test_loops_do_not_meet() -> None:
 
 
 def test_unknown_schemes_are_refused() -> None:
-    with pytest.raises(ValueError, match="local:// or amqp://"):
+    with pytest.raises(ValueError, match="local://, unix://, amqp:// or amqps://"):
         connect("kafka://x", clock=SystemClock(), random=random.Random())

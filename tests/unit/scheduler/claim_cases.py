@@ -57,6 +57,26 @@ def cloud(conn: sa.Connection, hosts: str = "ab", instances: int = 4, group: str
         add_instances(conn, *(f"i{number}" for number in range(instances)), group=group)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"disabled": True}, "disabled"),
+        ({"forced_down": True}, "down"),
+        ({"disabled": True, "forced_down": True}, "disabled"),
+    ],
+)
+async def test_a_host_that_an_admin_has_closed(database: Database, values: dict[str, bool], reason: str) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+
+    def close(conn: sa.Connection) -> None:
+        conn.execute(tables.services.update().where(tables.services.c.host == "a").values(**values))
+
+    await database.write(close)
+    result = await database.write(claim_rows.claim, [a_claim("i0", "a"), a_claim("i1", "b")], now=7)
+    assert [(each.host, each.reason) for each in result.failures] == [("a", reason)]
+
+
 async def test_a_claim_takes_and_a_release_gives_back(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)

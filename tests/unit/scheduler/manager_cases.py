@@ -34,7 +34,7 @@ from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import refusal
+from micronova.objects.explanation import explanation_of
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import Destination, RequestSpec, SelectDestinations
 from micronova.objects.topology import HostCell, NodeTopology, PciDevice
@@ -321,12 +321,17 @@ def _add_zone(conn: sa.Connection, name: str, *hosts: str) -> None:
         aggregates.add_host(conn, made.id, host, now)
 
 
-@pytest.mark.parametrize("reason", ["disabled", "group", "capacity"])
+@pytest.mark.parametrize("reason", ["disabled", "down", "group", "capacity"])
 async def test_claims_that_are_refused_again_and_again_end_the_request(
     databases: list[Database], reason: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that passes the filters may refuse the claim for a reason that they do not see."""
-    sentences = {"disabled": "is enabled", "group": "is one that the server group allows", "capacity": "has room"}
+    sentences = {
+        "disabled": "is enabled",
+        "down": "is up",
+        "group": "is one that the server group allows",
+        "capacity": "has room",
+    }
     tried = []
 
     def claim(conn: sa.Connection, claims: list[claim_rows.Claim], *, now: int) -> claim_rows.ClaimResult:
@@ -343,7 +348,7 @@ async def test_claims_that_are_refused_again_and_again_end_the_request(
         error = await no_valid_host(c.select(a_spec(), "i0"))
         assert error is not None and f"no host {sentences[reason]}" in error.message
         assert "; 2 hosts refuse the claim." in error.message
-        explained = refusal(error)
+        explained = explanation_of(error)
         assert explained is not None and explained.filters[-1].name == f"Claim({reason})"
         assert len(tried) <= 2 + 2 * 2
 
@@ -499,7 +504,7 @@ async def test_a_search_that_ends_early_says_so_and_leaves_steps_to_others(
             "No valid host was found. There are not enough hosts available: no host is known to meet all requirements "
             "of the request; 2 hosts were not searched to the end, 1 lacks further resources."
         )
-        explained = refusal(error)
+        explained = explanation_of(error)
         assert explained is not None
         steps = {step.name: step.removed for step in explained.filters if step.removed}
         assert steps == {"RequestGroups": 1, "RequestGroupsSearch": 2}
@@ -846,7 +851,7 @@ async def test_only_providers_of_hosts_that_pass_are_read_and_once(databases: li
         with pytest.raises(NoValidHost) as refused:
             await c.select(a_spec(flavor=too_much, requested_host="h7"), "i4")
         assert roots == ["node-h7"]
-        reasons = refusal(refused.value)
+        reasons = explanation_of(refused.value)
         assert reasons is not None and reasons.filters[-1].name == "RequestGroups"
 
 

@@ -7,7 +7,15 @@ import msgspec
 import pytest
 
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner, refusal, sentences
+from micronova.objects.explanation import (
+    LONGEST_ERROR,
+    MOST_NAMED,
+    Explanation,
+    FilterStep,
+    Winner,
+    explanation_of,
+    sentences,
+)
 from micronova.objects.fleet import NOT_CONSIDERED, NOT_REFUSED, Use
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler import fleet
@@ -42,7 +50,7 @@ def test_the_error_of_a_filter_is_cut() -> None:
     scheduler = FilterScheduler([Chatty(OPTIONS)], a_scheduler().weighers, random=a_scheduler()._random)
     with pytest.raises(NoValidHost) as refused:
         scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
-    explanation = refusal(refused.value)
+    explanation = explanation_of(refused.value)
     assert explanation is not None
     assert len(explanation.filters[-1].error) == LONGEST_ERROR
 

@@ -17,7 +17,7 @@ OLD_PATH_UNTIL: Final = 102
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAction:
+class ActionRoute:
     """One action: its name in the body, its handler and its policy."""
 
     name: str
@@ -50,7 +50,7 @@ def with_old_path(routes: Iterable[Route]) -> list[Route]:
     return found
 
 
-def action_routes(actions: Iterable[ServerAction]) -> list[Route]:
+def action_routes(actions: Iterable[ActionRoute]) -> list[Route]:
     """Return the routes of actions, for both paths of servers. Their handlers ask policy when they have the server."""
     return with_old_path(
         Route(

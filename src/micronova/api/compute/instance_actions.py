@@ -10,7 +10,7 @@ from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery, Paged
 from micronova.api.links import LINKS, Links, host_id
 from micronova.api.view import OMIT, Field, View
-from micronova.db import explanations
+from micronova.db import explanations as explanation_rows
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
@@ -125,16 +125,16 @@ class InstanceActions:
             explained: dict[int, str] = {}
             if flags == {"insight", "details"} and request.minor in DETAILS:
                 # Explanations name hosts: who sees only details does not get them.
-                decided = await self._database.read(explanations.of_server, id)
-                decisions = [each for one in decided if one.request_id == request_id for each in one.decisions]
-                explained = explain_events(events, decisions)
+                decided = await self._database.read(explanation_rows.of_server, id)
+                explanations = [each for one in decided if one.request_id == request_id for each in one.explanations]
+                explained = explain_events(events, explanations)
             context = EventContext(row.project_id or owner, explained)
             shown = [shape(event, context) for event in events]
         return {"instanceAction": DETAILED.at(request.minor)(row, shown)}
 
 
 def explain_events(
-    events: Sequence[actions.InstanceActionEventRow], decisions: Sequence[Explanation]
+    events: Sequence[actions.InstanceActionEventRow], explanations: Sequence[Explanation]
 ) -> dict[int, str]:
     """Return decisions in words, by the sequence number of the event that each belongs to.
 
@@ -144,13 +144,13 @@ def explain_events(
     of_hosts = [event for event in in_order if event.host is not None]
     own = [event for event in in_order if event.host is None] or in_order
     told: dict[int, str] = {}
-    for decision in decisions if in_order else ():
-        chosen = {winner.host for winner in decision.winners}
+    for explanation in explanations if in_order else ():
+        chosen = {winner.host for winner in explanation.winners}
         event = next((event for event in of_hosts if event.host in chosen), None)
         if event is not None:
             of_hosts.remove(event)  # a later decision for the same host is that of a later event
         number = (event or own[0]).sequence
-        told[number] = "\n".join(filter(None, (told.get(number), " ".join(sentences(decision)))))
+        told[number] = "\n".join(filter(None, (told.get(number), " ".join(sentences(explanation)))))
     return told
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from micronova.api.compute.action_routes import ServerAction, action_routes
+from micronova.api.compute.action_routes import ActionRoute, action_routes
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import NoQuery
 from micronova.db.engine import Database
@@ -151,7 +151,7 @@ def routes(database: Database, links: ConsoleLinks) -> list[Route]:
             answer={"remote_console": {"protocol": str, "type": str, "url": str}},
         ),
         *action_routes(
-            ServerAction(
+            ActionRoute(
                 name=action, handler=handlers.act, policy=RULE, body=body, status=200, versions=Range(0, 5),
                 answer={"console": {"type": str, "url": str}},
             )

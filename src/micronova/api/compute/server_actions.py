@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
+from micronova.api.compute.action_routes import ActionRoute, action_routes, bare_body
 from micronova.api.compute.server_inputs import Id, given
 from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.db.engine import Database
@@ -273,10 +273,10 @@ def routes(
         database, actions, interfaces, security_groups, guests, rescue, passwords, shows_passwords
     )
 
-    def plain(name: str, kind: str, policy: str) -> ServerAction:
-        return ServerAction(name=name, handler=handlers.power_handler(kind), policy=policy, body=bare_body(name))
+    def plain(name: str, kind: str, policy: str) -> ActionRoute:
+        return ActionRoute(name=name, handler=handlers.power_handler(kind), policy=policy, body=bare_body(name))
 
-    lock = ServerAction(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
+    lock = ActionRoute(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
     table = [
         plain("os-start", "start", "os_compute_api:servers:start"),
         plain("os-stop", "stop", "os_compute_api:servers:stop"),
@@ -285,7 +285,7 @@ def routes(
         plain("suspend", "suspend", "os_compute_api:os-suspend-server:suspend"),
         plain("resume", "resume", "os_compute_api:os-suspend-server:resume"),
         plain("unrescue", "unrescue", "os_compute_api:os-unrescue"),
-        ServerAction(
+        ActionRoute(
             name="rescue",
             handler=handlers.rescue,
             policy="os_compute_api:os-rescue",
@@ -293,65 +293,65 @@ def routes(
             status=200,
             answer={"adminPass?": str},
         ),
-        ServerAction(
+        ActionRoute(
             name="changePassword",
             handler=handlers.change_password,
             policy="os_compute_api:os-admin-password",
             body=ChangePasswordBody,
         ),
-        ServerAction(
+        ActionRoute(
             name="trigger_crash_dump",
             handler=handlers.trigger_crash_dump,
             policy="os_compute_api:servers:trigger_crash_dump",
             body=CrashDumpBody,
             versions=since(17),
         ),
-        ServerAction(
+        ActionRoute(
             name="forceDelete",
             handler=handlers.force_delete,
             policy="os_compute_api:os-deferred-delete:force",
             body=bare_body("forceDelete"),
         ),
-        ServerAction(
+        ActionRoute(
             name="restore",
             handler=handlers.restore,
             policy="os_compute_api:os-deferred-delete:restore",
             body=bare_body("restore"),
         ),
-        ServerAction(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
+        ActionRoute(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
         replace(lock, body=bare_body("lock"), versions=until(72)),
         replace(lock, versions=since(73)),
-        ServerAction(
+        ActionRoute(
             name="unlock",
             handler=handlers.unlock,
             policy="os_compute_api:os-lock-server:unlock",
             body=bare_body("unlock"),
         ),
-        ServerAction(
+        ActionRoute(
             name="addSecurityGroup",
             handler=handlers.add_security_group,
             policy="os_compute_api:os-security-groups:add",
             body=AddSecurityGroupBody,
         ),
-        ServerAction(
+        ActionRoute(
             name="removeSecurityGroup",
             handler=handlers.remove_security_group,
             policy="os_compute_api:os-security-groups:remove",
             body=RemoveSecurityGroupBody,
         ),
-        ServerAction(
+        ActionRoute(
             name="os-resetState",
             handler=handlers.reset_state,
             policy="os_compute_api:os-admin-actions:reset_state",
             body=ResetStateBody,
         ),
-        ServerAction(
+        ActionRoute(
             name="injectNetworkInfo",
             handler=handlers.inject_network_info,
             policy="os_compute_api:os-admin-actions:inject_network_info",
             body=bare_body("injectNetworkInfo"),
         ),
-        ServerAction(
+        ActionRoute(
             name="os-getConsoleOutput",
             handler=handlers.console_output,
             policy="os_compute_api:os-console-output",

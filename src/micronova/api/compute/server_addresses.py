@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from micronova.api.compute.action_routes import ServerAction, action_routes
+from micronova.api.compute.action_routes import ActionRoute, action_routes
 from micronova.api.compute.server_inputs import ip_address
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.db.engine import Database
@@ -84,7 +84,7 @@ def routes(database: Database, addresses: ServerAddresses) -> list[Route]:
         await addresses.remove_floating(request.context, row, _address(request, "address"))
 
     fixed, floating = "os_compute_api:os-multinic", "os_compute_api:os-floating-ips"
-    action = partial(ServerAction, versions=until(43), errors=(500, 501))
+    action = partial(ActionRoute, versions=until(43), errors=(500, 501))
     return action_routes(
         [
             action(name="addFixedIp", handler=add_fixed, policy=f"{fixed}:add", body=AddFixedBody),

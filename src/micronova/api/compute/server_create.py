@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from micronova.api import inputs
 from micronova.api.compute.action_routes import PATH, with_old_path
-from micronova.api.compute.server_create_body import Body, Device, NewServer
+from micronova.api.compute.server_create_body import Body, Device, DeviceV1, NewServer
 from micronova.api.compute.server_inputs import (
     UUID,
     access_address,
@@ -24,7 +24,13 @@ from micronova.api.compute.server_inputs import (
 from micronova.api.links import LINKS, Links
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.objects.block_device import BlockDevice, bad_mapping
+from micronova.objects.block_device import (
+    BlockDevice,
+    bad_mapping,
+    check_source,
+    default_deletion,
+    default_destination,
+)
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
 from micronova.objects.scheduling import SERVER_HINTS
@@ -231,22 +237,44 @@ def _devices(server: NewServer) -> list[BlockDevice]:
         for item in server.block_device_mapping:
             if item.volume_size is not UNSET:
                 inputs.whole(item.volume_size, "block_device_mapping.volume_size", 1)
-        return [
-            BlockDevice(
-                uuid="",
-                source_type="volume" if item.snapshot_id is UNSET else "snapshot",
-                destination_type="volume",
-                volume_id=given(item.volume_id),
-                snapshot_id=given(item.snapshot_id),
-                device_name=given(item.device_name),
-                size_gb=None if item.volume_size is UNSET else int(item.volume_size),
-                delete_on_termination=item.delete_on_termination is not UNSET
-                and inputs.flag(item.delete_on_termination),
-                boot_index=0 if number == 0 and server.image_ref in (UNSET, "") else -1,
-            )
-            for number, item in enumerate(each for each in server.block_device_mapping if not each.no_device)
-        ]
+        found = [_device_v1(item) for item in server.block_device_mapping if not item.no_device]
+        if server.image_ref in (UNSET, ""):
+            root = next((device for device in found if device.source_type != "blank"), None)
+            found = [msgspec.structs.replace(each, boot_index=0) if each is root else each for each in found]
+        return found
+    for item in _devices_v2(server):
+        if item.virtual_name is not UNSET:
+            raise bad_mapping("virtual_name is a field of block_device_mapping, not of block_device_mapping_v2.")
     return [_device(item) for item in _devices_v2(server) if not item.no_device]
+
+
+def _device_v1(item: DeviceV1) -> BlockDevice:
+    name = given(item.virtual_name) or ""
+    blank = re.fullmatch(r"swap|ephemeral(0|[1-9][0-9]*)", name) is not None
+    if name and not blank:
+        raise bad_mapping(f"a virtual_name is swap or ephemeral with a number, not {name[:32]}.")
+    source = "blank" if blank else "volume" if item.snapshot_id is UNSET else "snapshot"
+    destination = default_destination(source)
+    device = BlockDevice(
+        uuid="",
+        source_type=source,
+        destination_type=destination,
+        volume_id=given(item.volume_id),
+        snapshot_id=given(item.snapshot_id),
+        boot_index=-1,
+        device_name=given(item.device_name),
+        size_gb=None if item.volume_size is UNSET else int(item.volume_size),
+        guest_format="swap" if name == "swap" else None,
+        # Nova deletes these local disks whatever the request says; of volumes it keeps those that do not say it.
+        delete_on_termination=blank
+        or (
+            default_deletion(destination)
+            if item.delete_on_termination is UNSET
+            else inputs.flag(item.delete_on_termination)
+        ),
+    )
+    check_source(device)
+    return device
 
 
 def _device(item: Device) -> BlockDevice:
@@ -254,21 +282,27 @@ def _device(item: Device) -> BlockDevice:
     source = given(item.source_type)
     if source is None:
         raise Invalid(f"Invalid input for field/attribute {where}.source_type: it must be given.")
-    uuid, image = given(item.uuid), given(item.image_id)
-    volume, snapshot = given(item.volume_id), given(item.snapshot_id)
-    boot = None if item.boot_index is None else inputs.integer(item.boot_index, f"{where}.boot_index")
+    uuid = given(item.uuid)
     if source == "blank" and uuid:
         raise Invalid(f"Invalid input for field/attribute {where}.uuid: a blank device has none.")
-    if source != "blank" and not (uuid or image or volume or snapshot):
-        raise bad_mapping(f"a device of source_type {source} needs a uuid.")
-    destination = given(item.destination_type) or ("local" if source in ("image", "blank") else "volume")
-    return BlockDevice(
+    ids = {"image": given(item.image_id), "volume": given(item.volume_id), "snapshot": given(item.snapshot_id)}
+    if uuid is not None:
+        if ids[source] not in (None, uuid):
+            raise bad_mapping(f"a device has the uuid {uuid[:64]} and the {source}_id {ids[source]}.")
+        ids[source] = uuid
+    destination = given(item.destination_type) or default_destination(source)
+    volume_type = given(item.volume_type)
+    if volume_type and (destination == "local" or source == "volume"):
+        what = "destination_type local" if destination == "local" else "an existing volume"
+        raise bad_mapping(f"a volume_type for {what} is not supported.")
+    boot = None if item.boot_index is None else inputs.integer(item.boot_index, f"{where}.boot_index")
+    device = BlockDevice(
         uuid="",
         source_type=source,
         destination_type=destination,
-        image_id=(uuid or image) if source == "image" else None,
-        volume_id=(uuid or volume) if source == "volume" else None,
-        snapshot_id=(uuid or snapshot) if source == "snapshot" else None,
+        image_id=ids["image"],
+        volume_id=ids["volume"],
+        snapshot_id=ids["snapshot"],
         boot_index=boot if boot is not None else -1,
         device_name=given(item.device_name),
         size_gb=None if item.volume_size is UNSET else inputs.whole(item.volume_size, f"{where}.volume_size", 1),
@@ -276,11 +310,13 @@ def _device(item: Device) -> BlockDevice:
         disk_bus=given(item.disk_bus),
         device_type=given(item.device_type),
         tag=given(item.tag),
-        volume_type=given(item.volume_type),
-        delete_on_termination=destination == "local"
+        volume_type=volume_type,
+        delete_on_termination=default_deletion(destination)
         if item.delete_on_termination is UNSET
         else inputs.flag(item.delete_on_termination),
     )
+    check_source(device)
+    return device
 
 
 MOST_HINT_BYTES: Final = 8192

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import field
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import ServerAction, action_routes
+from micronova.api.compute.action_routes import ActionRoute, action_routes
 from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.api.compute.server_metadata import Items
 from micronova.api.links import Links
@@ -75,13 +75,13 @@ def routes(database: Database, images: ServerImages) -> list[Route]:
         return _answer(request, image, kept=rotation > 0)
 
     made = [
-        ServerAction(
+        ActionRoute(
             name="createImage",
             handler=create_image,
             policy="os_compute_api:servers:create_image",
             body=CreateImageBody,
         ),
-        ServerAction(
+        ActionRoute(
             name="createBackup", handler=create_backup, policy="os_compute_api:os-create-backup", body=CreateBackupBody
         ),
     ]

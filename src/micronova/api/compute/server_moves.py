@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, UnsetType, field
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
+from micronova.api.compute.action_routes import ActionRoute, action_routes, bare_body
 from micronova.api.compute.server_inputs import disk_config, given, id_in
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.db import instances
@@ -163,23 +163,23 @@ def _check_has_no_disk(conn: sa.Connection, uuid: str) -> None:
 def routes(database: Database, moves: ServerMoves, *, shows_passwords: bool) -> list[Route]:
     """Return the routes of the actions."""
     handlers = MoveHandlers(database, moves, shows_passwords)
-    migrating = ServerAction(name="migrate", handler=handlers.migrate, policy=MIGRATE, body=MigrateBody)
-    evacuate = ServerAction(
+    migrating = ActionRoute(name="migrate", handler=handlers.migrate, policy=MIGRATE, body=MigrateBody)
+    evacuate = ActionRoute(
         name="evacuate", handler=handlers.evacuate, policy="os_compute_api:os-evacuate", body=EvacuateBody, status=200
     )
     return action_routes(
         [
-            ServerAction(
+            ActionRoute(
                 name="resize", handler=handlers.resize, policy="os_compute_api:servers:resize", body=ResizeBody
             ),
-            ServerAction(
+            ActionRoute(
                 name="confirmResize",
                 handler=handlers.confirm_resize,
                 policy="os_compute_api:servers:confirm_resize",
                 body=bare_body("confirmResize"),
                 status=204,
             ),
-            ServerAction(
+            ActionRoute(
                 name="revertResize",
                 handler=handlers.revert_resize,
                 policy="os_compute_api:servers:revert_resize",
@@ -187,7 +187,7 @@ def routes(database: Database, moves: ServerMoves, *, shows_passwords: bool) -> 
             ),
             replace(migrating, body=bare_body("migrate"), versions=until(55)),
             replace(migrating, versions=since(56)),
-            ServerAction(
+            ActionRoute(
                 name="os-migrateLive", handler=handlers.migrate_live, policy=MIGRATE_LIVE, body=MigrateLiveBody
             ),
             replace(evacuate, versions=until(13), answer={"adminPass": str} if shows_passwords else None),

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import ServerAction, action_routes
+from micronova.api.compute.action_routes import ActionRoute, action_routes
 from micronova.api.compute.server_inputs import (
     Certificates,
     File,
@@ -97,7 +97,7 @@ def routes(database: Database, servers: Servers, rebuilder: ServerRebuilder, *, 
 
     return action_routes(
         [
-            ServerAction(
+            ActionRoute(
                 name="rebuild",
                 handler=rebuild,
                 policy=POLICY,

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
+from micronova.api.compute.action_routes import ActionRoute, action_routes, bare_body
 from micronova.api.compute.server_inputs import given
 from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.db.engine import Database
@@ -65,11 +65,11 @@ def routes(database: Database, shelving: ServerShelving) -> list[Route]:
         await shelving.unshelve(request.context, row, zone=zone, host=host)
 
     rule = "os_compute_api:os-shelve"
-    back = ServerAction(name="unshelve", handler=unshelve, policy=f"{rule}:unshelve", body=UnshelveBody)
+    back = ActionRoute(name="unshelve", handler=unshelve, policy=f"{rule}:unshelve", body=UnshelveBody)
     return action_routes(
         [
-            ServerAction(name="shelve", handler=shelve, policy=f"{rule}:shelve", body=bare_body("shelve")),
-            ServerAction(
+            ActionRoute(name="shelve", handler=shelve, policy=f"{rule}:shelve", body=bare_body("shelve")),
+            ActionRoute(
                 name="shelveOffload",
                 handler=shelve_offload,
                 policy=f"{rule}:shelve_offload",

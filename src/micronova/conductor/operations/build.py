@@ -19,7 +19,7 @@ from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhaust
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind, reported_error
-from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, Retry, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import Placer, ServerToBuild, host_changes, load_builds
 from micronova.conductor.operations.transitions import server_of
@@ -144,8 +144,11 @@ class Build(HostKind):
                 # Only this server waits. Its next attempt replaces the claim.
                 await self._engine.later([server.operation], error)
                 return None
-            if isinstance(error, HostIsOlder) and await self._engine.database.write(self._avoid_older, server, error):
-                return None
+            if isinstance(error, HostIsOlder):
+                result = await self._engine.database.write(self._avoid_older, server, error)
+                if result is not None:
+                    await self.continue_with(server.operation, result)
+                    return None
             if isinstance(error, MicronovaError):
                 await self.fail(server.operation, error)
                 return None
@@ -153,27 +156,30 @@ class Build(HostKind):
                 raise error
         return server
 
-    def _avoid_older(self, conn: sa.Connection, server: ServerToBuild, error: HostIsOlder) -> bool:
-        """Place the server again, on a host that decrypts volumes; return False if there is none.
+    def _avoid_older(self, conn: sa.Connection, server: ServerToBuild, error: HostIsOlder) -> NoMoreWork | None:
+        """Place the server again, on a host that decrypts volumes.
 
-        During an upgrade most hosts may be older. If the newer ones are full, the build waits for them.
+        Return None if the request forces its host, or no other host is up. During an upgrade most hosts may be older.
+        If the newer ones are full, the build waits for them.
         """
+        operation = server.operation
+        if self.transitions.lock_current(conn, operation) is None:
+            return NoMoreWork()
         older, payload = nodes.hosts_that_do_not_decrypt(conn), server.payload
         if self._is_forced(conn, server.row) or not self._placer.any_host_besides(conn, [*payload.tried, *older]):
-            return False
-        payload.unpreferred = sorted({*payload.unpreferred, *older})
-        payload.last_error = error.message
-        operation, pause = server.operation, retry_pause(server.operation)
-        self._engine.retried(operation, pause, error.message)
+            return None
+        unpreferred = sorted({*payload.unpreferred, *older})
+        payload = msgspec.structs.replace(payload, unpreferred=unpreferred, last_error=error.message)
+        pause = retry_pause(operation)
         self.transitions.persist(conn, operation, operation.step, payload=payload.encode(), lease_seconds=pause)
-        return True
+        return NoMoreWork(retry=Retry(pause, error.message))
 
     async def _prepare_volumes(self, server: ServerToBuild) -> None:
         """Make the server's volumes that the API could not make, and connect all of them to its host."""
         if not server.payload.volumes:
             return
         volumes = self.transitions.volumes
-        if any(device.volume_id is None for device in await volumes.devices(server.row["uuid"])):
+        if any(device.volume_id is None for device in await volumes.wanted_volumes(server.row["uuid"])):
             await self._make_volumes(server)
         try:
             await volumes.connect(server.operation, server.row, server.chosen.host)
@@ -340,7 +346,7 @@ class Build(HostKind):
         payload.prefer_others(report.host, reason)
         pause = retry_pause(operation)
         self._outcomes.reschedule(conn, operation, row, payload, reason, report.left_behind, pause=pause)
-        return NoMoreWork()
+        return NoMoreWork(retry=Retry(pause, reason))
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""

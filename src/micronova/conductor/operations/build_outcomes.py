@@ -18,7 +18,7 @@ from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
 from micronova.objects.clock import micros
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import refusal
+from micronova.objects.explanation import explanation_of
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import Report
@@ -125,9 +125,9 @@ class BuildOutcomes:
         """
         now = self._engine.now()
         payload = operation.payload_as(BuildPayload)
-        decision = refusal(error) if isinstance(error, NoValidHost) else None
-        if decision is not None:
-            own = decision.sharing_filters(same_as)
+        explanation = explanation_of(error) if isinstance(error, NoValidHost) else None
+        if explanation is not None:
+            own = explanation.sharing_filters(same_as)
             explanations.record(conn, operation.id, own, again=payload.placed_before)
         fault = fault_of(error, now)
         values: InstanceChanges = {

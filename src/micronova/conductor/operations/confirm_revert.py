@@ -27,7 +27,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move_kind import MoveKind, move_order
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import removal_order, work_order
+from micronova.conductor.operations.orders import minimal_order, work_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import departures, instances, nodes, port_claims, server_migrations
 from micronova.objects import migration_states, states
@@ -195,7 +195,7 @@ class ConfirmResize(ResizedKind):
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to remove what the source still has."""
         migration = self.migration_of(conn, operation)
-        return removal_order(
+        return minimal_order(
             operation,
             row,
             now=self._engine.now(),
@@ -390,7 +390,7 @@ class RevertResize(ResizedKind):
         migration = self.migration_of(conn, operation)
         now, move = self._engine.now(), move_order(migration)
         if operation.step != "finish":
-            return removal_order(operation, row, now=now, host=migration["dest_compute"], move=move)
+            return minimal_order(operation, row, now=now, host=migration["dest_compute"], move=move)
         return work_order(conn, operation, row, kind="finish_revert_resize", now=now, move=move)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:

@@ -11,7 +11,7 @@ from micronova.conductor.operations.discard_image import discard_operation_ids, 
 from micronova.conductor.operations.engine import NeverFails, Operation, retry_pause
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
-from micronova.conductor.operations.orders import removal_order
+from micronova.conductor.operations.orders import minimal_order
 from micronova.conductor.operations.transitions import Notification
 from micronova.conductor.operations.volume_records import record_release_of_all
 from micronova.db import allocations, departures, instances, quotas
@@ -67,7 +67,7 @@ class Delete(NeverFails, HostKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to destroy the guest."""
-        return removal_order(operation, row, now=self._engine.now())
+        return minimal_order(operation, row, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Continue with the ports when the guest is gone; if the host failed, send it the order again after a pause."""

@@ -117,6 +117,16 @@ def _deadline_error(operation: Operation) -> MicronovaError:
     return MicronovaError(f"{operation.kind} did not end in time.{f' Last error: {last}' if last else ''}")
 
 
+def _lateness(kind: "Kind", operation: Operation, now: int, undisturbed: int) -> Exception | None:
+    """Return the error of an operation whose deadline is over and that may fail, None of others."""
+    try:
+        late = operation.is_late(now, undisturbed) and kind.may_fail(operation)
+        return _deadline_error(operation) if late else None
+    except Exception as error:  # such as a payload that cannot be decoded
+        log.exception("operation %s (%s) is late and cannot be read", operation.id, kind.name)
+        return error
+
+
 class Kind(ABC):
     """One kind of operation, as the engine sees it: what its steps do.
 
@@ -356,32 +366,35 @@ class Engine:
         try:
             async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), self._limit:
                 now, undisturbed = self.now(), self.undisturbed()
-                late = [each for each in batch if each.is_late(now, undisturbed) and kind.may_fail(each)]
-                for operation in late:
-                    await self._fail(kind, [operation], _deadline_error(operation))
-                if timely := [operation for operation in batch if operation not in late]:
+                late = [(each, error) for each in batch if (error := _lateness(kind, each, now, undisturbed))]
+                timely = [each for each in batch if all(each is not operation for operation, _ in late)]
+                for operation, error in late:
+                    await self._fail(kind, [operation], error)
+                if timely:
                     self.step_begins(timely)
                     await kind.run(timely)
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
-        except Unavailable as error:
-            await self.later(timely, error)
-        except Stale as error:
+        except Unavailable as unavailable:
+            await self.later(timely, unavailable)
+        except Stale as stale:
             # Another owner continues one of them, which `later` does not change.
-            await self.later(timely, Unavailable(f"Another conductor has taken over: {error}"))
-        except Exception as error:
-            lack = resource_exhausted(error)
+            await self.later(timely, Unavailable(f"Another conductor has taken over: {stale}"))
+        except Exception as cause:
+            lack = resource_exhausted(cause)
             if lack is not None:
                 await self.later(timely, lack)
             else:
-                log.exception("operation %s (%s) failed", timely[0].id, kind.name)
-                await self._fail(kind, timely, error)
+                log.exception("operation %s (%s) failed", batch[0].id, kind.name)
+                await self._fail(kind, timely, cause)
 
     async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """
+        if not batch:
+            return
         pause = min(longest, retry_pause(batch[0]))
         self.retried(batch[0], pause, str(error))
         try:
@@ -392,11 +405,11 @@ class Engine:
 
     async def _fail(self, kind: Kind, batch: list[Operation], error: Exception) -> None:
         for operation in batch:
-            if not kind.may_fail(operation):
-                await self.later([operation], Unavailable(f"{type(error).__name__}: {error}"))
-                continue
             try:
-                await kind.fail(operation, error)
+                if kind.may_fail(operation):
+                    await kind.fail(operation, error)
+                else:
+                    await self.later([operation], Unavailable(f"{type(error).__name__}: {error}"))
             except Unavailable as unavailable:
                 await self.later([operation], unavailable)
             except Exception:

@@ -1,6 +1,5 @@
 """The contract of a kind of operation whose work a host does, and what such kinds share."""
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
@@ -8,7 +7,7 @@ from typing import Concatenate, ParamSpec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation, retry_pause
-from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, StepResult
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, Retry, StepResult
 from micronova.conductor.operations.orders import with_keys
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL, server_of
 from micronova.db import instances
@@ -20,8 +19,6 @@ from micronova.objects.errors import GuestElsewhere, NotSupported, OperationFail
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow, Step, with_last_error
 from micronova.objects.orders import Progress, Report, WorkOrder
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
@@ -43,7 +40,7 @@ class HostKind(OperationKind):
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Make a host the owner of an operation that changes nothing of the instance before the host reports.
 
-        Return the order, or None if another request or conductor has taken over.
+        Return the order, or None if the operation is no longer current or is overtaken.
         """
         dispatched = self.transitions.dispatch(conn, operation, host, {})
         return None if dispatched is None else self.order(conn, dispatched, row)
@@ -51,7 +48,7 @@ class HostKind(OperationKind):
     def dispatch_current(self, conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, WorkOrder] | None:
         """Make the server's host the owner of an operation; return the server as it was, and the order.
 
-        Return None if the server is gone or has no host, or if another request or conductor has taken over.
+        Return None if the server is gone or has no host, or if the operation is no longer current or is overtaken.
         """
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or row["host"] is None:
@@ -72,10 +69,9 @@ class HostKind(OperationKind):
         """
         pause = retry_pause(operation)
         reason = reported_error(report).message
-        self._engine.retried(operation, pause, reason)
         payload = with_last_error(operation.payload, reason)
         self.transitions.persist(conn, operation, operation.step, payload=payload, lease_seconds=pause)
-        return NoMoreWork()
+        return NoMoreWork(retry=Retry(pause, reason))
 
     def order_again(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order that a host should have and has not, as it is sent."""
@@ -210,12 +206,6 @@ def apply_report(conn: sa.Connection, kinds: Mapping[str, OperationKind], report
     if kind is None:
         return None
     if found["instance_uuid"] != report.instance_uuid:
-        log.warning(
-            "host %s reported on instance %s with an operation of instance %s: the report is refused",
-            report.host,
-            report.instance_uuid,
-            found["instance_uuid"],
-        )
         return kind, operation, NoMoreWork(accepted=False)
     if row is not None and _is_at_work(kind, row, found, report):
         apply = kind.postponed if report.temporary else kind.reported
@@ -261,7 +251,7 @@ def _unheard_since(
     """Return since when the server's host has to be heard of before another host may destroy; None if it answered."""
     if answered is not None and answered == row["host"]:
         return None
-    # Of an older host only the request is known to be earlier than its question.
+    # A host of an older version does not say when it asked first; the request was certainly earlier.
     return operation.created_at if progress.waited is None else now - micros(progress.waited)
 
 

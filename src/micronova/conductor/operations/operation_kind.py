@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -29,6 +30,13 @@ class Continue(msgspec.Struct):
     follow_ups: Sequence[str] = ()  # operations that the transaction may have recorded: they start now
 
 
+class Retry(NamedTuple):
+    """Why an operation is tried again, and the seconds until then."""
+
+    pause: float
+    reason: str
+
+
 class NoMoreWork(msgspec.Struct):
     """The result of a transaction that ends a step: this conductor only sends these notifications.
 
@@ -42,6 +50,7 @@ class NoMoreWork(msgspec.Struct):
     notifications: Sequence[Notification] = ()
     failed_task: "FailedTask | None" = None
     follow_ups: Sequence[str] = ()  # as in `Continue`
+    retry: Retry | None = None  # of an operation that continues later, because something lacks for the moment
     announcements: Sequence[Callable[[], Announcement]] = ()  # sent before the notifications
 
 
@@ -70,7 +79,7 @@ class OperationKind(Kind):
         self.transitions = Transitions(dependencies, self.action_event)
 
     def announce(self, operation: Operation, result: StepResult) -> None:
-        """Send the notifications of a transaction that is committed; count the operation if it has ended."""
+        """Send the notifications of a transaction that is committed; count the operation if it ends or is retried."""
         for announcement in result.announcements if isinstance(result, NoMoreWork) else ():
             self._dependencies.notifier.announce(operation.context, announcement)
         for each in result.notifications:
@@ -80,6 +89,8 @@ class OperationKind(Kind):
             self.announce_failed_task(operation, failed_task)
         if isinstance(result, NoMoreWork) and result.ended is not None:
             self._engine.ended(operation, result.ended)
+        if isinstance(result, NoMoreWork) and result.retry is not None:
+            self._engine.retried(operation, result.retry.pause, result.retry.reason)
 
     def announce_failed_task(self, operation: Operation, failed_task: FailedTask) -> None:
         """Send the notification that a task of this conductor has failed."""

@@ -144,7 +144,7 @@ def switch_off_order(conn: sa.Connection, operation: Operation, row: InstanceRow
     return work_order(conn, operation, row, now=now, kind=kind)
 
 
-def removal_order(
+def minimal_order(
     operation: Operation,
     row: InstanceRow,
     *,
@@ -153,9 +153,9 @@ def removal_order(
     host: str | None = None,
     move: MoveOrder | None = None,
 ) -> WorkOrder:
-    """Return the order to remove a guest from the server's host, or from another one.
+    """Return an order without anything that a user can enlarge, so that every server can be deleted or switched off.
 
-    It has nothing that a user can enlarge, so that every server can go.
+    It is for the server's host, unless another one is named.
     """
     host = host or row["host"]
     assert host is not None

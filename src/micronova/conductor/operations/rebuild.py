@@ -87,7 +87,7 @@ class Rebuild(HostKind):
         Raise Unavailable if the volume is not free yet, OperationFailed if the image was not written.
         """
         volumes, payload = self.transitions.volumes, operation.payload_as(RebuildPayload)
-        client, root = volumes.client(), root_volume(await volumes.devices(row["uuid"]))
+        client, root = volumes.client(), root_volume(await volumes.wanted_volumes(row["uuid"]))
         image_id = None if row["image"] is None else row["image"]["id"]
         if root is None or root.volume_id is None or image_id is None:
             raise OperationFailed("The server has no root volume, or no image to write to it.")
@@ -146,7 +146,9 @@ class Rebuild(HostKind):
     def _dispatch(
         self, conn: sa.Connection, operation: Operation, step: Step, explanation: Explanation | None
     ) -> WorkOrder | None:
-        """Make the server's host the owner; return the order, or None if another request or conductor has taken over.
+        """Make the server's host the owner; return the order.
+
+        Return None if the operation is no longer current or is overtaken.
 
         The first dispatch raises the epoch. An order that is sent again has the same one: its host may have rebuilt the
         guest, and must not do it twice.

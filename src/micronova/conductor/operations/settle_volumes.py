@@ -76,7 +76,7 @@ def _not_had(conn: sa.Connection, operation: Operation, reserved: set[str]) -> l
             continue
         if not reserved.isdisjoint(SettlePayload.decode(row["payload"]).reserved):
             raise Unavailable("Another request reserves the volume for the server.")
-    return sorted(reserved - operation_rows.volumes_of(conn, operation.instance_uuid))
+    return sorted(reserved - operation_rows.volume_ids_with_swaps(conn, operation.instance_uuid))
 
 
 async def _delete(client: VolumeClient, volume_id: str) -> None:

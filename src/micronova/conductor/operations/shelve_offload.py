@@ -17,7 +17,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
-from micronova.conductor.operations.orders import removal_order
+from micronova.conductor.operations.orders import minimal_order
 from micronova.conductor.operations.placing import NO_HOST
 from micronova.conductor.operations.transitions import Notification, server_of
 from micronova.db import allocations, departures, instances
@@ -73,7 +73,7 @@ class Offloading:
 
     async def _keeps_disk(self, row: InstanceRow) -> bool:
         """Return whether the server's disk is a volume, or there is an image of it."""
-        if root_volume(await self._kind.transitions.volumes.devices(row["uuid"])) is not None:
+        if root_volume(await self._kind.transitions.volumes.wanted_volumes(row["uuid"])) is not None:
             return True
         image = shelved.image_of(row)
         return image is not None and await self._images.status(image) == COMPLETE
@@ -93,7 +93,7 @@ class Offloading:
 
     def order(self, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to remove the guest."""
-        return removal_order(operation, row, now=self._engine.now(), kind="shelve_offload")
+        return minimal_order(operation, row, now=self._engine.now(), kind="shelve_offload")
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Take the server from its host; if the host failed, send it the order again after a pause."""

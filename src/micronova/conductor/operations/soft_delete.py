@@ -10,7 +10,7 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import NeverFails, Operation
 from micronova.conductor.operations.host_kind import OneOrderKind
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
-from micronova.conductor.operations.orders import removal_order
+from micronova.conductor.operations.orders import minimal_order
 from micronova.conductor.operations.power import Power
 from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances, quotas
@@ -28,7 +28,7 @@ class SoftDelete(NeverFails, OneOrderKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to switch the guest off."""
-        return removal_order(operation, row, now=self._engine.now())
+        return minimal_order(operation, row, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
         """Set the server to SOFT_DELETED; if the host failed, send it the order again after a pause."""

@@ -33,7 +33,7 @@ from micronova.db import services as service_rows
 from micronova.notifications import usage
 from micronova.objects import states
 from micronova.objects.errors import GuestElsewhere, HostNotHeard, HostUnavailable, NoValidHost, Stale, Unavailable
-from micronova.objects.explanation import COMPUTE_FILTER, Explanation, refusal
+from micronova.objects.explanation import COMPUTE_FILTER, Explanation, explanation_of
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
@@ -120,8 +120,8 @@ class Transitions:
     ) -> Operation | None:
         """Make a host the owner of an operation, change the instance and start the event.
 
-        Return the operation as it is persisted, or None if another request or conductor has taken over. `event` is
-        that of the step, if the kind has several; a step with the event "" has none.
+        Return the operation as it is persisted, or None if it is no longer current or is overtaken. `event` is that of
+        the step, if the kind has several; a step with the event "" has none.
         """
         now = self._engine.now()
         epoch = changes.get("epoch", operation.epoch)
@@ -207,12 +207,12 @@ class Transitions:
         return True
 
     async def wait_for_hosts(self, servers: Sequence[ServerToPlace[Any]], error: NoValidHost) -> bool:
-        """Place servers later for which there is no host if silent hosts may return; return whether they may."""
+        """If silent hosts may return, postpone servers that found no host; return whether they are postponed."""
         if not await self._hosts_may_return(error):
             return False
-        if (decision := refusal(error)) is not None:
-            decision = msgspec.structs.replace(decision, waits=True)
-            await self._engine.database.write(self._explain_wait, servers, decision)
+        if (explanation := explanation_of(error)) is not None:
+            explanation = msgspec.structs.replace(explanation, waits=True)
+            await self._engine.database.write(self._explain_wait, servers, explanation)
         reason = Unavailable("A host that does not answer for the moment may have room.")
         operations = [server.operation for server in servers]
         await self._engine.later(operations, reason, longest=LONGEST_WAIT_FOR_HOSTS)
@@ -220,16 +220,18 @@ class Transitions:
 
     def explain_failure(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
         """Record why the scheduler found no host, for admins, if that is why the operation fails."""
-        if isinstance(error, NoValidHost) and (decision := refusal(error)) is not None:
-            explanations.record(conn, operation.id, decision, again=True)
+        if isinstance(error, NoValidHost) and (explanation := explanation_of(error)) is not None:
+            explanations.record(conn, operation.id, explanation, again=True)
 
-    def _explain_wait(self, conn: sa.Connection, servers: Sequence[ServerToPlace[Any]], decision: Explanation) -> None:
+    def _explain_wait(
+        self, conn: sa.Connection, servers: Sequence[ServerToPlace[Any]], explanation: Explanation
+    ) -> None:
         """Record why servers wait for a host."""
         explained = ""  # the operation that has the filters
         for server in servers:
             id = server.operation.id
             if server.operation.is_current(operation_rows.get(conn, id)):
-                own = decision.sharing_filters(explained)
+                own = explanation.sharing_filters(explained)
                 explanations.record(conn, id, own, again=server.payload.placed_before)
                 explained = explained or id
 
@@ -240,7 +242,7 @@ class Transitions:
         if self._engine.health.healthy():
             return False
         # The heartbeats may have arrived since the scheduler decided.
-        explanation = refusal(error)
+        explanation = explanation_of(error)
         if explanation and any(step.name == COMPUTE_FILTER and step.removed for step in explanation.filters):
             return True
         return await self._engine.database.read(
@@ -317,9 +319,9 @@ class Transitions:
         return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
 
     def lock_current(self, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
-        """Lock the instance and the operation; return the instance, or None if another owner has taken over.
+        """Lock the instance and the operation; return the instance.
 
-        That is another conductor, which has leased the operation, or a later request, which has raised the epoch.
+        Return None if the operation is no longer current or is overtaken.
         """
         row = instances.lock(conn, operation.instance_uuid)
         if not self.owns(conn, operation) or row is None or row["epoch"] != operation.epoch:

@@ -32,7 +32,7 @@ LONGEST_POLL: Final = 2.0
 
 
 LockCurrent = Callable[[sa.Connection, Operation], InstanceRow | None]
-"""Locks the instance of an operation and returns it; None if another owner has taken over."""
+"""Locks the instance of an operation and returns it; None if the operation is no longer current or is overtaken."""
 
 
 class VolumeConnections:
@@ -43,7 +43,7 @@ class VolumeConnections:
         self._engine = dependencies.engine
         self._lock_current = lock_current
 
-    async def devices(self, uuid: str) -> tuple[BlockDevice, ...]:
+    async def wanted_volumes(self, uuid: str) -> tuple[BlockDevice, ...]:
         """Return the volumes of a server, also those that are still to be made."""
         found = await self._engine.database.read(instances.devices_of, uuid)
         return tuple(device for device in found if device.is_volume)
@@ -57,7 +57,7 @@ class VolumeConnections:
         client = self.client()
         if token is None:
             raise OperationFailed("The API was interrupted. Create the server again.")
-        for device in await self.devices(row["uuid"]):
+        for device in await self.wanted_volumes(row["uuid"]):
             if device.volume_id is not None:
                 continue
             try:
@@ -96,7 +96,7 @@ class VolumeConnections:
         Raise Stale if the operation is overtaken, OperationFailed if the volume service refuses the connection,
         Unavailable if it does not answer.
         """
-        found = await self.devices(row["uuid"])
+        found = await self.wanted_volumes(row["uuid"])
         left = [
             device
             for device in found
@@ -201,12 +201,12 @@ class VolumeConnections:
 
     async def _release_unless_recorded(self, client: VolumeClient, uuid: str, attachment_id: str) -> None:
         """Delete an attachment, unless another owner of the operation got the same one and has recorded it."""
-        if attachment_id not in await self._engine.database.read(operation_rows.attachments_of, uuid):
+        if attachment_id not in await self._engine.database.read(operation_rows.attachment_ids_with_swaps, uuid):
             await client.delete_attachment(attachment_id)
 
     async def _delete_unrecorded(self, client: VolumeClient, uuid: str) -> None:
         """Delete the attachments that an earlier attempt has made and not recorded."""
-        known = await self._engine.database.read(operation_rows.attachments_of, uuid)
+        known = await self._engine.database.read(operation_rows.attachment_ids_with_swaps, uuid)
         for attachment_id in sorted((await client.attachments_of(uuid)).keys() - known):
             await client.delete_attachment(attachment_id)
 

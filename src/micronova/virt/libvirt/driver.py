@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from micronova.conf.libvirt import LibvirtSettings
-from micronova.exporter.client import ExporterClient
-from micronova.exporter.client import GuestAccess as VolumeAccess
+from micronova.exporter.client import ExporterClient, VolumeAccess
 from micronova.http.image_downloads import stream
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.background import end_tasks, keep_running

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType, field
 
-from micronova.api.compute.action_routes import ServerAction, action_routes
+from micronova.api.compute.action_routes import ActionRoute, action_routes
 from micronova.api.compute.app import APIDependencies
 from micronova.api.compute.server_lookup import authorized_server, lock_changeable
 from micronova.api.extension import Additions, Extension, Proceed, RouteChange
@@ -143,7 +143,7 @@ def _add(needs: APIDependencies) -> Additions:
             ),
             *action_routes(
                 [
-                    ServerAction(
+                    ActionRoute(
                         name="os-setMaintenanceWindow",
                         handler=handlers.set_window,
                         policy=f"{RULE}:set",

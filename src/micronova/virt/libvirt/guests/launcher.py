@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from micronova.exporter.client import GuestAccess as VolumeAccess
+from micronova.exporter.client import VolumeAccess
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import (
     BuildAborted,
