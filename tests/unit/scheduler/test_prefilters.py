@@ -105,6 +105,9 @@ def test_aggregates_are_kept_for_servers_that_require_their_traits() -> None:
     assert passing({"trait:CUSTOM_A": "required"}, {"trait:CUSTOM_B": "required"}) == "abc"
     assert passing({"resources1:CUSTOM_X": "1", "trait1:CUSTOM_A": "required"}) == "ac"
     assert passing({"trait:CUSTOM_D": "forbidden"}) == "c"
+    # Groups are those of flavors: an image that names one asks for nothing, as in Nova.
+    assert passing({}, {"trait1:CUSTOM_A": "required"}) == "c"
+    assert passing({}, {"trait1:CUSTOM_A": "banana"}) == "c"
 
 
 def test_properties_of_images_count_if_the_setting_says_so() -> None:

@@ -56,6 +56,15 @@ class HostFilter(ABC):
         """Raise Invalid if a request has malformed hints or extra specs that this filter honours."""
         return
 
+    def reads_extra_spec(self, name: str) -> bool:
+        """Return whether an extra spec may matter to this filter; users are told of those that matter to none."""
+        namespace, colon, _ = name.partition(":")
+        return bool(colon) and namespace in self.extra_specs
+
+    def reads_property(self, name: str) -> bool:
+        """Return whether a property of an image may matter to this filter."""
+        return False
+
     def describe(self, spec: RequestSpec) -> str:
         """Return what a host that passes is or has, without names of others' things: users read "no host …"."""
         return self.predicate
