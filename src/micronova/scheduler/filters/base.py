@@ -2,7 +2,7 @@
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -91,3 +91,20 @@ class EachHost(HostFilter):
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))
+
+
+def filter_of(name: str, function: Callable[[HostState, RequestSpec], bool], options: FilterOptions) -> HostFilter:
+    """Return a filter that asks a plain function about each host.
+
+    The function may have attributes: `hints` and `extra_specs`, with what a filter's class has there.
+    """
+
+    class OfFunction(EachHost):
+        hints = frozenset(getattr(function, "hints", ()))
+        extra_specs = frozenset(getattr(function, "extra_specs", ()))
+
+        def passes(self, host: HostState, spec: RequestSpec) -> bool:
+            return bool(function(host, spec))
+
+    OfFunction.name = name
+    return OfFunction(options)
