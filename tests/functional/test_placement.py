@@ -76,7 +76,13 @@ async def test_nodes_have_the_traits_of_what_they_are(full_cloud: FullCloud) -> 
     nodes = await _nodes(full_cloud)
     await full_cloud.admin.do("POST", f"{P}/resource_providers", {"name": "no node"})
     assert await _providers(full_cloud, "required=COMPUTE_NODE") == set(nodes)
-    features = ("COMPUTE_TRUSTED_CERTS", "COMPUTE_NET_ATTACH_INTERFACE", "COMPUTE_DEVICE_TAGGING")
+    assert await _providers(full_cloud, "required=OWNER_NOVA") == set(nodes)
+    features = (
+        "COMPUTE_TRUSTED_CERTS",
+        "COMPUTE_NET_ATTACH_INTERFACE",
+        "COMPUTE_DEVICE_TAGGING",
+        "COMPUTE_RESCUE_BFV",
+    )
     assert await _providers(full_cloud, f"required={','.join(features)}") == set(nodes)
     found = await full_cloud.admin.do("GET", f"{C}/os-services?binary=nova-compute&host=fake-1")
     path = f"{C}/os-services/{found['services'][0]['id']}"

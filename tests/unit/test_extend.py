@@ -52,6 +52,23 @@ def test_filter_and_weigher() -> None:
     assert [each.selected.host for each in decision.destinations] == ["rack-7-b"]
 
 
+def test_plain_functions() -> None:
+    weighers = [each for each in load_weighers() if each.name == "FewFailuresWeigher"]
+    assert [each.multiplier for each in weighers] == [1.0]
+    scheduler = FilterScheduler(load_filters(OPTIONS, ["CalmHostFilter"]), weighers, random=Random(1))
+    table = a_table(a_host("a", num_io_ops=5), a_host("b", failed_builds=2), a_host("c", failed_builds=1))
+    decision = scheduler.select(table, a_spec(), ["i", "j"], now=NOW)
+    assert [each.selected.host for each in decision.destinations] == ["c", "c"]
+    assert decision.explanation.winners[0].weighers == {"FewFailuresWeigher": 1.0}
+    [step] = [each for each in decision.explanation.filters if each.name == "CalmHostFilter"]
+    assert step.hosts == ("a",)
+
+
+def test_what_filters_say_that_they_honour() -> None:
+    rack, calm = load_filters(OPTIONS, ["RackFilter", "CalmHostFilter"])[:2]
+    assert rack.hints == {"rack"} and not calm.hints
+
+
 def test_hook(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     Hooks.load().pre("create_instance", a_spec(project_id="engines"), None)

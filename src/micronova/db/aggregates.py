@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.db import providers
 from micronova.db.host_states import touch_hosts
 from micronova.db.listed import one_of
-from micronova.db.tables import aggregate_hosts, aggregates, instances, services
+from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, instances, inventories, services
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.service_names import COMPUTE
@@ -61,6 +61,22 @@ def hosts(conn: sa.Connection, numbers: Iterable[int] | None = None) -> dict[int
     found: dict[int, list[str]] = {}
     for row in conn.execute(query):
         found.setdefault(row.aggregate_id, []).append(row.host)
+    return found
+
+
+def largest_ratios(conn: sa.Connection, numbers: Iterable[int] | None = None) -> dict[int, dict[str, float]]:
+    """Return the largest allocation ratio of the hosts of aggregates, by the aggregate's number and resource class."""
+    query = (
+        sa.select(_h.aggregate_id, inventories.c.resource_class, sa.func.max(inventories.c.allocation_ratio))
+        .join(compute_nodes, compute_nodes.c.host == _h.host)
+        .join(inventories, inventories.c.node_uuid == compute_nodes.c.uuid)
+        .group_by(_h.aggregate_id, inventories.c.resource_class)
+    )
+    if numbers is not None:
+        query = query.where(_h.aggregate_id.in_(list(numbers)))
+    found: dict[int, dict[str, float]] = {}
+    for number, resource_class, ratio in conn.execute(query):
+        found.setdefault(number, {})[resource_class] = ratio
     return found
 
 

@@ -19,7 +19,7 @@ from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity, whole
-from micronova.placement.standard import COMPUTE_NODE, HOST_TRAIT, reported_traits, standard_traits
+from micronova.placement.standard import COMPUTE_NODE, HOST_TRAIT, OWNER, reported_traits, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 RATIOS = {"VCPU": 4.0, "PCPU": 1.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
@@ -191,8 +191,8 @@ def _report_traits(
 
 
 def _traits(node: NodeResources) -> list[str]:
-    """Return the traits of a report that this version knows and hosts may report, and that of every compute node."""
-    return reported_traits({*node.traits, COMPUTE_NODE})
+    """Return the traits of a report that this version knows and hosts may report, and those of every compute node."""
+    return sorted({*reported_traits(node.traits), COMPUTE_NODE, OWNER})
 
 
 def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:

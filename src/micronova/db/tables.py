@@ -478,7 +478,7 @@ compute_nodes = sa.Table(
     Column("capabilities", sa.JSON, nullable=False, default=dict),
     Column(
         "traits", sa.JSON, nullable=False, default=list, server_default="[]"
-    ),  # as its host reported them, and COMPUTE_NODE
+    ),  # as its host reported them, COMPUTE_NODE and OWNER_NOVA
     Column("vcpus_used", Integer, nullable=False, default=0),
     Column("memory_mb_used", Integer, nullable=False, default=0),
     Column("local_gb_used", Integer, nullable=False, default=0),

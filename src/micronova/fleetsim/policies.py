@@ -21,7 +21,8 @@ from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.prefilters import Prefilters
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import load_weighers
-from micronova.servers.unsupported import Honoured, Unsupported
+from micronova.servers.honoured import Honoured
+from micronova.servers.unsupported import Unsupported
 
 _IMAGES: Final = frozenset({"image_props_weight_multiplier", "image_props_weight_setting"})
 _OF_HOSTS: Final = (
@@ -188,5 +189,7 @@ def _checks(filters: Iterable[HostFilter], scheduler: PolicyScheduler) -> tuple[
         hints=frozenset().union(*(each.hints for each in every)),
         extra_specs=frozenset().union(*(each.extra_specs for each in every)),
         checks=tuple(each.check for each in every),
+        reads_extra_spec=lambda name: any(each.reads_extra_spec(name) for each in every),
+        reads_property=lambda name: any(each.reads_property(name) for each in every),
     )
     return honoured.hints, Unsupported(lambda: honoured, scheduler.aliases)

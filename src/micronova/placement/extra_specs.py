@@ -26,6 +26,7 @@ from micronova.placement.standard import NODE_CLASSES
 _KEY: Final = re.compile(r"(resources|trait)([a-zA-Z0-9_-]{0,64}):([A-Z0-9_]+)")
 _NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
 GROUP_POLICY: Final = "group_policy"
+_POLICIES: Final = (None, "none", "isolate")  # None: none is given
 
 
 def node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, int]:
@@ -64,15 +65,14 @@ def _traits(specs: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def all_required_traits(flavor: Flavor, image: ImageMeta | None, ports: Sequence[PortResources] = ()) -> frozenset[str]:
-    """Return the traits that flavor, image or ports require of any provider, with and without a suffix."""
-    given = (flavor.extra_specs, image.properties if image is not None else {})
+    """Return the traits that flavor, image or ports require of any provider; those of flavors also with a suffix."""
     of_ports = (trait for port in ports for group in port.groups for trait in group.required)
-    return frozenset(of_ports) | frozenset(
+    of_flavor = (
         name
-        for specs in given
-        for kind, _, name, value in _parts(specs)
+        for kind, _, name, value in _parts(flavor.extra_specs)
         if kind == "trait" and _trait_requirement(name, value) == "required"
     )
+    return frozenset(of_ports) | frozenset(of_flavor) | traits_of_image(image)[0]
 
 
 def node_traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
@@ -146,6 +146,7 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
             raise Invalid(
                 f"{key[:255]!r} must name a resource class or a trait: capital letters, digits and underscores."
             )
+    _check_image(image)
     required, forbidden = traits(flavor, image)
     if both := required & forbidden:
         raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
@@ -169,10 +170,28 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
         group = min(without_resources)
         raise Invalid(f"Flavor {flavor.name} has traits of the request group {group}, and no resources{group}:CLASS.")
     group_policy = flavor.extra_specs.get(GROUP_POLICY)
-    if group_policy not in (None, "none", "isolate"):
+    if group_policy not in _POLICIES:
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
     if len(asked) > 1 and group_policy is None:
         raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
+
+
+def _check_image(image: ImageMeta | None) -> None:
+    """Raise Invalid for a wrong value of a property, also of one that would count only in a flavor."""
+    if image is None:
+        return
+    for kind, _, name, value in _parts(image.properties):
+        if kind == "resources":
+            _amount(name, value)
+        else:
+            _trait_requirement(name, value)
+    if image.properties.get(GROUP_POLICY) not in _POLICIES:
+        raise Invalid(f"The property {GROUP_POLICY} of image {image.id} must be none or isolate.")
+
+
+def is_of_placement(name: str) -> bool:
+    """Return whether an extra spec or a property names a resource class or a trait, with or without a suffix."""
+    return _KEY.fullmatch(name) is not None
 
 
 def _parts(specs: Mapping[str, object]) -> list[tuple[str, str, str, str]]:

@@ -28,6 +28,9 @@ HOST_TRAIT: Final = "CUSTOM_HOST_"
 COMPUTE_NODE: Final = "COMPUTE_NODE"
 """The trait that tells compute nodes from other providers."""
 
+OWNER: Final = "OWNER_NOVA"
+"""The trait of providers whose inventories are those of compute. No host reports it: every compute node has it."""
+
 STATUS_DISABLED: Final = "COMPUTE_STATUS_DISABLED"
 """The trait of compute nodes whose service is disabled. It follows the service, and no host reports it."""
 

@@ -80,7 +80,8 @@ class Prefilters:
             if (mask := hosts.may_give(name, amount)) is not None:
                 yield PrefilterMask(MAX_UNIT.format(name), large_enough(name, amount), mask, "are too small")
         required, forbidden = extra_specs.node_traits(spec.flavor, spec.image)
-        if self.image_types and spec.image is not None and spec.image.disk_format:
+        # A volume has no format that a host would have to read.
+        if self.image_types and not spec.flavor.root_on_volume and spec.image is not None and spec.image.disk_format:
             required |= {f"COMPUTE_IMAGE_TYPE_{spec.image.disk_format.upper()}"}
         if self.image_properties and spec.image is not None:
             required |= _traits_of_properties(spec, spec.image)

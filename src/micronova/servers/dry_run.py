@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.clients.image.client import ImageClient
-from micronova.db import flavors, instances, server_groups
+from micronova.db import aggregates, flavors, instances, server_groups
 from micronova.db.engine import Database
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, Invalid, NotFound
@@ -20,9 +20,10 @@ from micronova.objects.scheduling import SERVER_HINTS, DryRunResult, GroupSpec, 
 from micronova.scheduler.rpcapi import SchedulerAPI
 from micronova.servers.create_rules import check_bootable, check_hardware, parse_zone
 from micronova.servers.lookups import check_destination, check_hinted_servers, hinted_group
-from micronova.servers.unsupported import Unsupported, without_effect
+from micronova.servers.unsupported import Unsupported
 
 MOST_SERVERS = 1000
+_MOST_REMARKS = 10  # about aggregates
 
 
 class DryRunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +109,19 @@ class DryRuns:
         result = await self._scheduler.dry_run(
             context, spec, request.count, with_hosts=request.with_hosts, timeout=self._timeout
         )
-        return msgspec.structs.replace(result, remarks=tuple(without_effect(flavor, image)))
+        remarks = [
+            *self._unsupported.remarks(flavor, image, request.hints),
+            *await self._database.read(self._remarks_of_aggregates),
+        ]
+        return msgspec.structs.replace(result, remarks=tuple(remarks))
+
+    def _remarks_of_aggregates(self, conn: sa.Connection) -> list[str]:
+        """Return what aggregates say without effect: servers go where their metadata seems to forbid it."""
+        ratios = aggregates.largest_ratios(conn)
+        found: list[str] = []
+        for each in aggregates.list_(conn):
+            found += self._unsupported.remarks_of_aggregate(each.name, each.metadata, ratios.get(each.id, {}))
+        return found[:_MOST_REMARKS]
 
     def _look_up(
         self, conn: sa.Connection, request: DryRunRequest, place: _Destination, project: str | None

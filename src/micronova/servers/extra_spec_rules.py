@@ -157,6 +157,11 @@ def is_unknown(name: str) -> bool:
     return bool(colon) and _NAMESPACES.fullmatch(namespace) is not None and _find(name) is None
 
 
+def is_known(name: str) -> bool:
+    """Return whether Nova has an extra spec of this name."""
+    return _find(name) is not None
+
+
 def is_of_others(name: str) -> bool:
     """Return whether an extra spec is in a namespace that Nova does not have: a filter of a plugin may honour it."""
     namespace, colon, _ = name.partition(":")

@@ -1,38 +1,31 @@
 """What a request, a flavor or an image may ask for and this cloud does not do: refused, never ignored.
 
-Create, resize and rebuild refuse it. A name that nobody knows, where only Nova gives names, is accepted as in Nova, and
-reported in the log and in dry runs.
-
-Enabled filters of the scheduler may honour scheduler hints and namespaces of extra specs (`Honoured`). Extra specs
-without a namespace are not refused, because they may belong to a filter or to another program.
+Create, resize and rebuild refuse it. What Nova accepts without any effect is accepted, and reported in the log and in
+dry runs (`without_effect.py`): misspelt names, extra specs and hints that no enabled filter honours.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
-from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, asks, is_checked
-from micronova.objects.host_limits import cut_text
+from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, asks
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
+from micronova.servers.honoured import HonouredBy
+from micronova.servers.without_effect import (
+    REFUSED_PROPERTIES,
+    hints_without_effect,
+    metadata_without_effect,
+    nodes_without_effect,
+    without_effect,
+)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Honoured:
-    """What the enabled filters take into account."""
-
-    hints: frozenset[str] = frozenset()
-    extra_specs: frozenset[str] = frozenset()  # namespaces, without a colon
-    # They raise Invalid for malformed hints and extra specs.
-    checks: tuple[Callable[[Mapping[str, Sequence[str]], Mapping[str, str]], None], ...] = ()
 
 
 # Scheduler hints of Nova, with the filter that honours them there.
@@ -52,7 +45,6 @@ _NAMESPACES: Final = {
 }
 _GRANULAR: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}")
 
-_DISKS_IN_IMAGES: Final = "block devices in an image (a flavor has swap and ephemeral disks)"
 _VIF_LIMITS: Final = "limits of interfaces in a flavor (use a QoS policy of the network service)"
 _RESERVATIONS: Final = "reservations, limits and shares of VMware"
 
@@ -72,33 +64,14 @@ _FLAVOR: Final = {
         for kind in ("limit", "reservation", "shares_level", "shares_share")
     },
 }
-_IMAGE: Final = {
-    **{f"hw_{name}": what for name, what in UNSUPPORTED_HARDWARE.items()},
-    "block_device_mapping": _DISKS_IN_IMAGES,
-    "cinder_encryption_key_id": "encrypted images",
-    "hw_emulation_architecture": "emulation of another architecture",
-    "hw_firmware_stateless": "stateless firmware",
-    "hw_ipxe_boot": "a boot over the network",
-    "img_block_device_mapping": _DISKS_IN_IMAGES,
-    "img_mappings": _DISKS_IN_IMAGES,
-    "mappings": _DISKS_IN_IMAGES,
-}
-_DESCRIBES: Final = frozenset(
-    "hw_cpu_policy hw_cpu_thread_policy hw_machine_type hw_mem_page_size img_signature img_signature_certificate_uuid "
-    "img_signature_hash_method img_signature_key_type os_admin_user os_command_line os_distro os_require_quiesce "
-    "os_shutdown_timeout os_version".split()
-)
-"""Properties of images that are honoured with any value, or that only describe an image."""
-_OF_NOVA: Final = re.compile(r"(hw|img)_.*|os_(?!glance_|hash_|hidden).*", re.DOTALL)  # names that Nova gives
-_MOST_REPORTED: Final = 1000  # flavors and images that are not reported again
-_MOST_NAMES: Final = 5  # of one of them
+_MOST_REPORTED: Final = 1000  # flavors, images and hints that are not reported again
 
 
 class Unsupported:
     """Refuses what the drivers and the enabled filters do not do."""
 
-    def __init__(self, honoured: Callable[[], Honoured], aliases: Mapping[str, Alias] | None = None) -> None:
-        self._honoured = honoured  # called when a request first depends on it
+    def __init__(self, honoured: HonouredBy, aliases: Mapping[str, Alias] | None = None) -> None:
+        self._honoured = honoured
         self._aliases = aliases or {}  # of PCI devices
         self._reported: set[tuple[str, ...]] = set()
 
@@ -113,6 +86,7 @@ class Unsupported:
         if hints.keys() - {"group"}:  # no filter checks it; the others may be those of a plugin's filter
             for check in self._honoured().checks:
                 check(hints, {})
+            self._report("hints", hints_without_effect(hints, self._honoured))
 
     def check_flavor(self, flavor: Flavor, image: ImageMeta | None = None) -> None:
         """Raise Invalid if the flavor has an extra spec that would have no effect, or contradicts the image."""
@@ -132,27 +106,43 @@ class Unsupported:
         ):
             for check in self._honoured().checks:
                 check({}, flavor.extra_specs)
-        self._report(flavor.id, without_effect(flavor, None))
+        self._report(flavor.id, without_effect(flavor, None, self._honoured))
 
     def check_devices(self, flavor: Flavor, image: ImageMeta | None) -> None:
-        """Raise Invalid if the flavor asks for PCI devices that no alias names, or the image contradicts it."""
+        """Raise Invalid if the flavor asks for PCI devices that no alias names, or the image contradicts it.
+
+        Report NUMA nodes that the server does not get.
+        """
         device_requests(GuestProperties(flavor, image), self._aliases)
+        self._report(flavor.id, nodes_without_effect(flavor, image))
 
     def check_properties(self, image: ImageMeta, flavor: Flavor) -> None:
         """Raise Invalid if the image has a property that would have no effect, or that contradicts the flavor's."""
         extra_specs.check(flavor, image)
         for name, value in image.properties.items():
-            if name in _IMAGE and asks(value):
-                raise _refusal(f"The property {name} of image {image.id}", _IMAGE[name])
+            if name in REFUSED_PROPERTIES and asks(value):
+                raise _refusal(f"The property {name} of image {image.id}", REFUSED_PROPERTIES[name])
         if image.properties.get("os_command_line") and not image.properties.get("kernel_id"):
             raise Invalid(
                 f"The property os_command_line of image {image.id} has no effect, because it has no kernel_id: give it "
                 "both, or none."
             )
-        self._report(image.id, without_effect(None, image))
+        self._report(image.id, without_effect(None, image, self._honoured))
+
+    def remarks(self, flavor: Flavor, image: ImageMeta | None, hints: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return a sentence for each part of a request that has no effect."""
+        return [
+            *without_effect(flavor, image, self._honoured),
+            *nodes_without_effect(flavor, image),
+            *hints_without_effect(hints, self._honoured),
+        ]
+
+    def remarks_of_aggregate(self, name: str, metadata: Mapping[str, str], ratios: Mapping[str, float]) -> list[str]:
+        """Return a sentence for each metadata of an aggregate that has no effect; see `metadata_without_effect`."""
+        return metadata_without_effect(name, metadata, ratios, self._honoured)
 
     def _report(self, id: str, remarks: Sequence[str]) -> None:
-        """Log what has no effect, once for each flavor or image."""
+        """Log what has no effect, once for each flavor, image or hint."""
         if not remarks or (id, *remarks) in self._reported:
             return
         if len(self._reported) >= _MOST_REPORTED:
@@ -160,26 +150,6 @@ class Unsupported:
         self._reported.add((id, *remarks))
         for each in remarks:
             log.warning("%s", each)
-
-
-def without_effect(flavor: Flavor | None, image: ImageMeta | None) -> list[str]:
-    """Return a sentence for each extra spec and property that is accepted, and that nothing on this cloud honours."""
-    found = []
-    if flavor is not None:
-        unknown = sorted(filter(extra_spec_rules.is_unknown, flavor.extra_specs))
-        found += [f"The extra spec {_shown(name)} of flavor {_shown(flavor.name)}" for name in unknown[:_MOST_NAMES]]
-    if image is not None:
-        unknown = sorted(name for name in image.properties if _OF_NOVA.fullmatch(name) and not _is_read(name))
-        found += [f"The property {_shown(name)} of image {image.id}" for name in unknown[:_MOST_NAMES]]
-    return [f"{each} has no effect: nothing on this cloud honours it." for each in found]
-
-
-def _is_read(name: str) -> bool:
-    return name in _DESCRIBES or name in _IMAGE or is_checked(name)
-
-
-def _shown(name: str) -> str:
-    return cut_text(name, 64)
 
 
 def _refusal(what: str, lacking: str) -> Invalid:

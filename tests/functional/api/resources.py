@@ -45,9 +45,11 @@ from micronova.objects.errors import Unauthorized
 from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
 from micronova.rpc.bus import Bus, connect
+from micronova.servers.honoured import Honoured
 from micronova.servers.image_caching import CacheImagesRequests
 from micronova.servers.image_signatures import ImageSignatures, SignatureRules
 from micronova.servers.service_removal import ServiceRemoval
+from micronova.servers.unsupported import Unsupported
 from tests.clocks import SetClock
 from tests.unit.db.databases import compute_database
 
@@ -176,7 +178,7 @@ def all_routes(database: Database, clock: SetClock, max_limit: int = 1000) -> li
         *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
         *hosts.routes(database, clock, ZONE, silent),
         *availability_zones.routes(database, clock, DOWN_TIME, ZONE),
-        *aggregates.routes(database, clock, random, silent, caching),
+        *aggregates.routes(database, clock, random, silent, caching, Unsupported(Honoured)),
         *server_groups.routes(database, clock, random, limit, max_limit, silent),
         *instance_actions.routes(database, max_limit),
         *removed.routes(),

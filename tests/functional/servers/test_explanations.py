@@ -171,6 +171,28 @@ async def test_a_dry_run_says_what_refuses_it(cloud: OneProcess, user: Caller) -
     assert "no host is large enough for 1048576 GiB of memory; 4 hosts are too small." in large.message
 
 
+async def test_a_dry_run_says_what_has_no_effect(
+    cloud: OneProcess, user: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the request, and of the metadata of aggregates, which is also logged when it is set."""
+    number = (await user.admin.post("/os-aggregates", {"aggregate": {"name": user.project}}, 200))["aggregate"]["id"]
+    act = f"/os-aggregates/{number}/action"
+    await user.admin.post(act, {"add_host": {"host": cloud.hosts[0]}}, 200)
+    metadata = {"filter_tenant_id": "p", "cpu_allocation_ratio": "99", "instance_type": None, "rack": "7"}
+    await user.admin.post(act, {"set_metadata": {"metadata": metadata}}, 200)
+    remarks = [
+        f"The metadata cpu_allocation_ratio of aggregate {user.project} has no effect: it needs the filter "
+        "AggregateCoreFilter.",
+        f"The metadata filter_tenant_id of aggregate {user.project} has no effect: it needs the filter "
+        "AggregateMultiTenancyIsolation or the setting scheduler.limit_tenants_to_placement_aggregate.",
+    ]
+    assert [each.getMessage() for each in caplog.records if "has no effect" in each.getMessage()] == remarks
+    told = await _dry_run(cloud, hints={"diferent_host": ["x"]})
+    assert told.remarks == ("The scheduler hint diferent_host has no effect: no enabled filter honours it.", *remarks)
+    await user.admin.post(act, {"remove_host": {"host": cloud.hosts[0]}}, 200)
+    await user.admin.delete(f"/os-aggregates/{number}", 200)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

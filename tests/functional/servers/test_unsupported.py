@@ -8,7 +8,8 @@ import pytest
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
-from micronova.servers.unsupported import Honoured, Unsupported
+from micronova.servers.honoured import Honoured
+from micronova.servers.unsupported import Unsupported
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import image
 
@@ -51,11 +52,16 @@ async def test_hints_without_a_filter(cloud: Cloud, user: Caller, hint: str, val
     await cloud.assert_clean()
 
 
-async def test_a_hint_that_nova_does_not_know_is_for_a_filter_of_the_operator(user: Caller) -> None:
+@only_in_one_process("reads the log of the API")
+async def test_a_hint_that_nova_does_not_know_is_accepted_and_reported(
+    user: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
     body = user.body(imageRef=await image(user))
     body["os:scheduler_hints"] = {"rack": "r7"}
     id = (await user.post("/servers", body))["server"]["id"]
     await user.wait_for(id, "ACTIVE")
+    told = [each.getMessage() for each in caplog.records if "has no effect" in each.getMessage()]
+    assert told == ["The scheduler hint rack has no effect: no enabled filter honours it."]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +116,9 @@ async def test_image_properties_that_nothing_honours(user: Caller, name: str, va
 
 
 @only_in_one_process("reads the log of the API")
-async def test_names_that_nobody_knows_are_reported_once(user: Caller, caplog: pytest.LogCaptureFixture) -> None:
+async def test_names_that_nobody_reads_are_reported_once(user: Caller, caplog: pytest.LogCaptureFixture) -> None:
     """Nova accepts them; so somebody who has misspelt one has to find out."""
-    known = {"hw:cpu_policy": "shared", "resources:CUSTOM_GOLD": "0", "trait:CUSTOM_OLD": "forbidden", "colour": "blue"}
+    known = {"hw:cpu_policy": "shared", "resources:CUSTOM_GOLD": "0", "trait:CUSTOM_OLD": "forbidden"}
     flavor = await _flavor(user, {"hw:cpu_polcy": "dedicated", "quota:disk_iops": "5", "vendor:note": "x", **known})
     described: dict[str, Any] = {"hw_disk_bus": "virtio", "os_distro": "debian", "note": "x"}
     ref = await image(user, hw_vif_modell="e1000", **described)
@@ -122,6 +128,7 @@ async def test_names_that_nobody_knows_are_reported_once(user: Caller, caplog: p
     assert [each.split(" of ")[0] for each in told] == [
         "The extra spec hw:cpu_polcy",
         "The extra spec quota:disk_iops",
+        "The extra spec vendor:note",
         "The property hw_vif_modell",
     ]
     assert all(each.endswith("has no effect: nothing on this cloud honours it.") for each in told)

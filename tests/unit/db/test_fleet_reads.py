@@ -84,6 +84,31 @@ async def test_the_default_zone_may_be_an_aggregate_too(database: Database) -> N
     assert await _in_service(database, "a", default="a")
 
 
+async def test_the_largest_ratio_of_the_hosts_of_an_aggregate(database: Database) -> None:
+    def report(conn: sa.Connection) -> None:
+        _zones(conn)
+        for number, (host, ratio) in enumerate((("a1", 2.0), ("a2", 8.0), ("b1", 3.0), ("plain", 16.0))):
+            node = NodeResources(
+                node=host,
+                node_uuid=f"node-{number}",
+                hypervisor_type="fake",
+                hypervisor_version=1,
+                vcpus=8,
+                memory_mb=4096,
+                local_gb=100,
+            )
+            ratios = {**node_reports.RATIOS, "VCPU": ratio}
+            node_reports.record(conn, {host: [node]}, NOW, ratios=ratios)
+
+    await database.write(report)
+    found = await database.read(aggregates.largest_ratios)
+    names = {each.id: each.name for each in await database.read(aggregates.list_)}
+    vcpu = {names[number]: ratios["VCPU"] for number, ratios in found.items()}
+    assert vcpu == {"a": 8.0, "b": 3.0}
+    [b] = (number for number, name in names.items() if name == "b")
+    assert (await database.read(aggregates.largest_ratios, [b]))[b] == {"VCPU": 3.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}
+
+
 async def test_zones_are_available_while_a_service_is_enabled(database: Database) -> None:
     await database.write(_zones)
     assert await database.read(aggregates.zones_available, "nova") == {"a": True, "b": True, "nova": True}

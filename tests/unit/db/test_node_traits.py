@@ -12,6 +12,7 @@ from tests.unit.scheduler.rows import make_tables
 
 UUID = "11111111-1111-4111-8111-111111111111"
 DISABLED = "COMPUTE_STATUS_DISABLED"
+EVERY = ("COMPUTE_NODE", "OWNER_NOVA")  # every compute node has these
 
 
 def _report(conn: sa.Connection, *traits: str, uuid: str = UUID) -> set[str]:
@@ -43,15 +44,15 @@ async def test_nodes_follow_their_service(tmp_path: Path) -> None:
     await make_tables(database)
 
     def follow(conn: sa.Connection) -> None:
-        assert _report(conn, "HW_GPU_API_VULKAN") == {"COMPUTE_NODE", "HW_GPU_API_VULKAN"}
+        assert _report(conn, "HW_GPU_API_VULKAN") == {*EVERY, "HW_GPU_API_VULKAN"}
         services.heartbeat(conn, COMPUTE, ["h", "other"], 2)
-        assert _set_disabled(conn, True) == {"COMPUTE_NODE", "HW_GPU_API_VULKAN", DISABLED}
-        assert _report(conn) == {"COMPUTE_NODE", DISABLED}
+        assert _set_disabled(conn, True) == {*EVERY, "HW_GPU_API_VULKAN", DISABLED}
+        assert _report(conn) == {*EVERY, DISABLED}
         # Another node of the host has it from its start; one of another host has it not, whatever its host says.
         assert DISABLED in _report(conn, uuid=UUID.replace("1", "2"))
-        assert _set_disabled(conn, False) == {"COMPUTE_NODE"}
-        assert _report(conn, DISABLED) == {"COMPUTE_NODE"}
-        assert _traits(conn, UUID.replace("1", "2")) == {"COMPUTE_NODE"}
+        assert _set_disabled(conn, False) == set(EVERY)
+        assert _report(conn, DISABLED) == set(EVERY)
+        assert _traits(conn, UUID.replace("1", "2")) == set(EVERY)
 
     await database.write(follow)
     await database.close()
@@ -66,9 +67,9 @@ async def test_a_report_mends_what_another_version_has_left_out(tmp_path: Path) 
         _report(conn)
         services.heartbeat(conn, COMPUTE, ["h"], 2)
         conn.execute(sa.update(tables.services).values(disabled=True))
-        assert _report(conn) == {"COMPUTE_NODE", DISABLED}
+        assert _report(conn) == {*EVERY, DISABLED}
         conn.execute(sa.update(tables.services).values(disabled=False))
-        assert _report(conn) == {"COMPUTE_NODE"}
+        assert _report(conn) == set(EVERY)
 
     await database.write(mend)
     await database.close()
@@ -82,11 +83,11 @@ async def test_a_removed_host_is_disabled_until_it_is_added_again(tmp_path: Path
         _report(conn)
         services.heartbeat(conn, COMPUTE, ["h"], 2)
         services.register_host_user(conn, "h", 3)
-        assert _traits(conn) == {"COMPUTE_NODE"}
+        assert _traits(conn) == set(EVERY)
         services.forget_host_user(conn, "h", 4)
-        assert _traits(conn) == {"COMPUTE_NODE", DISABLED}
+        assert _traits(conn) == {*EVERY, DISABLED}
         services.register_host_user(conn, "h", 5)
-        assert _traits(conn) == {"COMPUTE_NODE"}
+        assert _traits(conn) == set(EVERY)
         # Disabled for another reason, it stays so.
         _set_disabled(conn, True)
         services.register_host_user(conn, "h", 6)

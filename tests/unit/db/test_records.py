@@ -179,7 +179,7 @@ async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -
         found = await database.read(placement_names.list_traits, names=None, prefix="CUSTOM_", associated=None)
         return set(found)
 
-    allowed = {"HW_CPU_X86_AVX", "COMPUTE_NODE", "CUSTOM_HOST_RACK_7"}
+    allowed = {"HW_CPU_X86_AVX", "COMPUTE_NODE", "OWNER_NOVA", "CUSTOM_HOST_RACK_7"}
     refused = {
         "COMPUTE_STATUS_DISABLED",
         "CUSTOM_TRUSTED",
@@ -192,9 +192,9 @@ async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -
     assert await reported(*allowed, *refused) == allowed
     assert await custom() == {"CUSTOM_TRUSTED", "CUSTOM_HOST_RACK_7"}
     for turn in range(3):
-        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 65
+        assert len(await reported(*(f"CUSTOM_HOST_{turn}_{number}" for number in range(999)))) == 66
         assert len(await custom()) == 65
-    assert await reported() == {"COMPUTE_NODE"} and await custom() == {"CUSTOM_TRUSTED"}
+    assert await reported() == {"COMPUTE_NODE", "OWNER_NOVA"} and await custom() == {"CUSTOM_TRUSTED"}
 
 
 async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:
@@ -266,8 +266,8 @@ async def test_reports_of_very_many_devices_cost_little(database: Database, monk
         statements, counts = await database.write(upsert, kind, now)
         assert len(named) <= 4 * MOST_MDEV_PARENTS  # of two nodes: those of this report and of the last
         assert statements <= (12 if kind == 0 else 60)
-        # No trait or class is left of what is no longer reported. Each node has COMPUTE_NODE besides.
-        assert counts == [2 + 2 * MOST_MDEV_PARENTS, 6 + 2 * MOST_MDEV_PARENTS, 2 + 2 * MOST_MDEV_PARENTS, 16, 16]
+        # No trait or class is left of what is no longer reported. Each node has COMPUTE_NODE and OWNER_NOVA besides.
+        assert counts == [2 + 2 * MOST_MDEV_PARENTS, 6 + 2 * MOST_MDEV_PARENTS, 4 + 2 * MOST_MDEV_PARENTS, 16, 16]
 
 
 async def test_traits_and_classes_of_former_devices_stay_if_others_have_them(database: Database) -> None:

@@ -57,6 +57,13 @@ def test_formats_of_images_count_if_the_setting_says_so() -> None:
     assert _passing(Prefilters(image_types=True), _spec(disk_format="qcow2")) == "b"
 
 
+def test_formats_of_images_do_not_count_for_servers_that_boot_from_volumes() -> None:
+    spec = _spec(disk_format="vmdk")
+    assert _passing(Prefilters(image_types=True), spec) == ""
+    flavor = msgspec.structs.replace(spec.flavor, root_on_volume=True)
+    assert _passing(Prefilters(image_types=True), msgspec.structs.replace(spec, flavor=flavor)) == "abc"
+
+
 @pytest.mark.parametrize(("project", "optional", "needed"), [("p", "a", "a"), ("q", "b", "b"), ("r", "abc", "")])
 def test_projects_have_the_hosts_of_their_aggregates(project: str, optional: str, needed: str) -> None:
     assert _passing(Prefilters(), _spec(project)) == "abc"
@@ -98,6 +105,9 @@ def test_aggregates_are_kept_for_servers_that_require_their_traits() -> None:
     assert passing({"trait:CUSTOM_A": "required"}, {"trait:CUSTOM_B": "required"}) == "abc"
     assert passing({"resources1:CUSTOM_X": "1", "trait1:CUSTOM_A": "required"}) == "ac"
     assert passing({"trait:CUSTOM_D": "forbidden"}) == "c"
+    # Groups are those of flavors: an image that names one asks for nothing, as in Nova.
+    assert passing({}, {"trait1:CUSTOM_A": "required"}) == "c"
+    assert passing({}, {"trait1:CUSTOM_A": "banana"}) == "c"
 
 
 def test_properties_of_images_count_if_the_setting_says_so() -> None:

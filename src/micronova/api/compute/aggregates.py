@@ -1,5 +1,6 @@
 """Host aggregates: groups of hosts with metadata that the scheduler uses; some are availability zones."""
 
+import logging
 from functools import partial
 from random import Random
 from typing import Annotated, Any
@@ -24,6 +25,10 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.ids import new_uuid
 from micronova.servers.image_caching import CacheImagesRequests
+from micronova.servers.unsupported import Unsupported
+from micronova.servers.without_effect import RATIOS
+
+log = logging.getLogger(__name__)
 
 _BRIEF = (
     Field("id", "id", type=int),
@@ -130,13 +135,20 @@ class Aggregates:
     """The handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: CacheImagesRequests
+        self,
+        database: Database,
+        clock: Clock,
+        random: Random,
+        notifier: Announcer,
+        image_caching: CacheImagesRequests,
+        unsupported: Unsupported,
     ) -> None:
         self._database = database
         self._clock = clock
         self._random = random
         self._notifier = notifier
         self._image_caching = image_caching
+        self._unsupported = unsupported
 
     async def _announce_start(self, request: Request, action: str, number: int, **more: Any) -> None:
         """Tell that an action begins; an aggregate that does not exist is refused later."""
@@ -198,8 +210,17 @@ class Aggregates:
         return await self._change(request, number, name, metadata)
 
     async def set_metadata(self, request: Request, id: str) -> dict[str, Any]:
-        """Change metadata."""
-        return await self._change(request, _number(id), None, request.body.set_metadata.metadata)
+        """Change metadata, and log which of it has no effect."""
+        number, metadata = _number(id), request.body.set_metadata.metadata
+        shown = await self._change(request, number, None, metadata)
+        given = {key: value for key, value in metadata.items() if value is not None}
+        ratios: dict[int, dict[str, float]] = {}
+        if given.keys() & RATIOS.keys():
+            ratios = await self._database.read(aggregates.largest_ratios, [number])
+        name = shown["aggregate"]["name"]
+        for remark in self._unsupported.remarks_of_aggregate(name, given, ratios.get(number, {})):
+            log.warning("%s", remark)
+        return shown
 
     async def _change(
         self, request: Request, number: int, name: str | None, metadata: dict[str, str | None]
@@ -258,10 +279,15 @@ def _deleted(conn: sa.Connection, number: int) -> AggregateRow:
 
 
 def routes(
-    database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: CacheImagesRequests
+    database: Database,
+    clock: Clock,
+    random: Random,
+    notifier: Announcer,
+    image_caching: CacheImagesRequests,
+    unsupported: Unsupported,
 ) -> list[Route]:
     """Declare the routes of aggregates."""
-    handlers = Aggregates(database, clock, random, notifier, image_caching)
+    handlers = Aggregates(database, clock, random, notifier, image_caching, unsupported)
     root, rule = "/os-aggregates", "os_compute_api:os-aggregates"
     one = f"{root}/{{id}}"
     read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)

@@ -82,6 +82,7 @@ from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
 from micronova.servers.shelving import ServerShelving
+from micronova.servers.unsupported import Unsupported
 from micronova.servers.volumes import ServerVolumes
 
 
@@ -112,6 +113,7 @@ class APIDependencies:
     network_client: NetworkClient | None
     image_client: ImageClient | None
     volume_client: VolumeClient | None
+    unsupported: Unsupported
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
     max_limit: int
@@ -183,7 +185,7 @@ def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
         *hypervisors.routes(db, clock, needs.guests.host_uptime, down_time, max_limit),
         *hosts.routes(db, clock, needs.default_zone, notifier),
         *availability_zones.routes(db, clock, down_time, needs.default_zone),
-        *aggregates.routes(db, clock, random, notifier, needs.image_caching),
+        *aggregates.routes(db, clock, random, notifier, needs.image_caching, needs.unsupported),
         *images.routes(needs.image_client),
         *image_metadata.routes(db, needs.image_client, quotas),
         *networks.routes(needs.network_client),

@@ -157,6 +157,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
         network_client=network_client,
         image_client=image_client,
         volume_client=shared.volume_client,
+        unsupported=shared.unsupported,
         quota_defaults=shared.quota_defaults,
         project_exists=clients.project_exists,
         max_limit=settings.api.max_limit,

@@ -27,6 +27,9 @@ class AggregateInstanceExtraSpecsFilter(HostFilter):
     def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
         check_requirements(extra_specs, _NAMESPACE)
 
+    def reads_extra_spec(self, name: str) -> bool:
+        return key_in(_NAMESPACE, name) is not None
+
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         specs = spec.flavor.extra_specs.items()
         wanted = tuple((key, text) for name, text in specs if (key := key_in(_NAMESPACE, name)) is not None)
@@ -51,10 +54,17 @@ class AggregateImagePropertiesIsolation(HostFilter):
     scope = Scope.REQUEST
     compares_images = True
 
-    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+    @property
+    def _prefix(self) -> str:
         settings = self.options.settings
         namespace = settings.aggregate_image_properties_isolation_namespace
-        prefix = namespace + settings.aggregate_image_properties_isolation_separator if namespace else ""
+        return namespace + settings.aggregate_image_properties_isolation_separator if namespace else ""
+
+    def reads_property(self, name: str) -> bool:
+        return name.startswith(self._prefix)
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        prefix = self._prefix
         properties = tuple(
             (name, str(value))
             for name, value in (spec.image.properties if spec.image else {}).items()

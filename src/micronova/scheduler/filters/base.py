@@ -2,7 +2,7 @@
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -56,6 +56,15 @@ class HostFilter(ABC):
         """Raise Invalid if a request has malformed hints or extra specs that this filter honours."""
         return
 
+    def reads_extra_spec(self, name: str) -> bool:
+        """Return whether an extra spec may matter to this filter; users are told of those that matter to none."""
+        namespace, colon, _ = name.partition(":")
+        return bool(colon) and namespace in self.extra_specs
+
+    def reads_property(self, name: str) -> bool:
+        """Return whether a property of an image may matter to this filter."""
+        return False
+
     def describe(self, spec: RequestSpec) -> str:
         """Return what a host that passes is or has, without names of others' things: users read "no host …"."""
         return self.predicate
@@ -82,3 +91,20 @@ class EachHost(HostFilter):
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))
+
+
+def filter_of(name: str, function: Callable[[HostState, RequestSpec], bool], options: FilterOptions) -> HostFilter:
+    """Return a filter that asks a plain function about each host.
+
+    The function may have attributes: `hints` and `extra_specs`, with what a filter's class has there.
+    """
+
+    class OfFunction(EachHost):
+        hints = frozenset(getattr(function, "hints", ()))
+        extra_specs = frozenset(getattr(function, "extra_specs", ()))
+
+        def passes(self, host: HostState, spec: RequestSpec) -> bool:
+            return bool(function(host, spec))
+
+    OfFunction.name = name
+    return OfFunction(options)

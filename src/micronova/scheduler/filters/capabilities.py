@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from micronova.objects.scheduling import RequestSpec
-from micronova.scheduler.filters.attributes import NUMBERS, RATIOS, TEXTS, find_fact
+from micronova.scheduler.filters.attributes import FACTS, NUMBERS, RATIOS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.operators import Requirement, check_requirements, key_in
 from micronova.scheduler.host_columns import Bools, Facts
@@ -28,6 +28,9 @@ class ComputeCapabilitiesFilter(HostFilter):
 
     def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
         check_requirements(extra_specs, _NAMESPACE)
+
+    def reads_extra_spec(self, name: str) -> bool:
+        return name in NUMBERS or name in TEXTS or name in FACTS or super().reads_extra_spec(name)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         passes: Bools | None = None

@@ -24,6 +24,10 @@ _ARCHITECTURES = {
 }
 _HYPERVISORS = {"xapi": "xen", "powervm": "phyp", "virtuozzo": "parallels"}
 _MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
+_READ = frozenset(
+    "architecture hw_architecture hw_vm_mode hypervisor_type hypervisor_version_requires img_hv_requested_version "
+    "img_hv_type vm_mode".split()
+)
 
 
 class ImagePropertiesFilter(HostFilter):
@@ -34,6 +38,9 @@ class ImagePropertiesFilter(HostFilter):
     lack = "cannot run the image"
     scope = Scope.REQUEST
     compares_images = True
+
+    def reads_property(self, name: str) -> bool:
+        return name in _READ
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         wanted = _wanted(

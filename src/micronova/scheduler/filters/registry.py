@@ -1,6 +1,8 @@
 """Filters by name."""
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 from micronova.objects.errors import Invalid
 from micronova.plugins import entry_points
@@ -11,7 +13,7 @@ from micronova.scheduler.filters.aggregates import (
     AggregateMultiTenancyIsolation,
     AggregateTypeAffinityFilter,
 )
-from micronova.scheduler.filters.base import FilterOptions, HostFilter
+from micronova.scheduler.filters.base import FilterOptions, HostFilter, filter_of
 from micronova.scheduler.filters.basic import AllHostsFilter, AvailabilityZoneFilter, ComputeFilter, RetryFilter
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.groups import ServerGroupAffinityFilter, ServerGroupAntiAffinityFilter
@@ -86,7 +88,11 @@ def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> 
         wanted += {MetricsFilter.name} - set(wanted)
     wanted += [name for name, each in BUILT_IN.items() if each.always and name not in wanted]
     others = {name for name in wanted if name not in BUILT_IN}
-    loaded = dict(entry_points.load(GROUP, lambda each: _make(each, options), others)) if others else {}
+    loaded = {
+        name: made
+        for name in others
+        for _, made in entry_points.load(GROUP, partial(_make, name=name, options=options), {name})
+    }
     # A filter is refused, not skipped: without it instances would land where they must not.
     missing = others - loaded.keys()
     if missing and (unknown := missing - entry_points.registered(GROUP)):
@@ -103,7 +109,9 @@ def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> 
     return [made[name] for name in wanted]
 
 
-def _make(loaded: type[HostFilter], options: FilterOptions) -> HostFilter:
+def _make(loaded: Any, *, name: str, options: FilterOptions) -> HostFilter:
+    if callable(loaded) and not isinstance(loaded, type):
+        return filter_of(name, loaded, options)
     made = loaded(options)
     if not isinstance(made, HostFilter):
         raise TypeError(f"{loaded!r} is not a HostFilter")

@@ -4,13 +4,15 @@ The weight of a host depends only on that host and the request. CONTRIBUTING.md 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
-from micronova.objects.scheduling import RequestSpec
+from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.aggregate_metadata import lowest_of
 from micronova.scheduler.filters.base import Scope
 from micronova.scheduler.host_columns import Aggregates, Floats
@@ -60,3 +62,14 @@ class HostWeigher(ABC):
 
         A positive multiplier prefers high numbers, or low ones with `lower_is_better`.
         """
+
+
+def weigher_of(name: str, function: Callable[[HostState, RequestSpec], float], multiplier: float) -> HostWeigher:
+    """Return a weigher that asks a plain function about each host."""
+
+    class OfFunction(HostWeigher):
+        def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
+            return np.fromiter((function(hosts.state(p), spec) for p in range(len(hosts))), np.float64, len(hosts))
+
+    OfFunction.name = name
+    return OfFunction(multiplier)

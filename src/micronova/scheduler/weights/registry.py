@@ -1,9 +1,11 @@
 """Weighers and their multipliers."""
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from micronova.plugins import entry_points
-from micronova.scheduler.weights.base import HostWeigher, WeigherOptions
+from micronova.scheduler.weights.base import HostWeigher, WeigherOptions, weigher_of
 from micronova.scheduler.weights.groups import (
     ServerGroupSoftAffinityWeigher,
     ServerGroupSoftAntiAffinityWeigher,
@@ -62,11 +64,15 @@ def load_weighers(
     known = multipliers_of(given) | dict(multipliers or {})
     made = [cls.of(known[name], given) for name, cls in BUILT_IN.items()]
     if with_plugins:
-        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, known))]
+        for name in sorted(entry_points.registered(GROUP)):
+            make = partial(_make, name=name, multipliers=known)
+            made += [weigher for _, weigher in entry_points.load(GROUP, make, {name})]
     return made
 
 
-def _make(loaded: type[HostWeigher], multipliers: Mapping[str, float]) -> HostWeigher:
+def _make(loaded: Any, *, name: str, multipliers: Mapping[str, float]) -> HostWeigher:
+    if callable(loaded) and not isinstance(loaded, type):
+        return weigher_of(name, loaded, multipliers.get(name, 1.0))
     made = loaded(multipliers[loaded.name]) if loaded.name in multipliers else loaded()
     if not isinstance(made, HostWeigher):
         raise TypeError(f"{loaded!r} is not a HostWeigher")
