@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from micronova.cli.volume_images import volume_images
-from micronova.cli.volume_luks import QemuLuks
+from micronova.cli.volume_tools import QemuLuks
 from micronova.cli.wiring import Process, Role
 from micronova.embedded.volume.backend.exporter import ExportedFiles
 from micronova.embedded.volume.backend.exports import Exports, SimulatedExports

@@ -40,13 +40,16 @@ class Cipher:
 
 
 class LuksTool(Protocol):
-    """Makes the files of encrypted volumes."""
+    """Makes the files of encrypted volumes. Raises OSError if the disk is full."""
 
     async def format(self, target: Path, size: int, cipher: Cipher, passphrase: str) -> None:
         """Make a file for a volume of `size` bytes that nothing was written to."""
 
     async def write(self, source: Path, source_format: str, target: Path, passphrase: str, size: int) -> None:
-        """Write an image, which was inspected, to a file of `format`; what follows the image stays as it is."""
+        """Write an image, which was inspected, to a file of `format`; what follows the image stays as it is.
+
+        Raise Invalid if the image cannot be read.
+        """
 
 
 def cipher_of(spec: str | None, key_size: int | None) -> Cipher:
