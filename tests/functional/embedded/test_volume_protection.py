@@ -12,7 +12,7 @@ import pytest
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.operations import messages
-from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
@@ -293,6 +293,43 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
             made[0].broken = set()
             await until_served(ids)
             await cloud.role.export_manager.stop()
+
+
+async def test_a_connection_without_an_attachment_outlives_a_restart(tmp_path: Path) -> None:
+    """One by os-initialize_connection, of a volume that os-attach has attached; it ends when both hosts end theirs."""
+    made: list[CountedExports] = []
+
+    def exports(files: Files) -> CountedExports:
+        made.append(CountedExports(files.directory))
+        return made[0]
+
+    async with world(tmp_path, exports=exports) as cloud:
+        volume = (await cloud.create())["id"]
+        for host in ("one", "two"):
+            answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})
+            assert answer.status == 200
+        attached = await cloud.act(volume, "os-attach", mountpoint="/dev/vdb", instance_uuid=str(uuid.uuid4()))
+        assert attached.status == 202
+        await cloud.role.export_manager.stop()
+        made[0].now = set()  # another exporter
+        await cloud.role.export_manager.start()
+        async with asyncio.timeout(20):
+            while made[0].now != {volume}:
+                await asyncio.sleep(0.005)
+        for host, left in (("two", {volume}), ("one", set())):
+            await cloud.act(volume, "os-terminate_connection", connector={"host": host})
+            assert made[0].now == left
+        await cloud.act(volume, "os-initialize_connection", connector={"host": "one"})
+        assert (await cloud.act(volume, "os-detach")).status == 202
+        assert made[0].now == set()
+
+
+async def test_a_volume_has_a_limited_number_of_connections(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_queries, "MOST_CONNECTIONS", 2)
+    volume = (await cloud.create())["id"]
+    for host, status in (("a", 200), ("b", 200), ("b", 200), ("c", 413)):
+        answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})
+        assert answer.status == status, host
 
 
 async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from micronova.embedded.volume.backend.exports import Connection, Export, Exports, NBDConnection
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Volume
-from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.store import connection_queries
 from micronova.embedded.volume.store.qos_queries import front_end_specs
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
@@ -55,7 +55,7 @@ class ExportManager:
         )
 
     async def connect(self, volume: Volume) -> None:
-        """Serve a volume. The caller has recorded the attachment, so `_follow` serves it if this is interrupted."""
+        """Serve a volume. The caller has recorded a connection, so `_follow` serves it if this is interrupted."""
         if self._exports is not None:
             await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
@@ -64,8 +64,14 @@ class ExportManager:
         if self._exports is not None:
             await self._exports.resize(volume_id, size)
 
+    async def disconnect_all(self, volume_id: str) -> None:
+        """Stop serving a volume whose file goes, unless an attachment has a connection to it."""
+        if self._exports is not None:
+            await self._core.database.write(connection_queries.end, volume_id)
+            await self.disconnect(volume_id)
+
     async def disconnect(self, volume_id: str) -> None:
-        """Stop serving a volume unless an attachment has a connection to it. Callers remove their attachment before."""
+        """Stop serving a volume unless it has a connection. A caller that ends a connection removes its row first."""
         if self._exports is None or await self._connected(volume_id):
             return
         await self._exports.remove(volume_id)
@@ -74,7 +80,7 @@ class ExportManager:
 
     async def _connected(self, volume_id: str | None = None) -> list[Export]:
         """Return the exports of this machine's volumes that have a connection: of one, or of all."""
-        found = await self._core.database.read(attachment_queries.connected, self._core.host, volume_id)
+        found = await self._core.database.read(connection_queries.connected, self._core.host, volume_id)
         return [Export(volume_id=id, readonly=readonly) for id, readonly in found]
 
     async def _follow(self) -> None:

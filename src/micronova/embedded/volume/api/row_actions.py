@@ -143,7 +143,7 @@ class RowActions:
             now = self._core.now()
             if asked.attach_status == "detached":
                 ids = [each.id for each in volume.attachments]
-                await self._core.database.write(attachment_queries.remove, volume, ids, now, status)
+                await self._core.database.write(attachment_queries.remove_by_action, volume, ids, now, status)
             else:
                 values = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)
