@@ -11,6 +11,7 @@ import pytest
 
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.objects.errors import Unavailable
@@ -150,6 +151,24 @@ async def test_a_transfer_takes_only_snapshots_that_are_available(cloud: World) 
     await cloud.do("POST", action, {"os-reset_status": {"status": "available"}}, token=ADMIN)
     await cloud.do("POST", path, key, token=BOB)
     assert (await cloud.do("GET", "/snapshots", token=BOB))["snapshots"][0]["id"] == snapshot["id"]
+
+
+async def test_a_transfer_takes_a_snapshot_from_who_is_about_to_delete_it(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = await cloud.create()
+    snapshot = f"/snapshots/{(await cloud.snapshot(volume['id']))['id']}"
+    path, key = await transfer(cloud, volume["id"])
+    begin = Core.begin_operation
+
+    async def late(self: Core, *args: Any, **kwargs: Any) -> Any:  # the request has read the snapshot
+        monkeypatch.undo()
+        await cloud.do("POST", path, key, token=BOB)
+        return await begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(Core, "begin_operation", late)
+    assert (await cloud.call("DELETE", snapshot)).status == 404
+    assert (await cloud.do("GET", snapshot, token=BOB))["snapshot"]["status"] == "available"
 
 
 async def test_a_retype_asks_what_a_create_asks(cloud: World) -> None:
