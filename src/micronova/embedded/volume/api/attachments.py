@@ -167,7 +167,7 @@ class AttachmentHandlers:
         if asked.connector:
             try:
                 attachment = await self._connect(request, attachment.id, asked.connector)
-            except MicronovaError:
+            except (MicronovaError, OSError):
                 await self._remove(request, attachment.id)
                 raise
         return {"attachment": _full(request, attachment)}
