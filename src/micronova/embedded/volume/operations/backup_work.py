@@ -12,6 +12,7 @@ from micronova.embedded.volume.model import (
     AVAILABLE,
     BACKING_UP,
     ERROR_RESTORING,
+    RESTORING,
     Operation,
 )
 from micronova.embedded.volume.operations import messages
@@ -134,4 +135,4 @@ class RestoreBackup(VolumeKind):
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Let the backup be used again."""
-        backup_queries.record(conn, operation.source_id or "", {"status": AVAILABLE}, now)
+        backup_queries.end_work(conn, operation.source_id or "", RESTORING, now)
