@@ -28,7 +28,6 @@ from micronova.http.versions import since
 from micronova.objects.clock import micros
 from micronova.objects.errors import Conflict, Invalid
 
-
 IMAGE_SECONDS: Final = 60.0  # within which a request creates the image of a volume, after its operation is written
 
 
