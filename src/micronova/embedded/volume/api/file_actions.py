@@ -94,13 +94,17 @@ class FileActions:
                 raise Invalid(
                     f"New size for extend must be greater than current size: {size} is not above {volume.size}."
                 )
-            await self._core.begin_operation(self._begin_extend, volume, size, operation_id, request.context.request_id)
+            await self._core.begin_operation(
+                self._record_extend, volume, size, operation_id, request.context.request_id
+            )
 
         await repeat(f"Volume {volume_id}", attempt)
 
-    def _begin_extend(self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str) -> None:
+    def _record_extend(
+        self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str
+    ) -> None:
         payload = ExtendVolumePayload(size=size, charged=size - volume.size)
-        if self._begin(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
+        if self._record(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
             defaults = self._core.settings.quotas
             quotas.check_size(conn, volume.project_id, size, defaults)
             more = quotas.volume(volume.volume_type_id, size - volume.size, 0)
@@ -125,7 +129,7 @@ class FileActions:
             if found[0].status != AVAILABLE:
                 raise Conflict(f"Snapshot {found[0].id} is {found[0].status}: it must be {AVAILABLE}.")
             await self._core.begin_operation(
-                self._begin,
+                self._record,
                 RevertVolume,
                 volume,
                 operation_id,
@@ -166,7 +170,7 @@ class FileActions:
             if any(each.connector is not None for each in found.attachments):
                 raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host: detach it before.")
             await self._core.begin_operation(
-                self._begin, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
+                self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
         await repeat(f"Volume {volume_id}", attempt)
@@ -204,7 +208,7 @@ class FileActions:
             states.check_volume(found, action)
             # Without this process it begins later, and fails if there is no image by then.
             await self._core.begin_operation(
-                self._begin,
+                self._record,
                 UploadVolume,
                 found,
                 operation_id,
@@ -238,7 +242,7 @@ class FileActions:
             shown |= {"visibility": image.get("visibility"), "protected": image.get("protected")}
         return {"os-volume_upload_image": shown}
 
-    def _begin(
+    def _record(
         self,
         conn: sa.Connection,
         kind: type[OperationKind],

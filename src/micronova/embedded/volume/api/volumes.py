@@ -376,12 +376,12 @@ class VolumeHandlers:
             if not force:
                 states.check_volume(volume, "delete")
             await self._core.begin_operation(
-                self._begin_delete, volume, cascade, force, operation_id, request.context.request_id
+                self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
         await repeat(f"Volume {volume_id}", attempt)
 
-    def _begin_delete(
+    def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str
     ) -> None:
         if volume.attachments:
@@ -399,7 +399,7 @@ class VolumeHandlers:
         # The snapshots first: the operation of the volume waits for theirs, because they name it as their source.
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
-            self._snapshots.begin_delete(conn, snapshot, self._core.new_id(), request_id)
+            self._snapshots.record_delete(conn, snapshot, self._core.new_id(), request_id)
         operation_rows.begin(
             conn,
             self._core,
