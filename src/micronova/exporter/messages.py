@@ -17,7 +17,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", forbid
 
 
 class Serve(Request, frozen=True, kw_only=True, tag="serve"):
-    """Serve a volume for as long as `End` is not asked for.
+    """Serve a volume for as long as `StopServing` is not asked for.
 
     Descriptors: the volume's file, and a directory that has the files of copies.
     """
@@ -26,13 +26,13 @@ class Serve(Request, frozen=True, kw_only=True, tag="serve"):
     readonly: bool
 
 
-class End(Request, frozen=True, kw_only=True, tag="end"):
+class StopServing(Request, frozen=True, kw_only=True, tag="end"):
     """Stop to serve a volume; copies that run finish."""
 
     volume_id: str
 
 
-class Inventory(Request, frozen=True, kw_only=True, tag="inventory"):
+class Served(Request, frozen=True, kw_only=True, tag="inventory"):
     """List the volumes that are served."""
 
 
@@ -68,7 +68,7 @@ class Refuse(Request, frozen=True, kw_only=True, tag="refuse"):
     volume_id: str | None = None
 
 
-FromService = Serve | End | Inventory | Resize | Copy | Watch
+FromService = Serve | StopServing | Served | Resize | Copy | Watch
 """What the volume service may ask for."""
 FromAgent = Allow | Refuse
 """What the agent of this host may ask for."""

@@ -1,6 +1,6 @@
 """The exporter: serves volumes to the guests of this machine, each by a storage daemon of its own.
 
-    volume service ──▶ Serve, End, Copy, Resize        agent ──▶ Allow, Refuse
+    volume service ──▶ Serve, StopServing, Resize, Copy    agent ──▶ Allow, Refuse
                               │                                     │
                          ┌────▼─────────────────────────────────────▼────┐
                          │ exporter: VOLUME/nbd, VOLUME/qmp              │──▶ one qemu-storage-daemon per volume
@@ -198,9 +198,9 @@ class Exporter:
         match request:
             case m.Serve():
                 await self._serve(request, descriptors)
-            case m.End():
-                await self._end(request.volume_id)
-            case m.Inventory():
+            case m.StopServing():
+                await self._stop_serving(request.volume_id)
+            case m.Served():
                 return m.Reply(volumes=tuple(sorted({*self._volumes, *self._left()})))
             case m.Resize():
                 await self._resize(request)
@@ -222,7 +222,7 @@ class Exporter:
         _check_files(descriptors)
         async with self._held(request.volume_id) as volume:
             volume.wanted = True
-            await self._ensure(volume, descriptors, readonly=request.readonly)
+            await self._serve_file(volume, descriptors, readonly=request.readonly)
 
     @contextlib.asynccontextmanager
     async def _held(self, volume_id: str) -> AsyncIterator[Volume]:
@@ -234,7 +234,7 @@ class Exporter:
                     yield volume
                     return
 
-    async def _end(self, volume_id: str) -> None:
+    async def _stop_serving(self, volume_id: str) -> None:
         async with self._held(volume_id) as volume:
             volume.wanted = False
             if not volume.copies:
@@ -265,7 +265,7 @@ class Exporter:
         async with self._held(request.volume_id) as volume:
             volume.copies += 1
             try:
-                await self._ensure(volume, descriptors, readonly=volume.readonly)
+                await self._serve_file(volume, descriptors, readonly=volume.readonly)
             except BaseException:
                 await self._copied(volume)
                 raise
@@ -336,7 +336,7 @@ class Exporter:
         volume.watcher = self._spawn(self._watch(volume, found))
         log.info("the storage daemon of volume %s, process %d, is taken over", volume_id, found.pid)
 
-    async def _ensure(self, volume: Volume, descriptors: list[int], *, readonly: bool) -> None:
+    async def _serve_file(self, volume: Volume, descriptors: list[int], *, readonly: bool) -> None:
         """Have a daemon serve a file; the caller has the volume's lock. Descriptors that are kept are taken out."""
         fits = volume.daemon is not None and not volume.daemon.ended()
         fits = fits and volume.daemon is not None and volume.daemon.serves(descriptors[0])

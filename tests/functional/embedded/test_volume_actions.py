@@ -132,7 +132,7 @@ async def test_an_attachment_with_a_connector_is_made_at_once_or_not_at_all(clou
 class BrokenExports(SimulatedExports):
     """Exports that cannot open the files of volumes."""
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
 

@@ -226,12 +226,12 @@ class CountedExports(SimulatedExports):
         self.now: set[str] = set()
         self.broken: set[str] = set()
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         if export.volume_id in self.broken:
             raise Unavailable("its storage daemon ends at once")
         self.now.add(export.volume_id)
 
-    async def remove(self, volume_id: str) -> None:
+    async def stop_serving(self, volume_id: str) -> None:
         self.now.discard(volume_id)
 
     async def served(self) -> set[str]:

@@ -160,7 +160,7 @@ class AttachActions:
             await self._core.database.write(attachment_queries.remove_by_action, volume, ids, self._core.now())
 
         await repeat(f"Volume {volume_id}", attempt)
-        await self._export_manager.disconnect(volume_id)
+        await self._export_manager.stop_serving_unused(volume_id)
 
     async def initialize_connection(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Let a host connect to the volume."""
@@ -171,7 +171,7 @@ class AttachActions:
             mode = check_mode(volume, connector.get("mode"))
             connection = await self._export_manager.describe(volume, connector, mode)
             await self._core.database.write(connection_queries.add, volume.id, connector["host"][:255])
-            await self._export_manager.connect(volume)
+            await self._export_manager.serve(volume)
             return connection
 
         return {"connection_info": as_action_answer(await repeat(f"Volume {volume_id}", attempt))}
@@ -183,4 +183,4 @@ class AttachActions:
         await self._core.database.write(
             connection_queries.end, volume.id, host[:255] if isinstance(host, str) else None
         )
-        await self._export_manager.disconnect(volume.id)
+        await self._export_manager.stop_serving_unused(volume.id)

@@ -150,7 +150,7 @@ class RowActions:
 
         await repeat(f"Volume {volume_id}", attempt)
         if asked.attach_status == "detached":
-            await self._export_manager.disconnect(volume_id)
+            await self._export_manager.stop_serving_unused(volume_id)
 
     async def force_delete(self, request: Request, volume_id: str) -> None:
         """Delete a volume in any status."""

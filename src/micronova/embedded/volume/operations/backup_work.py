@@ -123,7 +123,7 @@ class RestoreBackup(VolumeKind):
         source = self.files.path(BACKUPS, backup.id)
         size = await self.file_size(volume.size, backup.encryption_key_id, source)
         values = msgspec.structs.asdict(payload.values) | key_after_copy(self.core, volume, backup)
-        await self.export_manager.disconnect_all(volume.id)
+        await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:

@@ -187,7 +187,7 @@ class ReimageVolume(ImageReader):
         """Write the image; until the new file is complete, the volume is what it was."""
         operation = attempt.operation
         volume = await self.volume(operation)
-        await self.export_manager.disconnect_all(volume.id)
+        await self.export_manager.end_connections(volume.id)
         payload = ReimageVolumePayload.of(operation)
         await self.write_image(attempt, volume, payload.image_id, payload.disk_format)
 
@@ -211,7 +211,7 @@ class DeleteVolume(VolumeKind, Deletion):
         """Stop serving the volume; raise Failed if a snapshot that was to be deleted before is still there."""
         if await self.core.database.read(snapshot_queries.of_volume, id):
             raise Failed(Detail.HAS_SNAPSHOTS)
-        await self.export_manager.disconnect_all(id)
+        await self.export_manager.end_connections(id)
 
     def forget(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
@@ -269,7 +269,7 @@ class RevertVolume(VolumeKind):
         source = self.files.path(SNAPSHOTS, snapshot.id)
         size = await self.file_size(volume.size, snapshot.encryption_key_id, source)
         values = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
-        await self.export_manager.disconnect_all(volume.id)
+        await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         return lambda conn, now: volume_queries.record(conn, volume.id, values, now)
 
