@@ -27,7 +27,7 @@ class Serve(Request, frozen=True, kw_only=True, tag="serve"):
 
 
 class StopServing(Request, frozen=True, kw_only=True, tag="end"):
-    """Stop to serve a volume; copies that run finish."""
+    """Stop serving a volume. Copies that are running are finished."""
 
     volume_id: str
 
@@ -51,7 +51,7 @@ class Copy(Request, frozen=True, kw_only=True, tag="copy"):
 
 
 class Watch(Request, frozen=True, kw_only=True, tag="watch"):
-    """Keep the connection open: its end is the end of the exporter."""
+    """Keep the connection open. The client sees that the exporter has ended when the connection closes."""
 
 
 class Allow(Request, frozen=True, kw_only=True, tag="allow"):
@@ -62,7 +62,7 @@ class Allow(Request, frozen=True, kw_only=True, tag="allow"):
 
 
 class Refuse(Request, frozen=True, kw_only=True, tag="refuse"):
-    """Let a user connect no more: to one volume, or to any."""
+    """Take away a user's right to connect to one volume, or to all."""
 
     uid: int
     volume_id: str | None = None

@@ -284,7 +284,9 @@ async def test_a_readonly_volume_grows(tmp_path: Path, volume_id: str) -> None:
         assert "Permission denied" in await cloud.io(volume_id, "write -P 7 0 4k", check=False)
 
 
-async def test_a_new_exporter_resizes_what_it_was_given_again(tmp_path: Path, volume_id: str) -> None:
+async def test_a_new_exporter_resizes_what_it_was_given_again(
+    tmp_path: Path, volume_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world(tmp_path) as cloud:
         file = cloud.file(volume_id)
         await cloud.serve(volume_id, readonly=True)
@@ -293,6 +295,7 @@ async def test_a_new_exporter_resizes_what_it_was_given_again(tmp_path: Path, vo
         os.truncate(file, 128 * MIB)
         with pytest.raises(Unavailable, match="not passed"):
             await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        assert f"the request Resize of the volume service for volume {volume_id} failed" in caplog.text
         await cloud.serve(volume_id, readonly=True)
         await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
         await cloud.io(volume_id, "read 127M 1M", readonly=True)

@@ -109,7 +109,11 @@ class ExportManager:
             try:
                 await exports.serve(export)
             except Unavailable as error:
-                log.warning("volume %s cannot be served yet, it is tried again: %s", export.volume_id, error)
+                log.warning(
+                    "cannot serve volume %s yet; the next attempt is made with those of all volumes: %s",
+                    export.volume_id,
+                    error,
+                )
                 await exports.served()  # raises Unavailable if the exporter does not answer; else go on with the others
                 lacking = error
             except (MicronovaError, OSError) as error:
@@ -121,7 +125,7 @@ class ExportManager:
                 )
         for volume_id in served - {export.volume_id for export in connected}:
             if not await self._connected(volume_id):
-                log.info("stopping to serve volume %s, which has no connection any more", volume_id)
+                log.info("volume %s has no connection any more: it is not served from now on", volume_id)
                 await exports.stop_serving(volume_id)
         if lacking is not None:
             raise lacking
