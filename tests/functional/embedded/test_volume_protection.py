@@ -23,7 +23,7 @@ SERVICE = "nova@services/service"
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.directory)) as made:
+    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.root)) as made:
         yield made
 
 
@@ -244,7 +244,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
     made: list[CountedExports] = []
 
     def exports(files: Files) -> CountedExports:
-        made.append(CountedExports(files.directory))
+        made.append(CountedExports(files.root))
         return made[0]
 
     async with world(tmp_path, exports=exports) as cloud:
@@ -272,7 +272,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["revert", "restore"])
 async def test_the_file_of_an_attached_volume_is_not_replaced(tmp_path: Path, how: str) -> None:
     """The guest would go on to write to the old one, which is lost; an administrator may have set the status."""
-    async with world(tmp_path, exports=lambda files: SimulatedExports(files.directory)) as cloud:
+    async with world(tmp_path, exports=lambda files: SimulatedExports(files.root)) as cloud:
         volume = await cloud.create()
         snapshot = await cloud.snapshot(volume["id"])
         backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
@@ -292,7 +292,7 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
     made: list[CountedExports] = []
 
     def exports(files: Files) -> CountedExports:
-        made.append(CountedExports(files.directory))
+        made.append(CountedExports(files.root))
         return made[0]
 
     async def until_served(wanted: set[str]) -> None:
@@ -319,7 +319,7 @@ async def test_a_connection_without_an_attachment_outlives_a_restart(tmp_path: P
     made: list[CountedExports] = []
 
     def exports(files: Files) -> CountedExports:
-        made.append(CountedExports(files.directory))
+        made.append(CountedExports(files.root))
         return made[0]
 
     async with world(tmp_path, exports=exports) as cloud:

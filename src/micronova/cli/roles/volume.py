@@ -25,7 +25,7 @@ def _exports(process: Process) -> Callable[[Files], Exports] | None:
         client = ExporterClient(link.socket)
         return lambda files: ExportedFiles(files, client, acl.share, link.uid, link.seen_as)
     if process.settings.compute.compute_driver == "fake":
-        return lambda files: SimulatedExports(files.directory)
+        return lambda files: SimulatedExports(files.root)
     return None
 
 

@@ -80,10 +80,10 @@ class ExportedFiles:
 
     def left(self) -> list[Path]:
         """Return the files of copies that nothing has taken yet."""
-        return list((self._files.directory / EXPORTS).glob("*/*"))
+        return list((self._files.root / EXPORTS).glob("*/*"))
 
     def _folder(self, volume_id: str) -> Path:
-        folder = self._files.directory / EXPORTS / volume_id
+        folder = self._files.root / EXPORTS / volume_id
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._set_access(folder, 0o700, {self._uid: _SEARCH})
         return folder

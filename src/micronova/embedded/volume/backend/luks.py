@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+DEFAULT_KEY_BITS: Final = 256
 _MAGIC: Final = b"LUKS\xba\xbe"
 _VERSION: Final = 1
 _PAYLOAD_AT: Final = 104  # of the header: the first sector of the data
@@ -60,7 +61,7 @@ def cipher_of(spec: str | None, key_size: int | None) -> Cipher:
     name, mode, generator = parts
     if name not in _BITS or mode not in _MODES:
         raise BadCipher(f"the cipher {spec} must be one of {', '.join(_BITS)} with the mode {' or '.join(_MODES)}.")
-    bits = key_size or 256
+    bits = key_size or DEFAULT_KEY_BITS
     if mode == "xts" and bits == 512:
         bits = 256  # dm-crypt counts both halves of the key
     if bits not in _BITS[name]:

@@ -48,7 +48,7 @@ class CreateBackup(BackupKind):
         """Copy the file."""
         operation = attempt.operation
         backup = await self.existing(backup_queries.get, operation.resource_id)
-        source = self.files.path(CreateBackupPayload.of(operation).copy, operation.source_id or "")
+        source = self.files.path(CreateBackupPayload.of(operation).source_directory, operation.source_id or "")
         size = await self.file_size(backup.size, backup.encryption_key_id, source)
         await self.files.create_copy(source, BACKUPS, backup.id, operation.id, size, attempt.reporter(size))
 
@@ -61,7 +61,7 @@ class CreateBackup(BackupKind):
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Give the source the status that it had before."""
         source_id, payload = operation.source_id or "", CreateBackupPayload.of(operation)
-        if payload.copy == VOLUMES:
+        if payload.source_directory == VOLUMES:
             attachment_queries.end_work(conn, source_id, now)
         else:
             snapshot_queries.end_work(conn, source_id, BACKING_UP, payload.status, now)

@@ -11,7 +11,7 @@ from micronova.embedded.common.compute_events import Event
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES, TooMuchData
 from micronova.embedded.volume.backend.luks import header_size
-from micronova.embedded.volume.encryption import encryption_for, key_after_copy, key_of
+from micronova.embedded.volume.encryption import key_after_copy, key_of, load_cipher
 from micronova.embedded.volume.model import (
     AVAILABLE,
     DOWNLOADING,
@@ -96,12 +96,12 @@ class FileMaker(VolumeKind):
         """Make the file of an encrypted volume, or replace it: of an inspected image and its format, or of nothing."""
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
         assert volume_type is not None
-        encrypted, key = await encryption_for(self.core, volume_type), key_of(volume)
-        if encrypted is None or key is None or self.core.keys is None or self.core.luks is None:
+        cipher, key = await load_cipher(self.core, volume_type), key_of(volume)
+        if cipher is None or key is None or self.core.keys is None or self.core.luks is None:
             raise Failed(Detail.NO_KEY, "The service has no key to encrypt the volume with.")
         passphrase, size = self.core.keys.open(key), volume.size * GIB
         part = self.files.part(VOLUMES, volume.id, attempt.operation.id)
-        await self.core.luks.format(part, size, encrypted.cipher, passphrase)
+        await self.core.luks.format(part, size, cipher.cipher, passphrase)
         if image is not None:
             with _reading_image():
                 await self.core.luks.write(*image, part, passphrase, size)
@@ -159,8 +159,8 @@ class CreateVolume(ImageReader):
         payload = CreateVolumePayload.of(operation)
         if payload.image_id is not None:
             await self._from_image(attempt, volume, payload.image_id, payload.disk_format or "raw")
-        elif payload.copy is not None:
-            source = self.files.path(payload.copy, operation.source_id or "")
+        elif payload.source_directory is not None:
+            source = self.files.path(payload.source_directory, operation.source_id or "")
             size = await self.file_size(volume.size, volume.encryption_key_id, source)
             await self.files.create_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         elif volume.encryption_key_id is not None:
