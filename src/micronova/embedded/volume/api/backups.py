@@ -241,9 +241,7 @@ class BackupHandlers:
             source_id=source.id,
             project_id=backup.project_id,
             request_id=request_id,
-            payload=CreateBackupPayload(
-                source_directory=VOLUMES if snapshot is None else SNAPSHOTS, status=source.status
-            ),
+            payload=CreateBackupPayload(source_directory=VOLUMES if snapshot is None else SNAPSHOTS),
         )
         if not new:
             return

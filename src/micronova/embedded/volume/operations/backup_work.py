@@ -10,9 +10,7 @@ from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.encryption import key_after_copy
 from micronova.embedded.volume.model import (
     AVAILABLE,
-    BACKING_UP,
     ERROR_RESTORING,
-    RESTORING,
     Operation,
 )
 from micronova.embedded.volume.operations import messages
@@ -59,15 +57,16 @@ class CreateBackup(BackupKind):
         return done
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Give the source the status that it had before."""
-        source_id, payload = operation.source_id or "", CreateBackupPayload.of(operation)
-        if payload.source_directory == VOLUMES:
-            attachment_queries.end_work(conn, source_id, now)
-        else:
-            snapshot_queries.end_work(conn, source_id, BACKING_UP, payload.status, now)
+        """End the work on the source.
+
+        A volume gets the status that follows from its attachments, a snapshot is available again.
+        """
+        of_volume = CreateBackupPayload.of(operation).source_directory == VOLUMES
+        end_work = attachment_queries.end_work if of_volume else snapshot_queries.end_work
+        end_work(conn, operation.source_id or "", now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Give the source its status back first: transactions lock volumes and snapshots before backups."""
+        """End the work on the source first: transactions lock volumes and snapshots before backups."""
         self.give_back(conn, operation, now)
         self.show_failure(conn, operation.resource_id, "The copy failed; the messages say why.", now)
 
@@ -135,4 +134,4 @@ class RestoreBackup(VolumeKind):
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Let the backup be used again."""
-        backup_queries.end_work(conn, operation.source_id or "", RESTORING, now)
+        backup_queries.end_work(conn, operation.source_id or "", now)

@@ -53,10 +53,9 @@ class UploadVolumePayload(Payload, frozen=True, kw_only=True):
 
 
 class CreateBackupPayload(Payload, frozen=True, kw_only=True):
-    """What is backed up, and the status that it had before."""
+    """What is backed up."""
 
     source_directory: str = field(name="copy")  # of the file that is copied; `source_id` is its name
-    status: str
 
 
 class RestoredValues(msgspec.Struct, frozen=True, kw_only=True):

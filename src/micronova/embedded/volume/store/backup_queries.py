@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
-from micronova.embedded.volume.model import AVAILABLE, Backup
+from micronova.embedded.volume.model import AVAILABLE, RESTORING, Backup
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
 from micronova.embedded.volume.store.resource_rows import Rows
 from micronova.embedded.volume.tables import backups
@@ -33,9 +33,9 @@ def list_backups(
     return Listed(found, more, _ROWS.count(conn, conditions) if with_count else None)
 
 
-def end_work(conn: sa.Connection, backup_id: str, during: str, now: int) -> None:
-    """Make a backup available again after work that has only read it, unless a later request has set its status."""
-    ours = sa.and_(backups.c.id == backup_id, backups.c.status == during)
+def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:
+    """Make a backup available again after it was restored, unless a later request has set its status."""
+    ours = sa.and_(backups.c.id == backup_id, backups.c.status == RESTORING)
     revisions.touch(conn, backups.c.revision, ours, now=now, status=AVAILABLE)
 
 
