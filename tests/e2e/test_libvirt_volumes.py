@@ -215,7 +215,7 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
         for number in range(40):
             at = (20000 + number) * 4096
             assert made.content(other, at, 10).startswith(f"mark-{number}".encode())
-        await made.exporter.client.ask(m.End(volume_id=data.volume_id))
+        await made.exporter.client.ask(m.StopServing(volume_id=data.volume_id))
 
         # It is detached under I/O; the next guest that gets it reads what was written.
         await shell(driver, first, "(while :; do dd if=/dev/vdb of=/dev/null bs=64k; done) >/dev/null 2>&1 & true")

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from micronova.cli import volume_tools
 from micronova.cli.wiring import Process
 from micronova.clients.image.client import ImageClient
 from micronova.http.image_downloads import ImageDownloads
@@ -44,9 +45,7 @@ class VolumeImages:
 
     async def convert(self, source: Path, source_format: str, target: Path, size: int) -> None:
         """Convert an inspected image to a raw file, by a program that opens nothing else."""
-        from micronova.virt.libvirt.storage import tools
-
-        await tools.convert(source, {"vhd": "vpc"}.get(source_format, source_format), target, size)
+        await volume_tools.convert(source, source_format, target, size)
 
     async def create(self, document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
         """Create an image without data as the user."""

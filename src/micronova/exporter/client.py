@@ -111,5 +111,5 @@ class VolumeAccess:
             raise Unavailable(error.message) from error  # the volume service serves it as soon as it can
 
     async def refuse(self, uid: int, volume_id: str | None = None) -> None:
-        """Let the user of a guest connect no more: to one volume, or to any."""
+        """Take away the right of a guest's user to connect to one volume, or to all."""
         await self._client.ask(m.Refuse(uid=uid, volume_id=volume_id))

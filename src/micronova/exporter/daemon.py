@@ -41,12 +41,12 @@ and a request of 1 MiB costs 257 page faults, which take longer than all the res
 """
 PROGRESS_SECONDS: Final = 1.0
 _MARK: Final = re.compile(
-    rb"socket,id=(?P<prefix>mn-[0-9a-f]{8})\.(?P<volume>" + UUID.pattern.encode() + rb")\.(?P<folder>\d+),fd="
+    rb"socket,id=(?P<prefix>mn-[0-9a-f]{8})\.(?P<volume>" + UUID.pattern.encode() + rb")\.(?P<copies>\d+),fd="
 )
 
 
-class Gone(Exception):
-    """The daemon has ended."""
+class NotAvailable(Exception):
+    """The daemon has ended, or cannot serve the request now; the volume service asks again."""
 
 
 class Full(Exception):
@@ -60,11 +60,11 @@ class Failed(Exception):
 class Daemon:
     """A daemon that runs."""
 
-    def __init__(self, pid: int, handle: int, folder: int, child: "subprocess.Popen[bytes] | None") -> None:
-        """`handle` is a descriptor of the process, `folder` the number of the directory's descriptor in it."""
+    def __init__(self, pid: int, handle: int, copies_fd: int, child: "subprocess.Popen[bytes] | None") -> None:
+        """`handle` is a descriptor of the process, `copies_fd` the number of the directory's descriptor in it."""
         self.pid = pid
         self._handle = handle
-        self._folder = folder
+        self._copies_fd = copies_fd
         self._child = child
         self._qmp: QMP | None = None
         self._copies = 0
@@ -103,16 +103,16 @@ class Daemon:
         return False
 
     async def connect(self, path: str) -> None:
-        """Connect to its monitor; raise Gone if it ends before."""
+        """Connect to its monitor; raise NotAvailable if it ends before."""
         waiting = asyncio.ensure_future(QMP.connect(path))
         ending = asyncio.ensure_future(self.wait())
         try:
             done, _ = await asyncio.wait({waiting, ending}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if waiting not in done:
-                raise Gone(ending.result() if ending in done else "it does not answer")
+                raise NotAvailable(ending.result() if ending in done else "it does not answer")
             self._qmp = waiting.result()
         except QMPClosed as error:
-            raise Gone(str(error)) from error
+            raise NotAvailable(str(error)) from error
         finally:
             for task in (waiting, ending):
                 task.cancel()
@@ -130,8 +130,11 @@ class Daemon:
             if node["node-name"].startswith("copy-"):
                 await self._do("blockdev-del", node_name=node["node-name"])
 
-    async def resize(self, name: str, size: int, *, readonly: bool) -> None:
-        """Serve the file, which has become larger, with its new size. Those who are connected connect again."""
+    async def resize(self, name: str, size: int) -> None:
+        """Serve the file of a volume that is not read-only, which has become larger, with its new size.
+
+        Those who are connected connect again.
+        """
         async with self._exporting:
             [node] = [each for each in await self._do("query-named-block-nodes") if each["node-name"] == NODE]
             if node["image"]["virtual-size"] >= size and await self.is_serving():
@@ -140,18 +143,18 @@ class Daemon:
             try:
                 await self._do("block_resize", node_name=NODE, size=size)
             finally:
-                await self._export(name, writable=not readonly)
+                await self._export(name, readonly=False)
 
     async def disconnect_clients(self) -> None:
         """End all connections, and take no more until `export` is called; a copy goes on."""
         async with self._exporting:
             await self._end_export()
 
-    async def export(self, name: str, *, writable: bool) -> None:
+    async def export(self, name: str, *, readonly: bool) -> None:
         """Serve the file, unless it does."""
         async with self._exporting:
             if not await self.is_serving():
-                await self._export(name, writable=writable)
+                await self._export(name, readonly=readonly)
 
     async def copy(self, name: str, report: Callable[[int], None]) -> None:
         """Copy the file as it is at one moment to another of the same size, while it is read and written.
@@ -165,7 +168,7 @@ class Daemon:
             "blockdev-add",
             driver="file",
             node_name=node,
-            filename=f"/proc/self/fd/{self._folder}/{name}",
+            filename=f"/proc/self/fd/{self._copies_fd}/{name}",
             discard="unmap",
             locking="off",
         )
@@ -192,14 +195,14 @@ class Daemon:
                 _check_job(await _answered(ended))
             except BaseException:
                 if not ended.done():
-                    with contextlib.suppress(Gone, Failed):
+                    with contextlib.suppress(NotAvailable, Failed):
                         await self._end_job(node)
                 raise
             finally:
                 ready.cancel()
                 ended.cancel()
         finally:
-            with contextlib.suppress(Gone, Failed):
+            with contextlib.suppress(NotAvailable, Failed):
                 await self._do("blockdev-del", node_name=node)
 
     async def stop(self) -> None:
@@ -246,19 +249,19 @@ class Daemon:
     @property
     def _monitor(self) -> QMP:
         if self._qmp is None:
-            raise Gone("it has ended")
+            raise NotAvailable("it has ended")
         return self._qmp
 
     async def _do(self, command: str, **arguments: Any) -> Any:
         try:
             return await self._monitor.do(command, **arguments)
         except QMPClosed as error:
-            raise Gone(str(error)) from error
+            raise NotAvailable(str(error)) from error
         except QMPError as error:
             raise Failed(str(error)) from error
 
-    async def _export(self, name: str, *, writable: bool) -> None:
-        await self._do("block-export-add", type="nbd", id=EXPORT, node_name=NODE, name=name, writable=writable)
+    async def _export(self, name: str, *, readonly: bool) -> None:
+        await self._do("block-export-add", type="nbd", id=EXPORT, node_name=NODE, name=name, writable=not readonly)
 
     async def _end_export(self) -> None:
         if not await self.is_serving():
@@ -285,7 +288,7 @@ async def _answered(event: "asyncio.Future[dict[str, Any]]") -> dict[str, Any]:
     try:
         return await event
     except QMPClosed as error:
-        raise Gone(str(error)) from error
+        raise NotAvailable(str(error)) from error
 
 
 def _check_job(event: dict[str, Any]) -> None:
@@ -303,15 +306,15 @@ def start(
     volume_id: str,
     *,
     readonly: bool,
-    file: int,
-    folder: int,
+    file_fd: int,
+    copies_fd: int,
     nbd: socket.socket,
     monitor: socket.socket,
 ) -> Daemon:
     """Start a daemon; `command` runs a program that is confined to what is given to it."""
-    passed = (file, folder, nbd.fileno(), monitor.fileno())
-    label = f"{prefix}.{volume_id}.{folder}"
-    node = f"driver=file,node-name={NODE},filename=/proc/self/fd/{file},discard=unmap,aio=threads,locking=on"
+    passed = (file_fd, copies_fd, nbd.fileno(), monitor.fileno())
+    label = f"{prefix}.{volume_id}.{copies_fd}"
+    node = f"driver=file,node-name={NODE},filename=/proc/self/fd/{file_fd},discard=unmap,aio=threads,locking=on"
     export = f"type=nbd,id={EXPORT},node-name={NODE},name={volume_id}"
 
     def limit() -> None:
@@ -325,7 +328,7 @@ def start(
     process = subprocess.Popen(
         [
             *command,
-            *("--write", f"/proc/self/fd/{file}", "--write", f"/proc/self/fd/{folder}", "--", program),
+            *("--write", f"/proc/self/fd/{file_fd}", "--write", f"/proc/self/fd/{copies_fd}", "--", program),
             *("--chardev", f"socket,id={label},fd={monitor.fileno()},server=on,wait=off"),
             *("--monitor", f"chardev={label}"),
             # All by the command line: who connects early must not find a server without the export.
@@ -346,7 +349,7 @@ def start(
         preexec_fn=limit,  # this process has one thread
         start_new_session=True,
     )
-    return Daemon(process.pid, os.pidfd_open(process.pid), folder, process)
+    return Daemon(process.pid, os.pidfd_open(process.pid), copies_fd, process)
 
 
 def find(prefix: str, uid: int | None = None) -> Iterator[tuple[str, Daemon]]:
@@ -362,7 +365,7 @@ def find(prefix: str, uid: int | None = None) -> Iterator[tuple[str, Daemon]]:
             if mark is None or mark["prefix"].decode() != prefix:
                 continue
             if uid is None or entry.stat().st_uid == uid:
-                yield mark["volume"].decode(), Daemon(int(entry.name), handle, int(mark["folder"]), None)
+                yield mark["volume"].decode(), Daemon(int(entry.name), handle, int(mark["copies"]), None)
                 handle = -1
         except OSError:
             continue  # it has ended

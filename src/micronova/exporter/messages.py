@@ -17,7 +17,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", forbid
 
 
 class Serve(Request, frozen=True, kw_only=True, tag="serve"):
-    """Serve a volume for as long as `End` is not asked for.
+    """Serve a volume for as long as `StopServing` is not asked for.
 
     Descriptors: the volume's file, and a directory that has the files of copies.
     """
@@ -26,13 +26,13 @@ class Serve(Request, frozen=True, kw_only=True, tag="serve"):
     readonly: bool
 
 
-class End(Request, frozen=True, kw_only=True, tag="end"):
-    """Stop to serve a volume; copies that run finish."""
+class StopServing(Request, frozen=True, kw_only=True, tag="end"):
+    """Stop serving a volume. Copies that are running are finished."""
 
     volume_id: str
 
 
-class Inventory(Request, frozen=True, kw_only=True, tag="inventory"):
+class Served(Request, frozen=True, kw_only=True, tag="inventory"):
     """List the volumes that are served."""
 
 
@@ -51,7 +51,7 @@ class Copy(Request, frozen=True, kw_only=True, tag="copy"):
 
 
 class Watch(Request, frozen=True, kw_only=True, tag="watch"):
-    """Keep the connection open: its end is the end of the exporter."""
+    """Keep the connection open. The client sees that the exporter has ended when the connection closes."""
 
 
 class Allow(Request, frozen=True, kw_only=True, tag="allow"):
@@ -62,13 +62,13 @@ class Allow(Request, frozen=True, kw_only=True, tag="allow"):
 
 
 class Refuse(Request, frozen=True, kw_only=True, tag="refuse"):
-    """Let a user connect no more: to one volume, or to any."""
+    """Take away a user's right to connect to one volume, or to all."""
 
     uid: int
     volume_id: str | None = None
 
 
-FromService = Serve | End | Inventory | Resize | Copy | Watch
+FromService = Serve | StopServing | Served | Resize | Copy | Watch
 """What the volume service may ask for."""
 FromAgent = Allow | Refuse
 """What the agent of this host may ask for."""

@@ -1,6 +1,6 @@
 """The exporter: serves volumes to the guests of this machine, each by a storage daemon of its own.
 
-    volume service ──▶ Serve, End, Copy, Resize        agent ──▶ Allow, Refuse
+    volume service ──▶ Serve, StopServing, Resize, Copy    agent ──▶ Allow, Refuse
                               │                                     │
                          ┌────▼─────────────────────────────────────▼────┐
                          │ exporter: VOLUME/nbd, VOLUME/qmp              │──▶ one qemu-storage-daemon per volume
@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ from micronova.exporter import daemon as daemons
 from micronova.exporter import messages as m
 from micronova.exporter import wire
 from micronova.exporter.access import SetAccess
-from micronova.exporter.daemon import Daemon, Failed, Full, Gone
+from micronova.exporter.daemon import Daemon, Failed, Full, NotAvailable
 from micronova.objects.background import keep_running
 from micronova.objects.clock import SystemClock
 
@@ -51,7 +51,7 @@ _agent = msgspec.msgpack.Decoder(m.FromAgent)
 
 
 class Refused(Exception):
-    """The request is wrong, or not from who may ask it."""
+    """The request is wrong."""
 
 
 class Missing(Exception):
@@ -74,13 +74,21 @@ class ExporterSetup:
     agent_user: int
 
 
+class _Asker(NamedTuple):
+    """Who asks on a socket."""
+
+    name: str
+    user: int
+    decoder: "msgspec.msgpack.Decoder[Any]"  # of what it may ask for
+
+
 @dataclass
 class Volume:
     """A volume that is served, or copied."""
 
     id: str
-    file: int = -1  # descriptors; -1 if an earlier exporter had them
-    folder: int = -1
+    file_fd: int = -1  # of the volume's file; -1 if an earlier exporter had it
+    copies_fd: int = -1  # of the directory that has the files of copies
     readonly: bool = False
     wanted: bool = False  # until it is told to end
     copies: int = 0
@@ -91,8 +99,8 @@ class Volume:
 
     def close(self) -> None:
         """Close its descriptors."""
-        wire.close([each for each in (self.file, self.folder) if each >= 0])
-        self.file = self.folder = -1
+        wire.close([each for each in (self.file_fd, self.copies_fd) if each >= 0])
+        self.file_fd = self.copies_fd = -1
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -110,23 +118,12 @@ class Exporter:
         """Take over the daemons that an earlier exporter has left, and answer on both sockets."""
         for volume_id, found in daemons.find(self._setup.prefix, os.geteuid()):
             await self._adopt(volume_id, found)
-        for listening, user, decoder in (
-            (service, self._setup.service_user, _service),
-            (agent, self._setup.agent_user, _agent),
+        for listening, asker in (
+            (service, _Asker("the volume service", self._setup.service_user, _service)),
+            (agent, _Asker("the agent", self._setup.agent_user, _agent)),
         ):
-            work = partial(self._accept, listening, user, decoder)
+            work = partial(self._accept, listening, asker)
             self._keep(keep_running(work, name="exporter-accept", clock=SystemClock()))
-
-    async def abandon(self) -> None:
-        """Stop to answer, and leave the daemons to the next exporter."""
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for volume in self._volumes.values():
-            if volume.daemon is not None:
-                await volume.daemon.lose()
-            volume.close()
 
     async def stop(self) -> None:
         """End all daemons and remove all sockets."""
@@ -148,35 +145,33 @@ class Exporter:
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    async def _accept(self, listening: socket.socket, user: int, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+    async def _accept(self, listening: socket.socket, asker: _Asker) -> None:
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
             connection, _ = await loop.sock_accept(listening)
-            if wire.peer(connection) in (user, 0):
-                self._spawn(self._converse(connection, decoder))
+            if wire.peer(connection) in (asker.user, 0):
+                self._spawn(self._converse(connection, asker))
             else:
                 log.warning("a connection of user %d was refused", wire.peer(connection))
                 connection.close()
 
-    async def _converse(self, connection: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+    async def _converse(self, connection: socket.socket, asker: _Asker) -> None:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 packet, descriptors = await wire.receive(connection)
             if packet:
-                reply = await self._answer(connection, packet, descriptors, decoder)
+                reply = await self._answer(connection, packet, descriptors, asker)
                 await wire.send(connection, msgspec.msgpack.encode(reply))
         except OSError:
             pass  # who asked has gone, or has asked nothing in time
         finally:
             connection.close()
 
-    async def _answer(
-        self, connection: socket.socket, packet: bytes, descriptors: list[int], decoder: "msgspec.msgpack.Decoder[Any]"
-    ) -> m.Reply:
+    async def _answer(self, connection: socket.socket, packet: bytes, descriptors: list[int], asker: _Asker) -> m.Reply:
         request: m.Request | None = None
         try:
-            request = decoder.decode(packet)
+            request = asker.decoder.decode(packet)
             _check(request)
             return await self._carry_out(connection, request, descriptors) or m.Reply()
         except (Refused, msgspec.MsgspecError, Failed) as error:
@@ -185,11 +180,17 @@ class Exporter:
             reply = m.Reply(error=str(error), kind="missing")
         except Full as error:
             reply = m.Reply(error=str(error), kind="full")
-        except (Gone, OSError) as error:
+        except (NotAvailable, OSError) as error:
             reply = m.Reply(error=str(error), kind="unavailable")
         finally:
             wire.close(descriptors)
-        log.warning("the request %s of the agent failed: %s", type(request).__name__, reply.error)
+        log.warning(
+            "the request %s of %s for volume %s failed: %s",
+            "of an unknown kind" if request is None else type(request).__name__,
+            asker.name,
+            getattr(request, "volume_id", None) or "-",
+            reply.error,
+        )
         return reply
 
     async def _carry_out(
@@ -198,10 +199,10 @@ class Exporter:
         match request:
             case m.Serve():
                 await self._serve(request, descriptors)
-            case m.End():
-                await self._end(request.volume_id)
-            case m.Inventory():
-                return m.Reply(volumes=tuple(sorted({*self._volumes, *self._left()})))
+            case m.StopServing():
+                await self._stop_serving(request.volume_id)
+            case m.Served():
+                return m.Reply(volumes=tuple(sorted({*self._volumes, *self._with_sockets()})))
             case m.Resize():
                 await self._resize(request)
             case m.Copy():
@@ -214,15 +215,15 @@ class Exporter:
                 self._refuse(request)
         return None
 
-    def _left(self) -> list[str]:
-        """Return the volumes whose sockets an earlier exporter has left, without a daemon."""
+    def _with_sockets(self) -> list[str]:
+        """Return the ids of all volumes that have a directory of sockets, also those of an earlier exporter."""
         return [name for name in os.listdir(self._setup.directory) if m.UUID.fullmatch(name)]
 
     async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:
         _check_files(descriptors)
         async with self._held(request.volume_id) as volume:
             volume.wanted = True
-            await self._ensure(volume, descriptors, readonly=request.readonly)
+            await self._serve_file(volume, descriptors, readonly=request.readonly)
 
     @contextlib.asynccontextmanager
     async def _held(self, volume_id: str) -> AsyncIterator[Volume]:
@@ -234,7 +235,7 @@ class Exporter:
                     yield volume
                     return
 
-    async def _end(self, volume_id: str) -> None:
+    async def _stop_serving(self, volume_id: str) -> None:
         async with self._held(volume_id) as volume:
             volume.wanted = False
             if not volume.copies:
@@ -242,7 +243,7 @@ class Exporter:
             else:  # a copy goes on; nobody else may use the volume any more
                 self._close_socket(volume.id)
                 if volume.daemon is not None:
-                    with contextlib.suppress(Gone):  # then it has none
+                    with contextlib.suppress(NotAvailable):  # then it has none
                         await volume.daemon.disconnect_clients()
 
     async def _resize(self, request: m.Resize) -> None:
@@ -252,20 +253,20 @@ class Exporter:
         async with volume.lock:  # a daemon that is being started may have seen the old size
             if volume.daemon is None:
                 return
-            if volume.file < 0:
-                raise Gone("the volume service has not passed its file to this exporter yet")
+            if volume.file_fd < 0:
+                raise NotAvailable("the volume service has not passed its file to this exporter yet")
             if volume.readonly:  # QEMU resizes no node that it may not write
                 await self._stop_daemon(volume)
                 await self._start_daemon(volume)
             else:
-                await volume.daemon.resize(volume.id, request.size, readonly=volume.readonly)
+                await volume.daemon.resize(volume.id, request.size)
 
     async def _copy(self, connection: socket.socket, request: m.Copy, descriptors: list[int]) -> None:
         _check_files(descriptors)
         async with self._held(request.volume_id) as volume:
             volume.copies += 1
             try:
-                await self._ensure(volume, descriptors, readonly=volume.readonly)
+                await self._serve_file(volume, descriptors, readonly=volume.readonly)
             except BaseException:
                 await self._copied(volume)
                 raise
@@ -284,7 +285,7 @@ class Exporter:
                 copying.cancel()
             await copying
         except asyncio.CancelledError:
-            raise Gone("the copy was cancelled") from None
+            raise NotAvailable("the copy was cancelled") from None
         finally:
             copying.cancel()
             leaving.cancel()
@@ -307,7 +308,7 @@ class Exporter:
         self._set_users(path, self._setup.users_of(path) | {request.uid})
 
     def _refuse(self, request: m.Refuse) -> None:
-        for volume_id in [request.volume_id] if request.volume_id is not None else self._left():
+        for volume_id in [request.volume_id] if request.volume_id is not None else self._with_sockets():
             path = self._path(volume_id, m.SOCKET)
             if path.exists() and request.uid in (users := self._setup.users_of(path)):
                 self._set_users(path, users - {request.uid})
@@ -327,8 +328,8 @@ class Exporter:
             await found.connect(str(self._path(volume_id, MONITOR)))
             await found.end_jobs()
             if volume_id in self._volumes or not await found.is_serving():
-                raise Gone("it serves nothing")
-        except (Gone, Failed) as error:
+                raise NotAvailable("it serves nothing")
+        except (NotAvailable, Failed) as error:
             log.warning("the storage daemon of volume %s is ended: %s", volume_id, error)
             await found.stop()
             return
@@ -336,17 +337,20 @@ class Exporter:
         volume.watcher = self._spawn(self._watch(volume, found))
         log.info("the storage daemon of volume %s, process %d, is taken over", volume_id, found.pid)
 
-    async def _ensure(self, volume: Volume, descriptors: list[int], *, readonly: bool) -> None:
-        """Have a daemon serve a file; the caller has the volume's lock. Descriptors that are kept are taken out."""
+    async def _serve_file(self, volume: Volume, descriptors: list[int], *, readonly: bool) -> None:
+        """Have a daemon serve a file; the caller has the volume's lock.
+
+        It empties `descriptors` if it keeps them; otherwise the caller closes them.
+        """
         fits = volume.daemon is not None and not volume.daemon.ended()
         fits = fits and volume.daemon is not None and volume.daemon.serves(descriptors[0])
-        if not fits or volume.readonly != readonly or volume.file < 0:
-            wire.close([each for each in (volume.file, volume.folder) if each >= 0])
-            volume.file, volume.folder = descriptors
+        if not fits or volume.readonly != readonly or volume.file_fd < 0:
+            wire.close([each for each in (volume.file_fd, volume.copies_fd) if each >= 0])
+            volume.file_fd, volume.copies_fd = descriptors
             descriptors.clear()
         if fits and volume.readonly == readonly:
             assert volume.daemon is not None
-            await volume.daemon.export(volume.id, writable=not readonly)
+            await volume.daemon.export(volume.id, readonly=readonly)
             return
         volume.readonly = readonly
         await self._stop_daemon(volume)
@@ -361,8 +365,8 @@ class Exporter:
             self._setup.prefix,
             volume.id,
             readonly=volume.readonly,
-            file=volume.file,
-            folder=volume.folder,
+            file_fd=volume.file_fd,
+            copies_fd=volume.copies_fd,
             nbd=volume.socket,
             monitor=monitor,
         )
@@ -378,17 +382,17 @@ class Exporter:
     def _listen(self, volume: Volume) -> socket.socket:
         """Make the socket of a volume, if there is none, and one of its monitor, which is returned.
 
-        Who could connect to the socket before, can connect to the new one. That of the monitor is always new: those who
-        wait in its queue, which is short, are exporters that have given up.
+        Who could connect to the socket before, can connect to the new one. The monitor's socket is always new: the
+        queue of the old one has connections of exporters that have ended.
         """
-        folder = self._setup.directory / volume.id
-        folder.mkdir(exist_ok=True)
-        folder.chmod(_PASSABLE)
-        path = folder / m.SOCKET
+        directory = self._setup.directory / volume.id
+        directory.mkdir(exist_ok=True)
+        directory.chmod(_PASSABLE)
+        path = directory / m.SOCKET
         if volume.socket is None:
             users = self._setup.users_of(path) if path.exists() else set()
             volume.socket = _bound(path, lambda fresh: self._set_users(fresh, users))
-        return _bound(folder / MONITOR, lambda fresh: fresh.chmod(_CLOSED))
+        return _bound(directory / MONITOR, lambda fresh: fresh.chmod(_CLOSED))
 
     def _close_socket(self, volume_id: str) -> None:
         path = self._path(volume_id, m.SOCKET)
@@ -404,7 +408,7 @@ class Exporter:
             how = await watched.wait()
             await watched.lose()
             log.warning("the storage daemon of volume %s ended (%s) and is started again", volume.id, how)
-            if volume.file < 0:
+            if volume.file_fd < 0:
                 log.warning("volume %s is served again when the volume service asks for it", volume.id)
                 volume.daemon = None
                 return
@@ -415,8 +419,8 @@ class Exporter:
                             return  # another request was faster
                         await self._start_daemon(volume)
                         return  # which has a watcher of its own
-                except (Gone, Failed, OSError) as error:
-                    log.error("volume %s is not served, which is tried again: %s", volume.id, error)
+                except (NotAvailable, Failed, OSError) as error:
+                    log.error("cannot serve volume %s; the next attempt is in %g s: %s", volume.id, pause, error)
                 await asyncio.sleep(pause)
                 pause = FIRST_PAUSE if loop.time() - started > STEADY else min(2 * pause, LONGEST_PAUSE)
 
@@ -437,13 +441,13 @@ class Exporter:
         self._volumes.pop(volume.id, None)  # last: who serves it again waits for the lock until here
 
 
-def _bound(path: Path, close: Callable[[Path], None]) -> socket.socket:
-    """Make a socket that listens, in the place of an earlier one; `close` says who may connect, before anybody can."""
+def _bound(path: Path, restrict: Callable[[Path], None]) -> socket.socket:
+    """Make a socket that listens in the place of an earlier one; `restrict` sets who may connect before anybody can."""
     fresh = path.with_name(f".{path.name}")
     fresh.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX)
     made.bind(str(fresh))
-    close(fresh)
+    restrict(fresh)
     made.listen(128)
     fresh.replace(path)
     return made

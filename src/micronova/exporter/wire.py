@@ -86,7 +86,7 @@ def close(descriptors: Sequence[int]) -> None:
 
 
 def done(future: "asyncio.Future[None]") -> None:
-    """Say that what a future stands for has happened."""
+    """Set the result of a future that has none."""
     if not future.done():
         future.set_result(None)
 

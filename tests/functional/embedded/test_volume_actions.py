@@ -1,14 +1,16 @@
 """Actions and attachments of volumes, on both databases."""
 
 import asyncio
+import errno
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from micronova.embedded.volume.backend.exports import SimulatedExports
+from micronova.embedded.volume.backend.exports import Export, SimulatedExports
+from micronova.objects.errors import TooLarge
 from tests.unit.embedded.volume.world import ADMIN, BOB, READER, World, world
 
 CONNECTOR = {"host": "fake-1", "mountpoint": "/dev/vdb"}
@@ -18,7 +20,7 @@ SERVICE = "nova@service/service"
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.directory)) as made:
+    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.root)) as made:
         yield made
 
 
@@ -127,6 +129,22 @@ async def test_an_attachment_with_a_connector_is_made_at_once_or_not_at_all(clou
     assert (await cloud.do("GET", "/attachments"))["attachments"] == []
 
 
+class BrokenExports(SimulatedExports):
+    """Exports that cannot open the files of volumes."""
+
+    async def serve(self, export: Export) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+async def test_an_attachment_that_cannot_be_served_is_not_kept(tmp_path: Path) -> None:
+    async with world(tmp_path, exports=lambda files: BrokenExports(files.root)) as cloud:
+        volume = await cloud.create()
+        body = {"attachment": {"volume_uuid": volume["id"], "connector": CONNECTOR}}
+        assert (await cloud.call("POST", "/attachments", body)).status == 500
+        assert await status(cloud, volume) == "available"
+        assert (await cloud.do("GET", "/attachments"))["attachments"] == []
+
+
 async def test_several_servers(cloud: World) -> None:
     spec = {"name": "multi", "extra_specs": {"multiattach": "<is> True"}}
     await cloud.do("POST", "/types", {"volume_type": spec}, token=ADMIN)
@@ -220,6 +238,37 @@ async def test_revert(cloud: World) -> None:
     await cloud.until(f"/volumes/{volume['id']}", "available")
     assert file.open("rb").read(6) == b"before"
     assert (await cloud.call("POST", f"/volumes/{volume['id']}/action", {"revert": {}}, minor=39)).status == 404
+
+
+async def test_an_image_is_created_only_of_a_volume_that_can_be_read(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request that takes the volume meanwhile is refused, or leaves no image without data."""
+    volume, create, reserved = await cloud.create(), cloud.images.create, 0
+
+    async def late(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
+        nonlocal reserved
+        reserved = (await cloud.act(volume["id"], "os-reserve")).status
+        return await create(document, token)
+
+    monkeypatch.setattr(cloud.images, "create", late)
+    answer = await cloud.act(volume["id"], "os-volume_upload_image", image_name="copy")
+    assert (reserved, answer.status, len(cloud.images.documents)) in ((400, 202, 1), (202, 400, 0))
+
+
+async def test_a_volume_whose_image_cannot_be_created_is_free_again(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
+        raise TooLarge("The project has too many images.")
+
+    volume = await cloud.create()
+    monkeypatch.setattr(cloud.images, "create", refuse)
+    assert (await cloud.act(volume["id"], "os-volume_upload_image", image_name="copy")).status == 413
+    assert await status(cloud, volume) == "available"
+    await cloud.do("DELETE", f"/volumes/{volume['id']}")
+    await cloud.until(f"/volumes/{volume['id']}", "")
+    assert (await cloud.do("GET", "/messages"))["messages"] == []
 
 
 async def test_an_image_of_a_volume(cloud: World) -> None:

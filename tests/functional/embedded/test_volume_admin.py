@@ -169,6 +169,15 @@ async def test_quota_sets_classes_and_limits(cloud: World) -> None:
     assert (await cloud.do("GET", "/os-quota-sets/p1"))["quota_set"]["volumes"] == 7
 
 
+@pytest.mark.parametrize("resource", ["volumes", "gigabytes"])
+async def test_the_quota_of_a_type_is_named(cloud: World, resource: str) -> None:
+    await cloud.do("POST", "/types", {"volume_type": {"name": "gold"}}, token=ADMIN)
+    await cloud.do("PUT", "/os-quota-sets/p1", {"quota_set": {f"{resource}_gold": 1}}, token=ADMIN)
+    await cloud.create(volume_type="gold")
+    answer = await cloud.call("POST", "/volumes", {"volume": {"size": 1, "volume_type": "gold"}})
+    assert answer.status == 413 and f"'{resource}_gold' allows 1" in answer.body.decode()
+
+
 async def test_a_volume_may_have_a_largest_size(tmp_path: Path) -> None:
     settings = VolumeServiceSettings(quotas={**QUOTAS, "per_volume_gigabytes": 2})
     async with world(tmp_path, settings=settings) as cloud:
@@ -176,6 +185,16 @@ async def test_a_volume_may_have_a_largest_size(tmp_path: Path) -> None:
         volume = await cloud.create(size=2)
         assert (await cloud.act(volume["id"], "os-extend", new_size=3)).status == 413
         assert (await cloud.do("GET", "/os-quota-sets/p1?usage=1"))["quota_set"]["gigabytes"]["in_use"] == 2
+
+
+async def test_pools_for_a_type(cloud: World) -> None:
+    path = "/scheduler-stats/get_pools?volume_type="
+    for name, backend in (("here", "files"), ("elsewhere", "ceph")):
+        fields = {"name": name, "extra_specs": {"volume_backend_name": backend}}
+        await cloud.do("POST", "/types", {"volume_type": fields}, token=ADMIN)
+    for name, minor, number in (("here", 35, 1), ("elsewhere", 35, 0), ("elsewhere", 34, 1)):
+        assert len((await cloud.do("GET", path + name, token=ADMIN, minor=minor))["pools"]) == number, (name, minor)
+    assert (await cloud.call("GET", f"{path}nowhere", token=ADMIN)).status == 404
 
 
 async def test_services_and_what_else_operators_ask(cloud: World) -> None:

@@ -373,7 +373,7 @@ async def test_no_volume_in_the_clear_is_of_a_type_that_is_encrypted_meanwhile(
 ) -> None:
     body = {"volume_type": {"name": "later"}}
     later = (await cloud.do("POST", "/types", body, token=ADMIN))["volume_type"]["id"]
-    _encrypts_meanwhile(cloud, monkeypatch, volume_api, "encryption_for", later)
+    _encrypts_meanwhile(cloud, monkeypatch, volume_api, "load_cipher", later)
     assert (await cloud.create(volume_type="later"))["encrypted"] is True
 
 
@@ -383,7 +383,7 @@ async def test_no_volume_in_the_clear_gets_a_type_that_is_encrypted_meanwhile(
     body = {"volume_type": {"name": "later"}}
     later = (await cloud.do("POST", "/types", body, token=ADMIN))["volume_type"]["id"]
     volume = await cloud.create()
-    _encrypts_meanwhile(cloud, monkeypatch, row_actions, "check_same", later)
+    _encrypts_meanwhile(cloud, monkeypatch, row_actions, "check_same_encryption", later)
     answer = await cloud.act(volume["id"], "os-retype", new_type="later", migration_policy="never")
     assert answer.status == 400
     shown = (await cloud.do("GET", f"/volumes/{volume['id']}"))["volume"]

@@ -235,6 +235,25 @@ async def test_a_cancelled_restore_gives_its_backup_back(cloud: World, monkeypat
     assert cloud.files() == [volume["id"]]
 
 
+async def test_a_restore_leaves_a_backup_that_is_deleted_meanwhile(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could be restored once more in the moment before its file goes."""
+    volume = await cloud.create()
+    path = f"/backups/{(await cloud.do('POST', '/backups', {'backup': {'volume_id': volume['id']}}))['backup']['id']}"
+    await cloud.until(path, "available")
+    gate, removing = hold(monkeypatch, "replace_by_copy"), hold(monkeypatch, "remove")
+    restored = (await cloud.do("POST", f"{path}/restore", {"restore": {}}))["restore"]
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await cloud.do("POST", f"{path}/action", {"os-force_delete": {}}, token=ADMIN)
+    gate.opened.set()
+    await cloud.until(f"/volumes/{restored['volume_id']}", "available")
+    await asyncio.wait_for(removing.reached.wait(), 10)
+    assert (await cloud.do("GET", path))["backup"]["status"] == "deleting"
+    removing.opened.set()
+    await cloud.until(path, "")
+
+
 async def test_a_copy_that_is_not_wanted_any_more_ends(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forced delete does not wait until the copy is complete."""
     source = await cloud.create()

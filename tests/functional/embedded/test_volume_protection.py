@@ -11,8 +11,9 @@ import pytest
 
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.operations import messages
-from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
@@ -22,7 +23,7 @@ SERVICE = "nova@services/service"
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.directory)) as made:
+    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.root)) as made:
         yield made
 
 
@@ -152,6 +153,24 @@ async def test_a_transfer_takes_only_snapshots_that_are_available(cloud: World) 
     assert (await cloud.do("GET", "/snapshots", token=BOB))["snapshots"][0]["id"] == snapshot["id"]
 
 
+async def test_a_transfer_takes_a_snapshot_from_who_is_about_to_delete_it(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = await cloud.create()
+    snapshot = f"/snapshots/{(await cloud.snapshot(volume['id']))['id']}"
+    path, key = await transfer(cloud, volume["id"])
+    begin = Core.begin_operation
+
+    async def late(self: Core, *args: Any, **kwargs: Any) -> Any:  # the request has read the snapshot
+        monkeypatch.undo()
+        await cloud.do("POST", path, key, token=BOB)
+        return await begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(Core, "begin_operation", late)
+    assert (await cloud.call("DELETE", snapshot)).status == 404
+    assert (await cloud.do("GET", snapshot, token=BOB))["snapshot"]["status"] == "available"
+
+
 async def test_a_retype_asks_what_a_create_asks(cloud: World) -> None:
     volume = await cloud.create()
     await cloud.do(
@@ -207,12 +226,12 @@ class CountedExports(SimulatedExports):
         self.now: set[str] = set()
         self.broken: set[str] = set()
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         if export.volume_id in self.broken:
             raise Unavailable("its storage daemon ends at once")
         self.now.add(export.volume_id)
 
-    async def remove(self, volume_id: str) -> None:
+    async def stop_serving(self, volume_id: str) -> None:
         self.now.discard(volume_id)
 
     async def served(self) -> set[str]:
@@ -225,7 +244,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
     made: list[CountedExports] = []
 
     def exports(files: Files) -> CountedExports:
-        made.append(CountedExports(files.directory))
+        made.append(CountedExports(files.root))
         return made[0]
 
     async with world(tmp_path, exports=exports) as cloud:
@@ -253,7 +272,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["revert", "restore"])
 async def test_the_file_of_an_attached_volume_is_not_replaced(tmp_path: Path, how: str) -> None:
     """The guest would go on to write to the old one, which is lost; an administrator may have set the status."""
-    async with world(tmp_path, exports=lambda files: SimulatedExports(files.directory)) as cloud:
+    async with world(tmp_path, exports=lambda files: SimulatedExports(files.root)) as cloud:
         volume = await cloud.create()
         snapshot = await cloud.snapshot(volume["id"])
         backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
@@ -273,7 +292,7 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
     made: list[CountedExports] = []
 
     def exports(files: Files) -> CountedExports:
-        made.append(CountedExports(files.directory))
+        made.append(CountedExports(files.root))
         return made[0]
 
     async def until_served(wanted: set[str]) -> None:
@@ -293,6 +312,43 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
             made[0].broken = set()
             await until_served(ids)
             await cloud.role.export_manager.stop()
+
+
+async def test_a_connection_without_an_attachment_outlives_a_restart(tmp_path: Path) -> None:
+    """One by os-initialize_connection, of a volume that os-attach has attached; it ends when both hosts end theirs."""
+    made: list[CountedExports] = []
+
+    def exports(files: Files) -> CountedExports:
+        made.append(CountedExports(files.root))
+        return made[0]
+
+    async with world(tmp_path, exports=exports) as cloud:
+        volume = (await cloud.create())["id"]
+        for host in ("one", "two"):
+            answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})
+            assert answer.status == 200
+        attached = await cloud.act(volume, "os-attach", mountpoint="/dev/vdb", instance_uuid=str(uuid.uuid4()))
+        assert attached.status == 202
+        await cloud.role.export_manager.stop()
+        made[0].now = set()  # another exporter
+        await cloud.role.export_manager.start()
+        async with asyncio.timeout(20):
+            while made[0].now != {volume}:
+                await asyncio.sleep(0.005)
+        for host, left in (("two", {volume}), ("one", set())):
+            await cloud.act(volume, "os-terminate_connection", connector={"host": host})
+            assert made[0].now == left
+        await cloud.act(volume, "os-initialize_connection", connector={"host": "one"})
+        assert (await cloud.act(volume, "os-detach")).status == 202
+        assert made[0].now == set()
+
+
+async def test_a_volume_has_a_limited_number_of_connections(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_queries, "MOST_CONNECTIONS", 2)
+    volume = (await cloud.create())["id"]
+    for host, status in (("a", 200), ("b", 200), ("b", 200), ("c", 413)):
+        answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})
+        assert answer.status == status, host
 
 
 async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:

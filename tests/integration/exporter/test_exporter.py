@@ -40,10 +40,10 @@ async def test_a_guest_reads_what_another_wrote(tmp_path: Path, volume_id: str) 
         with file.open("rb") as stream:
             stream.seek(MIB)
             assert stream.read(2 * MIB) == b"\7" * MIB + b"\0" * MIB
-        assert (await cloud.client.ask(m.Inventory())).volumes == (volume_id,)
-        await cloud.client.ask(m.End(volume_id=volume_id))
+        assert (await cloud.client.ask(m.Served())).volumes == (volume_id,)
+        await cloud.client.ask(m.StopServing(volume_id=volume_id))
         assert not cloud.daemons()
-        assert (await cloud.client.ask(m.Inventory())).volumes == ()
+        assert (await cloud.client.ask(m.Served())).volumes == ()
 
 
 async def test_a_readonly_volume_cannot_be_written(tmp_path: Path, volume_id: str) -> None:
@@ -119,7 +119,7 @@ async def test_a_daemon_that_died_with_the_exporter_is_replaced(tmp_path: Path, 
         await cloud.die()
         await killed(before[volume_id])
         await cloud.run()
-        assert (await cloud.client.ask(m.Inventory())).volumes == (volume_id,)
+        assert (await cloud.client.ask(m.Served())).volumes == (volume_id,)
         await cloud.serve(volume_id)
         await cloud.io(volume_id, "read 0 1M")
         if os.geteuid() == 0:
@@ -144,7 +144,7 @@ async def test_a_volume_that_is_served_again_while_it_ends(
         await cloud.serve(volume_id)
         with monkeypatch.context() as patch:
             patch.setattr(Daemon, "stop", stop)
-            ending = asyncio.ensure_future(cloud.client.ask(m.End(volume_id=volume_id)))
+            ending = asyncio.ensure_future(cloud.client.ask(m.StopServing(volume_id=volume_id)))
             await ended.wait()
             serving = asyncio.ensure_future(cloud.serve(volume_id))
             await asyncio.wait({serving}, timeout=2)  # it waits, or is faster
@@ -181,7 +181,7 @@ async def test_a_volume_that_ends_while_it_is_copied_has_no_clients(
                 await asyncio.sleep(0.01)
         copied = asyncio.ensure_future(cloud.copy(volume_id, "0"))
         await copying.wait()
-        await cloud.client.ask(m.End(volume_id=volume_id))
+        await cloud.client.ask(m.StopServing(volume_id=volume_id))
         await cloud.serve(volume_id)  # for another
         said = (await client.communicate(b"write -P 2 0 4k\n"))[0].decode()
         assert "write failed" in said, said
@@ -284,7 +284,9 @@ async def test_a_readonly_volume_grows(tmp_path: Path, volume_id: str) -> None:
         assert "Permission denied" in await cloud.io(volume_id, "write -P 7 0 4k", check=False)
 
 
-async def test_a_new_exporter_resizes_what_it_was_given_again(tmp_path: Path, volume_id: str) -> None:
+async def test_a_new_exporter_resizes_what_it_was_given_again(
+    tmp_path: Path, volume_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world(tmp_path) as cloud:
         file = cloud.file(volume_id)
         await cloud.serve(volume_id, readonly=True)
@@ -293,6 +295,7 @@ async def test_a_new_exporter_resizes_what_it_was_given_again(tmp_path: Path, vo
         os.truncate(file, 128 * MIB)
         with pytest.raises(Unavailable, match="not passed"):
             await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
+        assert f"the request Resize of the volume service for volume {volume_id} failed" in caplog.text
         await cloud.serve(volume_id, readonly=True)
         await cloud.client.ask(m.Resize(volume_id=volume_id, size=128 * MIB))
         await cloud.io(volume_id, "read 127M 1M", readonly=True)
@@ -335,4 +338,4 @@ async def test_a_lack_of_descriptors_does_not_end_the_service(tmp_path: Path) ->
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for connection in idle:
                 connection.close()
-            assert (await cloud.client.ask(m.Inventory())).volumes == ()
+            assert (await cloud.client.ask(m.Served())).volumes == ()

@@ -71,7 +71,15 @@ class World:
     async def die(self) -> None:
         """End the exporter as kill -9 does: its daemons stay."""
         assert self.exporter is not None
-        await self.exporter.abandon()
+        tasks, volumes = list(self.exporter._tasks), self.exporter._volumes.values()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for volume in volumes:
+            if volume.daemon is not None:
+                await volume.daemon.lose()
+            volume.close()
         self.exporter = None
 
     def file(self, volume_id: str, size: int = 64 << 20) -> Path:

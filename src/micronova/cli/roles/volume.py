@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from micronova.cli.volume_images import volume_images
-from micronova.cli.volume_luks import QemuLuks
+from micronova.cli.volume_tools import QemuLuks
 from micronova.cli.wiring import Process, Role
 from micronova.embedded.volume.backend.exporter import ExportedFiles
 from micronova.embedded.volume.backend.exports import Exports, SimulatedExports
@@ -25,7 +25,7 @@ def _exports(process: Process) -> Callable[[Files], Exports] | None:
         client = ExporterClient(link.socket)
         return lambda files: ExportedFiles(files, client, acl.share, link.uid, link.seen_as)
     if process.settings.compute.compute_driver == "fake":
-        return lambda files: SimulatedExports(files.directory)
+        return lambda files: SimulatedExports(files.root)
     return None
 
 

@@ -7,26 +7,27 @@ import sqlalchemy as sa
 
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.volume.backend.keys import SealedKey
-from micronova.embedded.volume.backend.luks import BadCipher, Cipher, LuksTool, cipher_of
+from micronova.embedded.volume.backend.luks import DEFAULT_KEY_BITS, BadCipher, Cipher, LuksTool, cipher_of
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Backup, Snapshot, TypeEncryption, Volume, VolumeType
 from micronova.embedded.volume.store.type_queries import encryption_of
 from micronova.objects.errors import Invalid
 
-_DEFAULT_BITS = 256
 _PROVIDERS = ("luks", "luks2", "nova.volume.encryptors.luks.luksencryptor", "luksencryptor")
 """The providers whose volumes QEMU can read, in lower case. It knows the first version of LUKS only."""
 
 
 @dataclass(frozen=True)
-class Encrypted:
-    """How a volume is encrypted."""
+class VolumeCipher:
+    """The cipher of a volume, and the length of its key."""
 
     cipher: Cipher
-    bits: int  # of the key
+    key_bits: int
 
 
-def check(volume_type: VolumeType, found: TypeEncryption | None, tool: LuksTool | None) -> Encrypted | None:
+def cipher_for_type(
+    volume_type: VolumeType, found: TypeEncryption | None, tool: LuksTool | None
+) -> VolumeCipher | None:
     """Return how volumes of a type are encrypted; None if they are not. Raise Invalid if that is not possible here."""
     if found is None:
         return None
@@ -43,16 +44,16 @@ def check(volume_type: VolumeType, found: TypeEncryption | None, tool: LuksTool 
         cipher = cipher_of(found.cipher, found.key_size)
     except BadCipher as error:
         raise Invalid(f"Volumes of the type {volume_type.name} cannot be encrypted: {error}") from None
-    return Encrypted(cipher, found.key_size or _DEFAULT_BITS)
+    return VolumeCipher(cipher, found.key_size or DEFAULT_KEY_BITS)
 
 
-async def encryption_for(core: Core, volume_type: VolumeType) -> Encrypted | None:
-    """Return how volumes of a type are encrypted; raise as `check` does."""
+async def load_cipher(core: Core, volume_type: VolumeType) -> VolumeCipher | None:
+    """Return how volumes of a type are encrypted; raise as `cipher_for_type` does."""
     found = await core.database.read(encryption_of, volume_type.id)
-    return check(volume_type, found, core.luks)
+    return cipher_for_type(volume_type, found, core.luks)
 
 
-def same(one: TypeEncryption | None, other: TypeEncryption | None) -> bool:
+def same_encryption(one: TypeEncryption | None, other: TypeEncryption | None) -> bool:
     """Return whether the volumes of two types are encrypted in the same way, or are both in the clear."""
     if one is None or other is None:
         return one is other
@@ -60,22 +61,22 @@ def same(one: TypeEncryption | None, other: TypeEncryption | None) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
-async def check_same(core: Core, volume_type: VolumeType, source_type_id: str | None, what: str) -> None:
+async def check_same_encryption(core: Core, volume_type: VolumeType, source_type_id: str | None, what: str) -> None:
     """Raise Invalid unless a volume of a type can have the file of a volume of another type."""
     found = await core.database.read(encryption_of, volume_type.id)
     of_source = None if source_type_id is None else await core.database.read(encryption_of, source_type_id)
-    if not same(found, of_source):
+    if not same_encryption(found, of_source):
         raise Invalid(
             f"Invalid volume_type provided: {volume_type.name}; the {what} is encrypted in another way, or not at all. "
             "Name a type with the same encryption, or none."
         )
 
 
-def keep(conn: sa.Connection, type_id: str, *, encrypted: bool) -> None:
-    """Confirm, in the transaction that wrote a volume, that its type is encrypted as it is; raise Changed if not.
+def check_type_unchanged(conn: sa.Connection, type_id: str, *, encrypted: bool) -> None:
+    """Raise Changed if the encryption of the type has been added or removed since the request read it.
 
-    The row keeps others from changing the encryption of the type. Before, an administrator may have done so after the
-    request had read it: the volume would be in the clear, and nobody would notice.
+    The transaction has written a volume of the type, which keeps others from changing the encryption from now on.
+    Without the check the volume could be in the clear, and nobody would notice.
     """
     if (encryption_of(conn, type_id) is not None) != encrypted:
         raise Changed
@@ -88,7 +89,7 @@ def key_of(resource: Volume | Snapshot | Backup) -> SealedKey | None:
     return SealedKey(id=resource.encryption_key_id, sealed=resource.sealed_key)
 
 
-def columns(key: SealedKey | None) -> dict[str, Any]:
+def key_columns(key: SealedKey | None) -> dict[str, Any]:
     """Return the values of a row that has a key."""
     return {"encryption_key_id": key and key.id, "sealed_key": key and key.sealed}
 
@@ -101,7 +102,7 @@ def key_after_copy(core: Core, volume: Volume, source: Volume | Snapshot | Backu
     """
     key, own = key_of(source), key_of(volume)
     if key is None or core.keys is None:
-        return columns(key)
+        return key_columns(key)
     if own is not None and core.keys.open(own) == core.keys.open(key):
         return {}
-    return columns(core.keys.copy(core.new_id(), key))
+    return key_columns(core.keys.copy(core.new_id(), key))

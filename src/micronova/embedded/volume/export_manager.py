@@ -1,4 +1,4 @@
-"""Connecting hosts to volumes: exports and the `connection_info` of attachments."""
+"""Connecting compute hosts to volumes: exports and the `connection_info` of attachments."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import msgspec
 from micronova.embedded.volume.backend.exports import Connection, Export, Exports, NBDConnection
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Volume
-from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.store import connection_queries
 from micronova.embedded.volume.store.qos_queries import front_end_specs
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
@@ -40,7 +40,7 @@ class ExportManager:
             await end_tasks(self._task)
 
     async def describe(self, volume: Volume, connector: dict[str, Any], mode: str) -> Connection:
-        """Return how the host that a connector describes will reach a volume; raise Invalid."""
+        """Return how the compute host that a connector describes will reach a volume; raise Invalid."""
         if self._exports is None:
             raise Invalid("This cloud does not export volumes: they cannot be connected to hosts.")
         if not isinstance(connector.get("host"), str) or not connector["host"]:
@@ -54,45 +54,51 @@ class ExportManager:
             qos_specs=await self._core.database.read(front_end_specs, volume.volume_type_id),
         )
 
-    async def connect(self, volume: Volume) -> None:
-        """Serve a volume. The caller has recorded the attachment, so `_follow` serves it if this is interrupted."""
+    async def serve(self, volume: Volume) -> None:
+        """Serve a volume. The caller has recorded a connection, so `_follow` serves it again after an interruption."""
         if self._exports is not None:
-            await self._exports.ensure(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
+            await self._exports.serve(Export(volume_id=volume.id, readonly=bool(volume.readonly)))
 
     async def resize(self, volume_id: str, size: int) -> None:
         """Announce the new size of a volume's file, in bytes, to the guests that use it."""
         if self._exports is not None:
             await self._exports.resize(volume_id, size)
 
-    async def disconnect(self, volume_id: str) -> None:
-        """Stop serving a volume unless an attachment has a connection to it. Callers remove their attachment before."""
+    async def end_connections(self, volume_id: str) -> None:
+        """End the connections of a volume that no attachment has, because its file goes; stop serving it if unused."""
+        if self._exports is not None:
+            await self._core.database.write(connection_queries.end, volume_id)
+            await self.stop_serving_unused(volume_id)
+
+    async def stop_serving_unused(self, volume_id: str) -> None:
+        """Stop serving a volume unless it has a connection. A caller that ends a connection removes its row first."""
         if self._exports is None or await self._connected(volume_id):
             return
-        await self._exports.remove(volume_id)
+        await self._exports.stop_serving(volume_id)
         for export in await self._connected(volume_id):  # another request has connected it meanwhile
-            await self._exports.ensure(export)
+            await self._exports.serve(export)
 
     async def _connected(self, volume_id: str | None = None) -> list[Export]:
-        """Return the exports of this machine's volumes that have a connection: of one, or of all."""
-        found = await self._core.database.read(attachment_queries.connected, self._core.host, volume_id)
+        """Return the exports of the volumes here that have a connection: of one, or of all."""
+        found = await self._core.database.read(connection_queries.connected, self._core.host, volume_id)
         return [Export(volume_id=id, readonly=readonly) for id, readonly in found]
 
     async def _follow(self) -> None:
         assert self._exports is not None
         pause = PAUSE
         while True:
-            lost = asyncio.ensure_future(self._exports.lost())
+            end = asyncio.ensure_future(self._exports.wait_for_end())
             try:
                 await self._reconcile(self._exports)
                 pause = PAUSE
-                await lost
+                await end
             except Unavailable as error:
                 log.warning("volumes cannot be served, next attempt in %g s: %s", pause, error)
                 await self._core.clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             finally:
-                lost.cancel()
-                await asyncio.wait({lost})
+                end.cancel()
+                await asyncio.wait({end})
 
     async def _reconcile(self, exports: Exports) -> None:
         """Serve all volumes with a connection, and no others; raise Unavailable if one cannot be served yet."""
@@ -101,9 +107,13 @@ class ExportManager:
         lacking: Unavailable | None = None
         for export in connected:
             try:
-                await exports.ensure(export)
+                await exports.serve(export)
             except Unavailable as error:
-                log.warning("volume %s cannot be served yet, it is tried again: %s", export.volume_id, error)
+                log.warning(
+                    "cannot serve volume %s yet; the next attempt is made with those of all volumes: %s",
+                    export.volume_id,
+                    error,
+                )
                 await exports.served()  # raises Unavailable if the exporter does not answer; else go on with the others
                 lacking = error
             except (MicronovaError, OSError) as error:
@@ -115,8 +125,8 @@ class ExportManager:
                 )
         for volume_id in served - {export.volume_id for export in connected}:
             if not await self._connected(volume_id):
-                log.info("removing the export of volume %s, which is not attached any more", volume_id)
-                await exports.remove(volume_id)
+                log.info("volume %s has no connection any more: it is not served from now on", volume_id)
+                await exports.stop_serving(volume_id)
         if lacking is not None:
             raise lacking
 

@@ -38,7 +38,10 @@ class Images(Protocol):
         """Yield the data of an image that its user has been found to see."""
 
     async def convert(self, source: Path, source_format: str, target: Path, size: int) -> None:
-        """Convert an image of at most `size` bytes, which was inspected, to a raw file."""
+        """Convert an image of at most `size` bytes, which was inspected, to a raw file.
+
+        Raise OSError if the disk is full, Invalid if the image cannot be read.
+        """
 
     async def create(self, document: Document, token: str) -> Document:
         """Create an image without data as the user."""

@@ -26,7 +26,7 @@ from micronova.embedded.volume.api.transfers import TransferHandlers
 from micronova.embedded.volume.api.type_encryption import TypeEncryptionHandlers
 from micronova.embedded.volume.api.types import TypeHandlers
 from micronova.embedded.volume.api.versions import VERSIONS, dispatch, root_routes
-from micronova.embedded.volume.api.volume_encryption import EncryptionHandlers
+from micronova.embedded.volume.api.volume_encryption import VolumeEncryptionHandlers
 from micronova.embedded.volume.api.volume_sources import Sources
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.exports import Exports
@@ -176,7 +176,7 @@ def routes(core: Core, files: Files, images: Images | None, export_manager: Expo
         *BackupRecordHandlers(core).routes(),
         *(route for each in metadata_handlers(core) for route in each.routes()),
         *AttachmentHandlers(core, export_manager).routes(),
-        *EncryptionHandlers(core).routes(),
+        *VolumeEncryptionHandlers(core).routes(),
         *TypeHandlers(core).routes(),
         *TypeEncryptionHandlers(core).routes(),
         *QosSpecsHandlers(core).routes(),

@@ -147,6 +147,14 @@ attachments = sa.Table(
     Index("attachments_by_instance", "instance_uuid"),
 )
 
+# The hosts that os-initialize_connection has connected. A host that an attachment connects stands in the attachment.
+volume_connections = sa.Table(
+    "volume_connections",
+    metadata,
+    Column("volume_id", String(36), ForeignKey("volumes.id", ondelete="CASCADE"), primary_key=True),
+    Column("host", String(255), primary_key=True),
+)
+
 volume_types = sa.Table(
     "volume_types",
     metadata,

@@ -48,7 +48,7 @@ def test_a_row_has_the_columns_of_its_table(row: type, table: sa.Table, more: se
 
 
 def test_every_table_of_rows_that_are_read_whole_has_a_type() -> None:
-    pairs = {"volume_metadata", "snapshot_metadata", "default_types", "volume_type_projects"}
+    pairs = {"volume_metadata", "snapshot_metadata", "default_types", "volume_type_projects", "volume_connections"}
     quotas = {"quota_usages", "quota_limits", "quota_class_limits"}
     outbox = {"events"}  # `embedded.common.compute_events` has the type of its rows
     typed = {table.name for _, table, _ in TYPES}

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from micronova.cli.volume_luks import QemuLuks
+from micronova.cli import volume_tools
+from micronova.cli.volume_tools import QemuLuks
 from micronova.db.engine import Database, open_database
 from micronova.embedded.volume.backend.keys import KeyBox
 from micronova.embedded.volume.service import VolumeService
@@ -73,9 +74,7 @@ class FakeImages:
                 await self.hold.wait()
 
     async def convert(self, source: Path, source_format: str, target: Path, size: int) -> None:
-        from micronova.virt.libvirt.storage import tools
-
-        await tools.convert(source, source_format, target, size)
+        await volume_tools.convert(source, source_format, target, size)
 
     async def create(self, document: Mapping[str, Any], token: str) -> Mapping[str, Any]:
         self.documents[document["id"]] = {"status": "queued", "size": None, "checksum": None, **document}

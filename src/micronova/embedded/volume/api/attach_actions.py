@@ -8,10 +8,11 @@ from micronova.embedded.volume import states
 from micronova.embedded.volume.api.action_routes import action_route, change_row
 from micronova.embedded.volume.api.attachments import check_unused
 from micronova.embedded.volume.api.request_bodies import Body, Text, Uuid, uuid
+from micronova.embedded.volume.backend.exports import Connection
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.export_manager import ExportManager, as_action_answer, check_mode
 from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, Volume
-from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
@@ -156,21 +157,30 @@ class AttachActions:
             if named is not None and not ids:
                 raise Invalid(f"Volume {volume_id} has no attachment {named}.")
             await check_unused(request, [each for each in volume.attachments if each.id in ids])
-            await self._core.database.write(attachment_queries.remove, volume, ids, self._core.now())
+            await self._core.database.write(attachment_queries.remove_by_action, volume, ids, self._core.now())
 
         await repeat(f"Volume {volume_id}", attempt)
-        await self._export_manager.disconnect(volume_id)
+        await self._export_manager.stop_serving_unused(volume_id)
 
     async def initialize_connection(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Let a host connect to the volume."""
-        volume = await self._core.load_volume(request, volume_id)
         connector = request.body.arguments.connector
-        mode = check_mode(volume, connector.get("mode"))
-        connection = await self._export_manager.describe(volume, connector, mode)
-        await self._export_manager.connect(volume)
-        return {"connection_info": as_action_answer(connection)}
+
+        async def attempt() -> Connection:
+            volume = await self._core.load_volume(request, volume_id)
+            mode = check_mode(volume, connector.get("mode"))
+            connection = await self._export_manager.describe(volume, connector, mode)
+            await self._core.database.write(connection_queries.add, volume.id, connector["host"][:255])
+            await self._export_manager.serve(volume)
+            return connection
+
+        return {"connection_info": as_action_answer(await repeat(f"Volume {volume_id}", attempt))}
 
     async def terminate_connection(self, request: Request, volume_id: str) -> None:
-        """End the connection of a host, unless attachments of the API have one."""
+        """End the connection of a host, or all without a connector; those of attachments stay."""
         volume = await self._core.load_volume(request, volume_id)
-        await self._export_manager.disconnect(volume.id)
+        host = (request.body.arguments.connector or {}).get("host")
+        await self._core.database.write(
+            connection_queries.end, volume.id, host[:255] if isinstance(host, str) else None
+        )
+        await self._export_manager.stop_serving_unused(volume.id)

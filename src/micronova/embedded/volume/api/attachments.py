@@ -167,7 +167,7 @@ class AttachmentHandlers:
         if asked.connector:
             try:
                 attachment = await self._connect(request, attachment.id, asked.connector)
-            except MicronovaError:
+            except (MicronovaError, OSError):
                 await self._remove(request, attachment.id)
                 raise
         return {"attachment": _full(request, attachment)}
@@ -201,7 +201,7 @@ class AttachmentHandlers:
                 connection_info=as_attachment(connection, attachment.id),
             )
             await self._core.database.write(attachment_queries.change, volume, following, self._core.now())
-            await self._export_manager.connect(volume)
+            await self._export_manager.serve(volume)
             return following
 
         return await repeat(f"Attachment {attachment_id}", attempt)
@@ -232,7 +232,7 @@ class AttachmentHandlers:
             return volume
 
         volume = await repeat(f"Attachment {attachment_id}", attempt)
-        await self._export_manager.disconnect(volume.id)
+        await self._export_manager.stop_serving_unused(volume.id)
         return volume
 
     async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:

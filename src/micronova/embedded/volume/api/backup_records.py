@@ -14,6 +14,7 @@ from msgspec import Meta, field
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api.backups import brief
 from micronova.embedded.volume.api.request_bodies import Body, Items, Text, Uuid, uuid
+from micronova.embedded.volume.backend.keys import KeyNotReadable
 from micronova.embedded.volume.core import Core, repeat
 from micronova.embedded.volume.encryption import key_of
 from micronova.embedded.volume.model import CREATING, MAX_SIZE, Backup
@@ -22,7 +23,7 @@ from micronova.embedded.volume.operations.backup_work import ImportBackup
 from micronova.embedded.volume.store import backup_queries, quotas
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.errors import Invalid, MicronovaError
+from micronova.objects.errors import Invalid
 
 SERVICE = "cinder.backup.drivers.micronova"
 """The name of what keeps the data, which clients give back with a record. It begins as those of Cinder do."""
@@ -141,7 +142,7 @@ class BackupRecordHandlers:
         if key is not None and self._core.keys is not None:
             try:
                 self._core.keys.open(key)
-            except MicronovaError as error:
+            except KeyNotReadable as error:
                 raise Invalid(f"Invalid backup: Backup {backup.id} is encrypted: {error.message}") from None
 
     def _record(self, conn: sa.Connection, backup: Backup, file: str, operation_id: str, request_id: str) -> None:

@@ -16,7 +16,7 @@ from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.encryption import columns, key_of
+from micronova.embedded.volume.encryption import key_columns, key_of
 from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
 from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, RestoreBackup
@@ -211,7 +211,7 @@ class BackupHandlers:
                 updated_at=None,
                 revision=1,
                 volume_type_id=volume.volume_type_id,
-                **columns(None if key is None or keys is None else keys.copy(self._core.new_id(), key)),
+                **key_columns(None if key is None or keys is None else keys.copy(self._core.new_id(), key)),
             )
             await self._core.begin_operation(
                 self._record, made, volume, snapshot, entry.during, operation_id, request.context.request_id
@@ -241,7 +241,7 @@ class BackupHandlers:
             source_id=source.id,
             project_id=backup.project_id,
             request_id=request_id,
-            payload=CreateBackupPayload(copy=VOLUMES if snapshot is None else SNAPSHOTS, status=source.status),
+            payload=CreateBackupPayload(source_directory=VOLUMES if snapshot is None else SNAPSHOTS),
         )
         if not new:
             return

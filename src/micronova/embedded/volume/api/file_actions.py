@@ -1,6 +1,6 @@
 """Actions that begin work on the file of a volume: extend, revert to a snapshot, write an image, make an image."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import sqlalchemy as sa
 from msgspec import Meta
@@ -20,12 +20,15 @@ from micronova.embedded.volume.operations.payloads import (
     UploadVolumePayload,
 )
 from micronova.embedded.volume.operations.volume_work import ExtendVolume, ReimageVolume, RevertVolume, UploadVolume
-from micronova.embedded.volume.store import quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import attachment_queries, quotas, snapshot_queries, volume_queries
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE, Route
 from micronova.http.versions import since
+from micronova.objects.clock import micros
 from micronova.objects.errors import Conflict, Invalid
+
+IMAGE_SECONDS: Final = 60.0  # within which a request creates the image of a volume, after its operation is written
 
 
 class Extend(Body):
@@ -91,13 +94,17 @@ class FileActions:
                 raise Invalid(
                     f"New size for extend must be greater than current size: {size} is not above {volume.size}."
                 )
-            await self._core.begin_operation(self._begin_extend, volume, size, operation_id, request.context.request_id)
+            await self._core.begin_operation(
+                self._record_extend, volume, size, operation_id, request.context.request_id
+            )
 
         await repeat(f"Volume {volume_id}", attempt)
 
-    def _begin_extend(self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str) -> None:
+    def _record_extend(
+        self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str
+    ) -> None:
         payload = ExtendVolumePayload(size=size, charged=size - volume.size)
-        if self._begin(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
+        if self._record(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
             defaults = self._core.settings.quotas
             quotas.check_size(conn, volume.project_id, size, defaults)
             more = quotas.volume(volume.volume_type_id, size - volume.size, 0)
@@ -122,7 +129,7 @@ class FileActions:
             if found[0].status != AVAILABLE:
                 raise Conflict(f"Snapshot {found[0].id} is {found[0].status}: it must be {AVAILABLE}.")
             await self._core.begin_operation(
-                self._begin,
+                self._record,
                 RevertVolume,
                 volume,
                 operation_id,
@@ -163,7 +170,7 @@ class FileActions:
             if any(each.connector is not None for each in found.attachments):
                 raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host: detach it before.")
             await self._core.begin_operation(
-                self._begin, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
+                self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
         await repeat(f"Volume {volume_id}", attempt)
@@ -195,23 +202,30 @@ class FileActions:
             "visibility": asked.visibility or "shared",
             "protected": False if asked.protected is None else truth(asked.protected),
         }
-        image = await self._images.create(document, request.context.token)
 
         async def attempt() -> Volume:
             found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
+            # Without this process it begins later, and fails if there is no image by then.
             await self._core.begin_operation(
-                self._begin,
+                self._record,
                 UploadVolume,
                 found,
                 operation_id,
                 request.context.request_id,
                 action,
                 payload=UploadVolumePayload(image_id=image_id, status=found.status),
+                not_before=self._core.now() + micros(IMAGE_SECONDS),
             )
             return found
 
         volume = await repeat(f"Volume {volume_id}", attempt)
+        try:
+            image = await self._images.create(document, request.context.token)
+        except Exception:
+            await self._core.database.write(_end_upload, volume.id, operation_id, self._core.now())
+            raise
+        await self._core.begin_operation(operation_rows.release, operation_id)
         shown = {
             "id": volume.id,
             "updated_at": iso_micros(volume.updated_at),
@@ -228,7 +242,7 @@ class FileActions:
             shown |= {"visibility": image.get("visibility"), "protected": image.get("protected")}
         return {"os-volume_upload_image": shown}
 
-    def _begin(
+    def _record(
         self,
         conn: sa.Connection,
         kind: type[OperationKind],
@@ -238,6 +252,7 @@ class FileActions:
         action: str,
         payload: Payload | None = None,
         source_id: str | None = None,
+        not_before: int = 0,
     ) -> bool:
         new = operation_rows.begin(
             conn,
@@ -249,8 +264,15 @@ class FileActions:
             project_id=volume.project_id,
             request_id=request_id,
             payload=payload,
+            not_before=not_before,
         )
         if new:
             values = {"status": states.VOLUME_ACTIONS[action].during}
             volume_queries.update(conn, volume, values, self._core.now())
         return new
+
+
+def _end_upload(conn: sa.Connection, volume_id: str, operation_id: str, now: int) -> None:
+    """End an upload to an image that could not be created."""
+    if operation_rows.remove(conn, operation_id):
+        attachment_queries.end_work(conn, volume_id, now)

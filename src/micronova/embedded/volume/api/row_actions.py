@@ -12,7 +12,7 @@ from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag,
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.encryption import check_same, same
+from micronova.embedded.volume.encryption import check_same_encryption, same_encryption
 from micronova.embedded.volume.export_manager import ExportManager
 from micronova.embedded.volume.model import Volume, VolumeType
 from micronova.embedded.volume.store import attachment_queries, quotas, type_queries, volume_queries
@@ -143,14 +143,14 @@ class RowActions:
             now = self._core.now()
             if asked.attach_status == "detached":
                 ids = [each.id for each in volume.attachments]
-                await self._core.database.write(attachment_queries.remove, volume, ids, now, status)
+                await self._core.database.write(attachment_queries.remove_by_action, volume, ids, now, status)
             else:
                 values = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)
 
         await repeat(f"Volume {volume_id}", attempt)
         if asked.attach_status == "detached":
-            await self._export_manager.disconnect(volume_id)
+            await self._export_manager.stop_serving_unused(volume_id)
 
     async def force_delete(self, request: Request, volume_id: str) -> None:
         """Delete a volume in any status."""
@@ -173,7 +173,7 @@ class RowActions:
                 raise Invalid(
                     f"No storage service takes volumes of the type {found.name}: its extra specs ask for more."
                 )
-            await check_same(self._core, found, volume.volume_type_id, "volume")
+            await check_same_encryption(self._core, found, volume.volume_type_id, "volume")
             if found.multiattach and not volume.multiattach:
                 request.authorize(volume.target, "volume:multiattach")
             await self._core.database.write(self._set_type, volume, found)
@@ -183,7 +183,7 @@ class RowActions:
     def _set_type(self, conn: sa.Connection, volume: Volume, new: VolumeType) -> None:
         values = {"volume_type_id": new.id, "multiattach": new.multiattach}
         volume_queries.update(conn, volume, values, self._core.now())
-        if not same(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
+        if not same_encryption(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
             raise Changed  # since the request has compared them; from now on the volume keeps them as they are
         before, after = (
             {name: amount for name, amount in quotas.volume(id, volume.size).items() if id in name}

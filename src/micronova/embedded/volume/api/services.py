@@ -15,11 +15,11 @@ from micronova.embedded.volume.api.listing import RULES
 from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.api.snapshots import FILTERS as SNAPSHOT_FILTERS
 from micronova.embedded.volume.api.volumes import FILTERS as VOLUME_FILTERS
-from micronova.embedded.volume.backend.capabilities import BACKEND, CAPABILITIES
+from micronova.embedded.volume.backend.capabilities import BACKEND, CAPABILITIES, satisfy
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import GIB
-from micronova.embedded.volume.store import service_rows
+from micronova.embedded.volume.store import service_rows, type_queries
 from micronova.embedded.volume.tables import snapshots, volumes
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -202,7 +202,7 @@ class ServiceHandlers:
         text = last(request.raw_query, "detail")
         name = f"{self._core.host}#{BACKEND}"
         wanted = last(request.raw_query, "name") if request.minor >= 28 else None
-        if wanted not in (None, name):
+        if wanted not in (None, name) or not await self._takes_type(request):
             return {"pools": []}
         shown: dict[str, Any] = {"name": name}
         if text is not None and (text == "" or RULES.boolean("detail", text)):
@@ -221,6 +221,17 @@ class ServiceHandlers:
                 "backend_state": "up",
             }
         return {"pools": [shown]}
+
+    async def _takes_type(self, request: Request) -> bool:
+        """Return whether the back end takes volumes of the type that a request for pools names; raise NotFound."""
+        named = last(request.raw_query, "volume_type") if request.minor >= 35 else None
+        if named is None:
+            return True
+        context = request.context
+        found = await self._core.database.read(type_queries.usable, named, context.project_id, context.is_admin)
+        if found is None:
+            raise NotFound(f"Volume type {named[:64]} could not be found.")
+        return satisfy(found.extra_specs)
 
     async def capabilities(self, request: Request, backend: str) -> dict[str, Any]:
         """Say what the back end of a host can do."""

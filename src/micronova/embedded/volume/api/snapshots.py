@@ -264,12 +264,12 @@ class SnapshotHandlers:
         async def attempt() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
             states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(self.begin_delete, snapshot, operation_id, request.context.request_id)
+            await self._core.begin_operation(self.record_delete, snapshot, operation_id, request.context.request_id)
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
 
-    def begin_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        """Begin to delete a snapshot, in the transaction of a request."""
+    def record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+        """Record that a snapshot is deleted, in the transaction of a request."""
         new = operation_rows.begin(
             conn,
             self._core,
@@ -322,14 +322,14 @@ class SnapshotHandlers:
         async def attempt() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.begin_operation(
-                self._begin_force_delete, snapshot, operation_id, request.context.request_id
+                self._record_force_delete, snapshot, operation_id, request.context.request_id
             )
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
 
-    def _begin_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+    def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
         operation_rows.cancel(conn, snapshot.id, but=operation_id)
-        self.begin_delete(conn, snapshot, operation_id, request_id)
+        self.record_delete(conn, snapshot, operation_id, request_id)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

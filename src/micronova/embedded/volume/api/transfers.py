@@ -11,6 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
@@ -217,7 +218,7 @@ class TransferHandlers:
         owner = {"project_id": context.project_id, "user_id": context.user_id}
         volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
         _check_unread(conn, volume)
-        conn.execute(snapshots.update().where(snapshots.c.volume_id == volume.id).values(owner))
+        revisions.touch(conn, snapshots.c.revision, snapshots.c.volume_id == volume.id, now=now, **owner)
         conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
         amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
         for snapshot in moved:

@@ -11,7 +11,7 @@ from micronova.http.service import Route
 from micronova.objects.errors import NotFound
 
 
-class EncryptionHandlers:
+class VolumeEncryptionHandlers:
     """The handlers."""
 
     def __init__(self, core: Core) -> None:

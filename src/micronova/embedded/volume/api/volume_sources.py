@@ -88,7 +88,7 @@ class Sources:
         return _copy_of(
             snapshot,
             size,
-            kind="Snapshot",
+            noun="Snapshot",
             directory=SNAPSHOTS,
             rows=snapshots,
             volume_type_id=snapshot.volume_type_id,
@@ -100,7 +100,7 @@ class Sources:
         return _copy_of(
             volume,
             size,
-            kind="Volume",
+            noun="Volume",
             directory=VOLUMES,
             rows=volumes,
             statuses=_READABLE,
@@ -111,7 +111,7 @@ class Sources:
     async def _backup(self, request: Request, backup_id: str, size: int | None) -> Source:
         backup = await self._core.load_backup(request, backup_id, "backup:get")
         volume_type_id = backup.volume_type_id if backup.encryption_key_id else None
-        return _copy_of(backup, size, kind="Backup", directory=BACKUPS, rows=backups, volume_type_id=volume_type_id)
+        return _copy_of(backup, size, noun="Backup", directory=BACKUPS, rows=backups, volume_type_id=volume_type_id)
 
     async def _image(self, request: Request, reference: str, size: int) -> Source:
         request.authorize(rule="volume:create_from_image")
@@ -131,7 +131,7 @@ def _copy_of(
     found: Volume | Snapshot | Backup,
     size: int | None,
     *,
-    kind: str,
+    noun: str,
     directory: str,
     rows: sa.Table,
     statuses: tuple[str, ...] = (AVAILABLE,),
@@ -141,9 +141,9 @@ def _copy_of(
 ) -> Source:
     """Return a resource as the source of a volume; raise Invalid if its status or its size does not allow it."""
     if found.status not in statuses:
-        raise Invalid(f"{kind} {found.id} is {found.status}: it must be {' or '.join(statuses)}.")
+        raise Invalid(f"{noun} {found.id} is {found.status}: it must be {' or '.join(statuses)}.")
     if size is not None and size < found.size:
-        what = "source volume" if kind == "Volume" else kind.lower()
+        what = "source volume" if noun == "Volume" else noun.lower()
         raise Invalid(
             f"Invalid input for field/attribute size: {size} GiB are less than the {found.size} of the {what}."
         )
@@ -152,10 +152,10 @@ def _copy_of(
         volume_type_id=volume_type_id,
         key=key_of(found),
         is_copy=True,
-        same_encryption=kind != "Backup",  # whose type may be gone
+        same_encryption=noun != "Backup",  # whose type may be gone
         source_id=found.id,
         rows=rows,
-        payload=CreateVolumePayload(copy=directory),
+        payload=CreateVolumePayload(source_directory=directory),
         bootable=found.bootable,
         image_metadata=found.image_metadata,
         snapshot_id=snapshot_id,

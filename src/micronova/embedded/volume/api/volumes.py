@@ -30,7 +30,7 @@ from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.core import Core, repeat
-from micronova.embedded.volume.encryption import check_same, columns, encryption_for, keep
+from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
 from micronova.embedded.volume.model import CREATING, Volume, VolumeType
 from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.volume_work import CreateVolume, DeleteVolume
@@ -278,23 +278,23 @@ class VolumeHandlers:
             revision=1,
             type_name=volume_type.name,
             metadata=metadata or {},
-            **columns(key),
+            **key_columns(key),
         )
 
     async def _key(self, volume_type: VolumeType, source: Source) -> SealedKey | None:
         """Return the key of a new volume: a new one, or that of what is copied; raise Invalid if they do not fit."""
-        encrypted, keys = await encryption_for(self._core, volume_type), self._core.keys
+        cipher, keys = await load_cipher(self._core, volume_type), self._core.keys
         if source.same_encryption:
-            await check_same(self._core, volume_type, source.volume_type_id, "source")
-        if source.is_copy and (source.key is None) != (encrypted is None):
+            await check_same_encryption(self._core, volume_type, source.volume_type_id, "source")
+        if source.is_copy and (source.key is None) != (cipher is None):
             raise Invalid(
                 f"Invalid volume_type provided: {volume_type.name}; what is copied is "
                 f"{'not ' if source.key is None else ''}encrypted, and so must the new volume be."
             )
-        if encrypted is None or keys is None:
+        if cipher is None or keys is None:
             return None
         id = self._core.new_id()
-        return keys.make(id, encrypted.bits) if source.key is None else keys.copy(id, source.key)
+        return keys.make(id, cipher.key_bits) if source.key is None else keys.copy(id, source.key)
 
     def _record(self, conn: sa.Connection, volume: Volume, source: Source, operation_id: str, request_id: str) -> None:
         new = operation_rows.begin(
@@ -316,7 +316,7 @@ class VolumeHandlers:
     def insert(self, conn: sa.Connection, volume: Volume) -> None:
         """Write a new volume and charge it to the quota, in the transaction that begins its operation."""
         volume_queries.insert(conn, volume)
-        keep(conn, volume.volume_type_id, encrypted=volume.encryption_key_id is not None)
+        check_type_unchanged(conn, volume.volume_type_id, encrypted=volume.encryption_key_id is not None)
         defaults = self._core.settings.quotas
         quotas.check_size(conn, volume.project_id, volume.size, defaults)
         quotas.charge(conn, volume.project_id, quotas.volume(volume.volume_type_id, volume.size), defaults)
@@ -376,12 +376,12 @@ class VolumeHandlers:
             if not force:
                 states.check_volume(volume, "delete")
             await self._core.begin_operation(
-                self._begin_delete, volume, cascade, force, operation_id, request.context.request_id
+                self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
         await repeat(f"Volume {volume_id}", attempt)
 
-    def _begin_delete(
+    def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str
     ) -> None:
         if volume.attachments:
@@ -399,7 +399,7 @@ class VolumeHandlers:
         # The snapshots first: the operation of the volume waits for theirs, because they name it as their source.
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
-            self._snapshots.begin_delete(conn, snapshot, self._core.new_id(), request_id)
+            self._snapshots.record_delete(conn, snapshot, self._core.new_id(), request_id)
         operation_rows.begin(
             conn,
             self._core,

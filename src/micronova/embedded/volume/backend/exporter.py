@@ -39,15 +39,15 @@ class ExportedFiles:
         """Return the socket of a volume, as the QEMU of a guest sees it."""
         return str(self._seen_as / volume_id / m.SOCKET)
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         """Serve a volume."""
         opened = await self._files.run(self._open, export.volume_id)
         with _closing(opened):
             await self._client.ask(m.Serve(volume_id=export.volume_id, readonly=export.readonly), opened)
 
-    async def remove(self, volume_id: str) -> None:
+    async def stop_serving(self, volume_id: str) -> None:
         """Stop serving a volume."""
-        await self._client.ask(m.End(volume_id=volume_id))
+        await self._client.ask(m.StopServing(volume_id=volume_id))
 
     async def resize(self, volume_id: str, size: int) -> None:
         """Show those who use a volume that its file has become larger."""
@@ -55,9 +55,9 @@ class ExportedFiles:
 
     async def served(self) -> set[str]:
         """Return the volumes that are served."""
-        return set((await self._client.ask(m.Inventory())).volumes)
+        return set((await self._client.ask(m.Served())).volumes)
 
-    async def lost(self) -> None:
+    async def wait_for_end(self) -> None:
         """Return when the exporter has ended: the next one needs the descriptors."""
         await self._client.watch()
 
@@ -80,10 +80,10 @@ class ExportedFiles:
 
     def left(self) -> list[Path]:
         """Return the files of copies that nothing has taken yet."""
-        return list((self._files.directory / EXPORTS).glob("*/*"))
+        return list((self._files.root / EXPORTS).glob("*/*"))
 
     def _folder(self, volume_id: str) -> Path:
-        folder = self._files.directory / EXPORTS / volume_id
+        folder = self._files.root / EXPORTS / volume_id
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._set_access(folder, 0o700, {self._uid: _SEARCH})
         return folder

@@ -40,10 +40,10 @@ class Exports(Protocol):
     def socket(self, volume_id: str) -> str:
         """Return the socket of a volume, as the QEMU of a guest sees it."""
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         """Serve a volume; return when hosts can connect. Do nothing if it is served already."""
 
-    async def remove(self, volume_id: str) -> None:
+    async def stop_serving(self, volume_id: str) -> None:
         """Stop serving a volume; do nothing if it is not served."""
 
     async def resize(self, volume_id: str, size: int) -> None:
@@ -52,7 +52,7 @@ class Exports(Protocol):
     async def served(self) -> set[str]:
         """Return the volumes that are served."""
 
-    async def lost(self) -> None:
+    async def wait_for_end(self) -> None:
         """Return when the exporter has ended, so that the next one has to be told which volumes to serve."""
 
     @property
@@ -86,10 +86,10 @@ class SimulatedExports:
         """Return a name that nothing listens on."""
         return str(self._sockets / f"{volume_id}.sock")
 
-    async def ensure(self, export: Export) -> None:
+    async def serve(self, export: Export) -> None:
         """Do nothing."""
 
-    async def remove(self, volume_id: str) -> None:
+    async def stop_serving(self, volume_id: str) -> None:
         """Do nothing."""
 
     async def resize(self, volume_id: str, size: int) -> None:
@@ -99,6 +99,6 @@ class SimulatedExports:
         """Return nothing."""
         return set()
 
-    async def lost(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait for ever."""
         await asyncio.Event().wait()

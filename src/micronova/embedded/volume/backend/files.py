@@ -4,7 +4,7 @@
     DIR/volumes/snapshots/ID    a copy at one point in time
     DIR/volumes/backups/ID      a full copy that outlives the volume
     DIR/volumes/exports/ID/     copies of a volume that is in use, until they are complete
-    DIR/volumes/locks/ID        the lock of an operation, held by the process that works on it
+    DIR/volumes/locks/ID        the lock of an operation_id, held by the process that works on it
 
 A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
 copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files is
@@ -54,9 +54,9 @@ class Interrupted(Exception):
 class Files:
     """The directory of all files."""
 
-    def __init__(self, directory: Path, copies: int = 4) -> None:
+    def __init__(self, root: Path, copies: int = 4) -> None:
         """`copies` are the long copies that run at once."""
-        self.directory = directory
+        self.root = root
         self._quick = ThreadPoolExecutor(2, thread_name_prefix="volume-files")
         self._long = ThreadPoolExecutor(copies, thread_name_prefix="volume-copies")
         self.live_copies: LiveCopies | None = None
@@ -66,7 +66,7 @@ class Files:
 
         def make() -> None:
             for name in (*DIRECTORIES, _LOCKS):
-                (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
         await self.run(make)
 
@@ -83,21 +83,21 @@ class Files:
         """Run a function that reads or writes up to a slice of a file."""
         return await _in_thread(self._long, lambda: fn(*args, **kwargs))
 
-    def path(self, kind: str, id: str) -> Path:
+    def path(self, directory: str, id: str) -> Path:
         """Return the file of a volume, a snapshot or a backup."""
-        return self.directory / kind / id
+        return self.root / directory / id
 
-    async def names(self, kind: str) -> list[str]:
-        """Return the names of all files of a kind, also of those that are not complete."""
-        return await self.run(os.listdir, self.directory / kind)
+    async def names(self, directory: str) -> list[str]:
+        """Return the names of all files in a directory, also of those that are not complete."""
+        return await self.run(os.listdir, self.root / directory)
 
-    async def remove(self, kind: str, name: str) -> bool:
+    async def remove(self, directory: str, name: str) -> bool:
         """Remove a file and return True; return False if there is none."""
 
         def unlink() -> bool:
-            path = self.directory / kind / name
-            if kind == VOLUMES:
-                shutil.rmtree(self.directory / EXPORTS / name, ignore_errors=True)
+            path = self.root / directory / name
+            if directory == VOLUMES:
+                shutil.rmtree(self.root / EXPORTS / name, ignore_errors=True)
             if not path.exists():
                 return False
             path.unlink(missing_ok=True)
@@ -108,16 +108,16 @@ class Files:
 
     async def free(self) -> tuple[int, int]:
         """Return the bytes that the file system has, and those of them that are free."""
-        found = await self.run(os.statvfs, self.directory)
+        found = await self.run(os.statvfs, self.root)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     # --- new files -------------------------------------------------------------------------------------------
 
-    async def create_blank(self, kind: str, id: str, operation: str, size: int) -> None:
+    async def create_blank(self, directory: str, id: str, operation_id: str, size: int) -> None:
         """Create a file of zeros, unless it exists."""
 
         def create() -> None:
-            path, part = self.path(kind, id), self.part(kind, id, operation)
+            path, part = self.path(directory, id), self.part(directory, id, operation_id)
             if not path.exists():  # an attempt that was interrupted after this has made it
                 with _created(part) as file:
                     os.ftruncate(file, size)
@@ -126,31 +126,33 @@ class Files:
 
         await self.run(create)
 
-    async def create_copy(self, source: Path, kind: str, id: str, operation: str, size: int, report: Report) -> None:
+    async def create_copy(
+        self, source: Path, directory: str, id: str, operation_id: str, size: int, report: Report
+    ) -> None:
         """Create a file of `size` bytes as a copy of another one, unless it exists."""
-        if await self.exists(kind, id):
+        if await self.exists(directory, id):
             return
-        if self.live_copies is None or source.parent != self.directory / VOLUMES:
-            await self.replace_by_copy(source, kind, id, operation, size, report)
+        if self.live_copies is None or source.parent != self.root / VOLUMES:
+            await self.replace_by_copy(source, directory, id, operation_id, size, report)
             return
-        copy = await self.copy_at_one_moment(source.name, operation, report)
+        copy = await self.copy_at_one_moment(source.name, operation_id, report)
         try:
-            await self.complete(copy, kind, id, size)
+            await self.complete(copy, directory, id, size)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            await self.replace_by_copy(copy, kind, id, operation, size, report)  # backups may be elsewhere
+            await self.replace_by_copy(copy, directory, id, operation_id, size, report)  # backups may be elsewhere
         finally:
             copy.unlink(missing_ok=True)
 
-    async def copy_at_one_moment(self, volume_id: str, operation: str, report: Report) -> Path:
+    async def copy_at_one_moment(self, volume_id: str, operation_id: str, report: Report) -> Path:
         """Return the file of a copy of a volume as it is at one moment. The caller removes the file.
 
         If the file system has no reflinks, the storage daemon of the volume makes the copy, because a guest may write
         to the volume meanwhile.
         """
         assert self.live_copies is not None
-        source, name = self.path(VOLUMES, volume_id), f"{operation}.part"
+        source, name = self.path(VOLUMES, volume_id), f"{operation_id}.part"
         target = await self.run(self.live_copies.prepare, volume_id, name)
         try:
             if not await self.run(_reflink, source, target):
@@ -161,10 +163,10 @@ class Files:
         return target
 
     async def replace_by_copy(
-        self, source: Path, kind: str, id: str, operation: str, size: int, report: Report
+        self, source: Path, directory: str, id: str, operation_id: str, size: int, report: Report
     ) -> None:
         """Replace a file by a copy of another one, made `size` bytes long."""
-        part = self.part(kind, id, operation)
+        part = self.part(directory, id, operation_id)
         original = await self.run(os.open, source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             file = await self.run(os.open, part, _NEW, 0o600)
@@ -177,16 +179,16 @@ class Files:
                 os.close(file)
         finally:
             os.close(original)
-        await self.complete(part, kind, id, size)
+        await self.complete(part, directory, id, size)
 
-    async def exists(self, kind: str, id: str) -> bool:
+    async def exists(self, directory: str, id: str) -> bool:
         """Return whether a file is complete."""
-        return await self.run(self.path(kind, id).exists)
+        return await self.run(self.path(directory, id).exists)
 
-    def part(self, kind: str, id: str, operation: str, what: str = "") -> Path:
+    def part(self, directory: str, id: str, operation_id: str, what: str = "") -> Path:
         """Return the name of a file that an operation has not completed; `what` tells several of them apart."""
-        path = self.path(kind, id)
-        return path.with_name(f"{path.name}.{operation}{what and '.'}{what}.part")
+        path = self.path(directory, id)
+        return path.with_name(f"{path.name}.{operation_id}{what and '.'}{what}.part")
 
     async def receive(self, chunks: AsyncIterator[bytes], part: Path, limit: int, report: Report) -> None:
         """Write chunks of data to a file that is not complete; raise TooMuchData."""
@@ -203,14 +205,14 @@ class Files:
         finally:
             os.close(file)
 
-    async def complete(self, part: Path, kind: str, id: str, size: int) -> None:
+    async def complete(self, part: Path, directory: str, id: str, size: int) -> None:
         """Give a file, made `size` bytes long, its final name."""
 
         def publish() -> None:
             with _opened(part, os.O_RDWR) as file:
                 os.ftruncate(file, size)
                 os.fsync(file)
-            _publish(part, self.path(kind, id))
+            _publish(part, self.path(directory, id))
 
         await self.run_long(publish)
 
@@ -226,15 +228,15 @@ class Files:
         finally:
             os.close(file)
 
-    async def link(self, kind: str, source: str, id: str, size: int) -> None:
+    async def link(self, directory: str, source: str, id: str, size: int) -> None:
         """Give a file that nothing writes to, and that has this size, a second name; do nothing if it has it.
 
         Raise FileNotFoundError if there is none.
         """
 
         def link() -> None:
-            path = self.path(kind, id)
-            original = path if path.exists() else self.path(kind, source)
+            path = self.path(directory, id)
+            original = path if path.exists() else self.path(directory, source)
             if original.stat().st_size != size:
                 raise FileNotFoundError(f"{original} has another size than {size} bytes")
             if original != path:
@@ -243,11 +245,11 @@ class Files:
 
         await self.run(link)
 
-    async def grow(self, kind: str, id: str, size: int) -> None:
+    async def grow(self, directory: str, id: str, size: int) -> None:
         """Make a file at least `size` bytes long."""
 
         def extend() -> None:
-            with _opened(self.path(kind, id), os.O_RDWR) as file:
+            with _opened(self.path(directory, id), os.O_RDWR) as file:
                 if os.fstat(file).st_size < size:
                     os.ftruncate(file, size)
                     os.fsync(file)
@@ -262,11 +264,11 @@ class Files:
         The lock ends with the process. So it needs neither a clock nor a lease. It is taken without a thread, because
         a caller that is cancelled meanwhile could not give it back.
         """
-        return _lock(self.directory / _LOCKS / name)
+        return _lock(self.root / _LOCKS / name)
 
     def unlock(self, name: str, lock: int) -> None:
         """Give a lock back and forget it."""
-        (self.directory / _LOCKS / name).unlink(missing_ok=True)
+        (self.root / _LOCKS / name).unlink(missing_ok=True)
         os.close(lock)
 
 

@@ -25,6 +25,12 @@ class SealedKey(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bytes
 
 
+class KeyNotReadable(MicronovaError):
+    """This process has another secret key than the one that encrypted a key."""
+
+    code = "key_not_readable"
+
+
 class KeyBox:
     """Encrypts the keys of volumes; one can be decrypted only under the id that it has."""
 
@@ -42,11 +48,14 @@ class KeyBox:
         return self._seal(id, self.open(key))
 
     def open(self, key: SealedKey) -> str:
-        """Return the passphrase: the key in hexadecimal digits, as Nova and Cinder use the keys of a key manager."""
+        """Return the passphrase: the key in hexadecimal digits, as Nova and Cinder use the keys of a key manager.
+
+        Raise KeyNotReadable.
+        """
         for cipher in self._all:
             with contextlib.suppress(InvalidTag):
                 return cipher.decrypt(key.sealed[:12], key.sealed[12:], key.id.encode()).decode()
-        raise MicronovaError(
+        raise KeyNotReadable(
             f"The key {key.id} of a volume cannot be read: this process has another secret key "
             "(default.secret_key) than the one that made it."
         )

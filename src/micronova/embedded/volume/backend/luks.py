@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+DEFAULT_KEY_BITS: Final = 256
 _MAGIC: Final = b"LUKS\xba\xbe"
 _VERSION: Final = 1
 _PAYLOAD_AT: Final = 104  # of the header: the first sector of the data
@@ -40,13 +41,16 @@ class Cipher:
 
 
 class LuksTool(Protocol):
-    """Makes the files of encrypted volumes."""
+    """Makes the files of encrypted volumes. Raises OSError if the disk is full."""
 
     async def format(self, target: Path, size: int, cipher: Cipher, passphrase: str) -> None:
         """Make a file for a volume of `size` bytes that nothing was written to."""
 
     async def write(self, source: Path, source_format: str, target: Path, passphrase: str, size: int) -> None:
-        """Write an image, which was inspected, to a file of `format`; what follows the image stays as it is."""
+        """Write an image, which was inspected, to a file of `format`; what follows the image stays as it is.
+
+        Raise Invalid if the image cannot be read.
+        """
 
 
 def cipher_of(spec: str | None, key_size: int | None) -> Cipher:
@@ -57,7 +61,7 @@ def cipher_of(spec: str | None, key_size: int | None) -> Cipher:
     name, mode, generator = parts
     if name not in _BITS or mode not in _MODES:
         raise BadCipher(f"the cipher {spec} must be one of {', '.join(_BITS)} with the mode {' or '.join(_MODES)}.")
-    bits = key_size or 256
+    bits = key_size or DEFAULT_KEY_BITS
     if mode == "xts" and bits == 512:
         bits = 256  # dm-crypt counts both halves of the key
     if bits not in _BITS[name]:

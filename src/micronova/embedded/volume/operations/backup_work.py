@@ -10,7 +10,6 @@ from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.encryption import key_after_copy
 from micronova.embedded.volume.model import (
     AVAILABLE,
-    BACKING_UP,
     ERROR_RESTORING,
     Operation,
 )
@@ -47,7 +46,7 @@ class CreateBackup(BackupKind):
         """Copy the file."""
         operation = attempt.operation
         backup = await self.existing(backup_queries.get, operation.resource_id)
-        source = self.files.path(CreateBackupPayload.of(operation).copy, operation.source_id or "")
+        source = self.files.path(CreateBackupPayload.of(operation).source_directory, operation.source_id or "")
         size = await self.file_size(backup.size, backup.encryption_key_id, source)
         await self.files.create_copy(source, BACKUPS, backup.id, operation.id, size, attempt.reporter(size))
 
@@ -58,15 +57,16 @@ class CreateBackup(BackupKind):
         return done
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Give the source the status that it had before."""
-        source_id, payload = operation.source_id or "", CreateBackupPayload.of(operation)
-        if payload.copy == VOLUMES:
-            attachment_queries.end_work(conn, source_id, now)
-        else:
-            snapshot_queries.end_work(conn, source_id, BACKING_UP, payload.status, now)
+        """End the work on the source.
+
+        A volume gets the status that follows from its attachments, a snapshot is available again.
+        """
+        of_volume = CreateBackupPayload.of(operation).source_directory == VOLUMES
+        end_work = attachment_queries.end_work if of_volume else snapshot_queries.end_work
+        end_work(conn, operation.source_id or "", now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Give the source its status back first: transactions lock volumes and snapshots before backups."""
+        """End the work on the source first: transactions lock volumes and snapshots before backups."""
         self.give_back(conn, operation, now)
         self.show_failure(conn, operation.resource_id, "The copy failed; the messages say why.", now)
 
@@ -122,7 +122,7 @@ class RestoreBackup(VolumeKind):
         source = self.files.path(BACKUPS, backup.id)
         size = await self.file_size(volume.size, backup.encryption_key_id, source)
         values = msgspec.structs.asdict(payload.values) | key_after_copy(self.core, volume, backup)
-        await self.export_manager.disconnect(volume.id)
+        await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:
@@ -134,4 +134,4 @@ class RestoreBackup(VolumeKind):
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Let the backup be used again."""
-        backup_queries.record(conn, operation.source_id or "", {"status": AVAILABLE}, now)
+        backup_queries.end_work(conn, operation.source_id or "", now)

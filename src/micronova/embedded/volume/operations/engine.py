@@ -230,7 +230,7 @@ class Engine:
         if isinstance(error, Failed):
             detail, known = error.detail, True
         else:
-            detail, known = messages.detail_of(error), isinstance(error, MicronovaError | OSError)
+            detail, known = messages.detail_of(error, operation), isinstance(error, MicronovaError | OSError)
         log.error(
             "%s of %s failed: %s", operation.kind, operation.resource_id, error, exc_info=None if known else error
         )
@@ -248,7 +248,7 @@ def _temporary_lack(error: Exception) -> Unavailable | None:
     """Return what is missing for the moment, else None. A full file system is an error: users can delete something."""
     if isinstance(error, Unavailable):
         return error
-    return None if messages.detail_of(error) is messages.Detail.NO_SPACE else resource_exhausted(error)
+    return None if messages.is_no_space(error) else resource_exhausted(error)
 
 
 def _nothing(conn: sa.Connection, now: int) -> None:

@@ -26,19 +26,19 @@ _ROWS: Final = {VOLUMES: volume_queries.ids, SNAPSHOTS: snapshot_queries.ids, BA
 async def remove_leftovers(core: Core, files: Files) -> int:
     """Remove parts of files that nothing completes, and return how many. Requests and operations may run meanwhile."""
     removed = 0
-    for kind, ids in _ROWS.items():
+    for directory, ids in _ROWS.items():
         # Read the files before the rows: a row exists before its file.
-        names = await files.names(kind)
+        names = await files.names(directory)
         known = await core.database.read(ids, core.host)
         working = await core.database.read(_operations)
         for name in names:
             part = _PART.fullmatch(name)
             if part and part["operation"] not in working:
-                removed += await files.remove(kind, name)
+                removed += await files.remove(directory, name)
         if unknown := [name for name in names if UUID.fullmatch(name) and name not in known]:
             log.error(
                 "%d files of %s have no row in the database, such as %s: compare the database with the directory",
-                *(len(unknown), kind, files.path(kind, min(unknown))),
+                *(len(unknown), directory, files.path(directory, min(unknown))),
             )
     if files.live_copies is not None:
         for path in await files.run(files.live_copies.left):

@@ -9,9 +9,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from micronova.embedded.volume.backend.keys import KeyNotReadable
 from micronova.embedded.volume.model import Operation
 from micronova.embedded.volume.tables import messages
-from micronova.objects.errors import MicronovaError
+from micronova.exporter.client import ExportFailed
 
 KEPT: Final = 30 * 24 * 3600 * 1_000_000  # microseconds for which a message is shown
 MOST_MESSAGES: Final = 1000  # messages of one project; the oldest are forgotten first
@@ -68,17 +69,27 @@ class Detail(NumberedText):
     IMAGE_REFUSED = ("104", "the image is unsafe, or it is not of the format that it says.")
     IMAGE_TOO_LARGE = ("105", "the image is larger than the volume.")
     HAS_SNAPSHOTS = ("106", "it has snapshots that could not be deleted.")
+    NO_FILE = ("107", "its file is gone.")
+    NOT_EXPORTED = ("108", "the storage daemon that serves the volume refused.")
+    NO_KEY = ("109", "the service has no key to encrypt it with, or cannot read its key.")
 
 
-def detail_of(error: Exception) -> Detail:
+def detail_of(error: Exception, operation: Operation) -> Detail:
     """Return what users are told about an error; its own text may have paths of this machine."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_no_space(error):
         return Detail.NO_SPACE
     if isinstance(error, FileNotFoundError):
-        return Detail.NO_SOURCE
-    if isinstance(error, MicronovaError):
-        return Detail.NO_IMAGE
+        return Detail.NO_FILE if operation.source_id is None else Detail.NO_SOURCE
+    if isinstance(error, ExportFailed):
+        return Detail.NOT_EXPORTED
+    if isinstance(error, KeyNotReadable):
+        return Detail.NO_KEY
     return Detail.UNKNOWN
+
+
+def is_no_space(error: Exception) -> bool:
+    """Return whether a file system is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def add(

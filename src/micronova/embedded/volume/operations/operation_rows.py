@@ -23,6 +23,7 @@ def begin(
     request_id: str,
     source_id: str | None = None,
     payload: Payload | None = None,
+    not_before: int = 0,
 ) -> bool:
     """Write the row of an operation. Transactions do this before they change other rows; see ARCHITECTURE.md.
 
@@ -48,7 +49,7 @@ def begin(
         cancelled=False,
         progress=0,
         attempts=0,
-        not_before=0,
+        not_before=not_before,
         created_at=max(core.now(), (latest or 0) + 1),
     )
     return insert_if_absent(conn, operations, msgspec.structs.asdict(row))
@@ -58,6 +59,16 @@ def get(conn: sa.Connection, id: str) -> Operation | None:
     """Return an operation; None if it has ended."""
     row = conn.execute(sa.select(operations).where(operations.c.id == id)).one_or_none()
     return None if row is None else Operation(**row._mapping)
+
+
+def release(conn: sa.Connection, id: str) -> None:
+    """Let an operation begin that was written with a time before which it does not."""
+    conn.execute(operations.update().where(operations.c.id == id).values(not_before=0))
+
+
+def remove(conn: sa.Connection, id: str) -> bool:
+    """Remove an operation that has not begun; return whether there is one."""
+    return conn.execute(operations.delete().where(operations.c.id == id)).rowcount == 1
 
 
 def uses(conn: sa.Connection, id: str) -> bool:

@@ -6,6 +6,7 @@ Rows outlive the process that wrote them, so a field that is added has a default
 from typing import Self
 
 import msgspec
+from msgspec import field
 
 from micronova.embedded.volume.model import Operation
 
@@ -22,7 +23,9 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CreateVolumePayload(Payload, frozen=True, kw_only=True):
     """What a volume is made of. A volume without any of it is blank."""
 
-    copy: str | None = None  # the directory of the file that is copied; `source_id` is its name
+    source_directory: str | None = field(
+        default=None, name="copy"
+    )  # of the file that is copied; `source_id` is its name
     image_id: str | None = None
     disk_format: str | None = None  # of the image
 
@@ -50,10 +53,9 @@ class UploadVolumePayload(Payload, frozen=True, kw_only=True):
 
 
 class CreateBackupPayload(Payload, frozen=True, kw_only=True):
-    """What is backed up, and the status that it had before."""
+    """What is backed up."""
 
-    copy: str  # the directory of the file that is copied; `source_id` is its name
-    status: str
+    source_directory: str = field(name="copy")  # of the file that is copied; `source_id` is its name
 
 
 class RestoredValues(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The operations on volumes."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from micronova.embedded.common.compute_events import Event
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES, TooMuchData
 from micronova.embedded.volume.backend.luks import header_size
-from micronova.embedded.volume.encryption import encryption_for, key_after_copy, key_of
+from micronova.embedded.volume.encryption import key_after_copy, key_of, load_cipher
 from micronova.embedded.volume.model import (
     AVAILABLE,
     DOWNLOADING,
@@ -39,10 +40,30 @@ from micronova.embedded.volume.store import (
     volume_queries,
 )
 from micronova.imageformat.inspector import inspect, refuse
-from micronova.objects.errors import Invalid, Unavailable
+from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
 _RAW_FORMATS: Final = ("raw", "iso", "ami")  # formats whose data is that of the disk
 _OVERHEAD: Final = 64 << 20  # bytes that the file of an image may have more than its disk
+
+
+@contextlib.contextmanager
+def _calling_images() -> Iterator[None]:
+    """Raise Failed if the image service refuses; that it does not answer is a lack for the moment."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except MicronovaError as error:
+        raise Failed(Detail.NO_IMAGE, str(error)) from error
+
+
+@contextlib.contextmanager
+def _reading_image() -> Iterator[None]:
+    """Raise Failed if the data of an image is not what it says, or is unsafe."""
+    try:
+        yield
+    except Invalid as error:
+        raise Failed(Detail.IMAGE_REFUSED, str(error)) from error
 
 
 class VolumeKind(OperationKind):
@@ -75,14 +96,15 @@ class FileMaker(VolumeKind):
         """Make the file of an encrypted volume, or replace it: of an inspected image and its format, or of nothing."""
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
         assert volume_type is not None
-        encrypted, key = await encryption_for(self.core, volume_type), key_of(volume)
-        if encrypted is None or key is None or self.core.keys is None or self.core.luks is None:
-            raise Invalid("The service has no key to encrypt the volume with.")
+        cipher, key = await load_cipher(self.core, volume_type), key_of(volume)
+        if cipher is None or key is None or self.core.keys is None or self.core.luks is None:
+            raise Failed(Detail.NO_KEY, "The service has no key to encrypt the volume with.")
         passphrase, size = self.core.keys.open(key), volume.size * GIB
         part = self.files.part(VOLUMES, volume.id, attempt.operation.id)
-        await self.core.luks.format(part, size, encrypted.cipher, passphrase)
+        await self.core.luks.format(part, size, cipher.cipher, passphrase)
         if image is not None:
-            await self.core.luks.write(*image, part, passphrase, size)
+            with _reading_image():
+                await self.core.luks.write(*image, part, passphrase, size)
         await self.files.complete(part, VOLUMES, volume.id, size + await self.files.run(header_size, part))
 
 
@@ -96,17 +118,16 @@ class ImageReader(FileMaker):
             raise Unavailable("There is no image service.")
         received = self.files.part(VOLUMES, volume.id, operation.id, IMAGE)
         try:
-            chunks = self.images.download(image_id)
-            await self.files.receive(chunks, received, size + _OVERHEAD, attempt.reporter(size))
+            with _calling_images():
+                chunks = self.images.download(image_id)
+                await self.files.receive(chunks, received, size + _OVERHEAD, attempt.reporter(size))
         except TooMuchData:
             raise Failed(Detail.IMAGE_TOO_LARGE) from None
         info = await self.files.run_long(inspect, received)
         if (info.virtual_size or 0) > size:
             raise Failed(Detail.IMAGE_TOO_LARGE)
-        try:
+        with _reading_image():
             refuse(info, declared)
-        except Invalid as error:
-            raise Failed(Detail.IMAGE_REFUSED, str(error)) from None
         if volume.encryption_key_id is not None:
             await self.make_encrypted(attempt, volume, (received, "raw" if declared in _RAW_FORMATS else declared))
             await self.files.remove(VOLUMES, received.name)
@@ -114,7 +135,8 @@ class ImageReader(FileMaker):
         part = received
         if declared not in _RAW_FORMATS:
             part = self.files.part(VOLUMES, volume.id, operation.id)
-            await self.images.convert(received, declared, part, size)
+            with _reading_image():
+                await self.images.convert(received, declared, part, size)
             await self.files.remove(VOLUMES, received.name)
         await self.files.complete(part, VOLUMES, volume.id, size)
 
@@ -137,8 +159,8 @@ class CreateVolume(ImageReader):
         payload = CreateVolumePayload.of(operation)
         if payload.image_id is not None:
             await self._from_image(attempt, volume, payload.image_id, payload.disk_format or "raw")
-        elif payload.copy is not None:
-            source = self.files.path(payload.copy, operation.source_id or "")
+        elif payload.source_directory is not None:
+            source = self.files.path(payload.source_directory, operation.source_id or "")
             size = await self.file_size(volume.size, volume.encryption_key_id, source)
             await self.files.create_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         elif volume.encryption_key_id is not None:
@@ -165,7 +187,7 @@ class ReimageVolume(ImageReader):
         """Write the image; until the new file is complete, the volume is what it was."""
         operation = attempt.operation
         volume = await self.volume(operation)
-        await self.export_manager.disconnect(volume.id)
+        await self.export_manager.end_connections(volume.id)
         payload = ReimageVolumePayload.of(operation)
         await self.write_image(attempt, volume, payload.image_id, payload.disk_format)
 
@@ -189,7 +211,7 @@ class DeleteVolume(VolumeKind, Deletion):
         """Stop serving the volume; raise Failed if a snapshot that was to be deleted before is still there."""
         if await self.core.database.read(snapshot_queries.of_volume, id):
             raise Failed(Detail.HAS_SNAPSHOTS)
-        await self.export_manager.disconnect(id)
+        await self.export_manager.end_connections(id)
 
     def forget(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
@@ -247,7 +269,7 @@ class RevertVolume(VolumeKind):
         source = self.files.path(SNAPSHOTS, snapshot.id)
         size = await self.file_size(volume.size, snapshot.encryption_key_id, source)
         values = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
-        await self.export_manager.disconnect(volume.id)
+        await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         return lambda conn, now: volume_queries.record(conn, volume.id, values, now)
 
@@ -265,7 +287,8 @@ class UploadVolume(VolumeKind):
         volume = await self.volume(operation)
         if self.images is None:
             raise Unavailable("There is no image service.")
-        status = await self.images.status(payload.image_id)
+        with _calling_images():
+            status = await self.images.status(payload.image_id)
         if status == "active":
             return self._end_work(operation)
         if status is None:
@@ -277,7 +300,8 @@ class UploadVolume(VolumeKind):
         if live:
             path = await self.files.copy_at_one_moment(volume.id, operation.id, report)
         try:
-            await self.images.upload(payload.image_id, self.files.chunks(path, report), size)
+            with _calling_images():
+                await self.images.upload(payload.image_id, self.files.chunks(path, report), size)
         finally:
             if live:
                 path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from micronova.db.prepared import Prepared
 from micronova.embedded.volume import states
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
-from micronova.embedded.volume.store import volume_queries
+from micronova.embedded.volume.store import connection_queries, volume_queries
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
 from micronova.embedded.volume.tables import attachments, volumes
 from micronova.objects.errors import TooLarge
@@ -44,20 +44,6 @@ def list_attachments(
     return Listed([Attachment(**row._mapping) for row in rows], more)
 
 
-def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> list[tuple[str, bool]]:
-    """Return the volumes of a host that have an attachment with a connection, and whether they are read-only.
-
-    With `volume_id` only this one.
-    """
-    found = sa.select(volumes.c.id, volumes.c.readonly).where(
-        volumes.c.host == host,
-        sa.exists().where(attachments.c.volume_id == volumes.c.id, attachments.c.connection_info.is_not(None)),
-    )
-    if volume_id is not None:
-        found = found.where(volumes.c.id == volume_id)
-    return [(row.id, bool(row.readonly)) for row in conn.execute(found)]
-
-
 def add(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -> None:
     """Add an attachment to a volume; raise Changed if another request has changed the volume meanwhile."""
     if len(volume.attachments) >= MOST_ATTACHMENTS:
@@ -81,6 +67,15 @@ def remove(conn: sa.Connection, volume: Volume, ids: Sequence[str], now: int, st
     others = [each for each in volume.attachments if each.id not in ids]
     volume_queries.update(conn, volume, {"status": status or _status_of(volume, others)}, now)
     conn.execute(attachments.delete().where(attachments.c.id.in_(ids)))
+
+
+def remove_by_action(
+    conn: sa.Connection, volume: Volume, ids: Sequence[str], now: int, status: str | None = None
+) -> None:
+    """Remove attachments as `remove` does; with the last one the connections without an attachment end, too."""
+    remove(conn, volume, ids, now, status)
+    if len(ids) == len(volume.attachments):
+        connection_queries.end(conn, volume.id)
 
 
 def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Any) -> None:

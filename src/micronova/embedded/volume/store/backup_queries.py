@@ -5,7 +5,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.embedded.volume.model import Backup
+from micronova.embedded.common import revisions
+from micronova.embedded.volume.model import AVAILABLE, RESTORING, Backup
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
 from micronova.embedded.volume.store.resource_rows import Rows
 from micronova.embedded.volume.tables import backups
@@ -30,6 +31,12 @@ def list_backups(
     rows, more = fetch(conn, backups.select().where(*conditions), page, *conditions)
     found = [Backup(**row._mapping) for row in rows]
     return Listed(found, more, _ROWS.count(conn, conditions) if with_count else None)
+
+
+def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:
+    """Make a backup available again after it was restored, unless a later request has set its status."""
+    ours = sa.and_(backups.c.id == backup_id, backups.c.status == RESTORING)
+    revisions.touch(conn, backups.c.revision, ours, now=now, status=AVAILABLE)
 
 
 def delete(conn: sa.Connection, backup_id: str) -> Backup | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
-from micronova.embedded.volume.tables import class_limits, limits, usages
+from micronova.embedded.volume.tables import class_limits, limits, usages, volume_types
 from micronova.objects.errors import TooLarge
 
 DEFAULT_CLASS = "default"
@@ -117,13 +117,16 @@ def usage_of(conn: sa.Connection, project_id: str) -> dict[str, int]:
 def _exceeded(conn: sa.Connection, project_id: str, resource: str, amount: int, default: int) -> TooLarge:
     most = limit_of(conn, project_id, resource, default)
     used = usage_of(conn, project_id).get(resource, 0)
-    kind = resource.partition("_")[0] if "_" in resource and resource not in QUOTAS else resource
+    kind, _, type_id = (resource, "", "") if resource in QUOTAS else resource.partition("_")
+    if type_id:
+        type_name = conn.execute(sa.select(volume_types.c.name).where(volume_types.c.id == type_id)).scalar_one()
+        resource = f"{kind}_{type_name}"
     if kind.endswith("gigabytes"):
         return TooLarge(
-            f"VolumeSizeExceedsAvailableQuota: The quota '{kind}' allows {most}G, of which {used}G are used: "
+            f"VolumeSizeExceedsAvailableQuota: The quota '{resource}' allows {most}G, of which {used}G are used: "
             f"{amount}G more do not fit."
         )
-    return TooLarge(f"VolumeLimitExceeded: The quota '{kind}' allows {most}, of which {used} are used.")
+    return TooLarge(f"VolumeLimitExceeded: The quota '{resource}' allows {most}, of which {used} are used.")
 
 
 _u = usages.c

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.volume.model import Snapshot
+from micronova.embedded.volume.model import AVAILABLE, BACKING_UP, Snapshot
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
 from micronova.embedded.volume.store.resource_rows import Metadata, Rows
 from micronova.embedded.volume.tables import operations, snapshot_metadata, snapshots
@@ -69,7 +69,7 @@ def has_metadata(key: str, value: str) -> sa.ColumnElement[bool]:
     return _METADATA.has(snapshots.c.id, key, value)
 
 
-def end_work(conn: sa.Connection, snapshot_id: str, during: str, before: str, now: int) -> None:
-    """Give a snapshot the status that it had before work that has only read it, unless a later request has set one."""
-    ours = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.status == during)
-    revisions.touch(conn, snapshots.c.revision, ours, now=now, status=before)
+def end_work(conn: sa.Connection, snapshot_id: str, now: int) -> None:
+    """Make a snapshot available again after a backup of it, unless a later request has set its status."""
+    ours = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.status == BACKING_UP)
+    revisions.touch(conn, snapshots.c.revision, ours, now=now, status=AVAILABLE)

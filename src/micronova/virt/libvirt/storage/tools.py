@@ -54,6 +54,10 @@ TOO_MUCH_OUTPUT = 1 << 20
 """Bytes after which a program is killed: reading what it says would keep the agent busy."""
 
 
+class DiskFull(Unavailable):
+    """A program has found no space for what it writes."""
+
+
 async def run(
     *command: str,
     what: str,
@@ -110,7 +114,7 @@ async def run(
     said = output.decode(errors="replace").strip().replace("\0", "")
     log.warning("%s ended with %s: %s", program, process.returncode, said)
     if "No space left on device" in said or "Disk quota exceeded" in said:
-        raise Unavailable("The host's disk is full.", details=said)
+        raise DiskFull("The host's disk is full.", details=said)
     raise DriverFailed(f"The host could not {what}.", details=f"{program} ended with {process.returncode}: {said}")
 
 
