@@ -83,7 +83,7 @@ async def finish_resize(host: Host, work: Work) -> Outcome | None:
 async def finish_revert_resize(host: Host, work: Work) -> Outcome:
     """Make the guest on the source what it was before the move, and start it if it ran then."""
     guest = await guest_to_switch(host, work)
-    if _move(work).stays and _move(work).arrived:
+    if _move(work).stays and _move(work).sent:
         await work.check_stands()
         await _resize_driver(host).revert_resize(guest_plan(work))
         host.tracker(guest.node).keep(work.order)

@@ -178,8 +178,8 @@ class Move(MoveKind):
 
     def _conductor_events(self, operation: Operation) -> tuple[str, ...]:
         """Return their names. Nova answers old requests when the hosts have been checked, by another method."""
-        waits = operation.payload_as(MovePayload).answers_after_checks
-        return COLD.conductor_events[:1] if waits else self._names.conductor_events
+        answers_after_checks = operation.payload_as(MovePayload).answers_after_checks
+        return COLD.conductor_events[:1] if answers_after_checks else self._names.conductor_events
 
     # --- orders ----------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Move(MoveKind):
         if row is None or row["epoch"] != operation.epoch:
             return None
         step = operation.step
-        if step == "undo" and operation.payload_as(MovePayload).waits:
+        if step == "undo" and operation.payload_as(MovePayload).undo_awaits_removal:
             self.transitions.require_no_other_guest(conn, row["uuid"], row["host"] or "")
         changes = self._task_state(step)
         if vifs is not None:
@@ -256,7 +256,7 @@ class Move(MoveKind):
             holder=migration["uuid"] if step in SOURCE_STEPS else None,
             move=move_order(
                 migration,
-                arrived=payload.arrived,
+                sent=payload.sent,
                 migrate_data=payload.migrate_data if step == "finish" else b"",
                 mdev_types=self._mdev_types(conn, migration) if step not in SOURCE_STEPS else (),
             ),
@@ -288,13 +288,13 @@ class Move(MoveKind):
             return self._prepared(conn, operation, row, migration, report)
         if report.outcome == "done":
             if step == "finish":
-                return self._outcomes.arrived(conn, operation, row, migration, report, event)
+                return self._outcomes.finished(conn, operation, row, migration, report, event)
             return self._migrated(conn, operation, row, migration, report)
-        error, arrived = reported_error(report), step == "finish"
-        left = arrived and report.left_behind
+        error, sent = reported_error(report), step == "finish"
+        left = sent and report.left_behind
         try:
             return self._outcomes.begin_undo(
-                conn, operation, row, migration, error, event=event, arrived=arrived, left_behind=left
+                conn, operation, row, migration, error, event=event, sent=sent, left_behind=left
             )
         except HostUnavailable:  # the destination tries again
             return super().postponed(conn, operation, row, report)
@@ -444,7 +444,7 @@ class Move(MoveKind):
         if operation.step == "finish":
             event = self._event("finish")
             return self._outcomes.begin_undo(
-                conn, operation, row, migration, error, event=event, arrived=True, left_behind=True
+                conn, operation, row, migration, error, event=event, sent=True, left_behind=True
             )
         return self._try_another(conn, operation, row, migration, error)
 
@@ -464,7 +464,7 @@ class Move(MoveKind):
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
-        if operation.payload_as(MovePayload).waits:
+        if operation.payload_as(MovePayload).undo_awaits_removal:
             await self._engine.database.read(self.transitions.require_no_other_guest, row["uuid"], row["host"])
         vifs = await self.transitions.rebind(
             operation,
@@ -524,10 +524,10 @@ class Move(MoveKind):
             return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
-        arrived = operation.step in ("bind", "finish")
+        sent = operation.step in ("bind", "finish")
         left = operation.step == "finish"  # the destination may be at work
         return self._outcomes.begin_undo(
-            conn, operation, row, migration, known, event=event, arrived=arrived, left_behind=left
+            conn, operation, row, migration, known, event=event, sent=sent, left_behind=left
         )
 
 

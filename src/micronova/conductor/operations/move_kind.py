@@ -58,7 +58,7 @@ class MoveKind(SteppedKind):
 
 
 def move_order(
-    migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
+    migration: MigrationRow, *, sent: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
 ) -> MoveOrder:
     """Return what an order says of the move; the destination is chosen."""
     assert migration["dest_compute"] is not None
@@ -67,7 +67,7 @@ def move_order(
         destination=migration["dest_compute"],
         old_flavor=msgspec.convert(migration["old_flavor"], Flavor),
         power_on=migration["old_vm_state"] == states.ACTIVE,
-        arrived=arrived,
+        sent=sent,
         migrate_data=migrate_data,
         mdev_types=mdev_types,
     )

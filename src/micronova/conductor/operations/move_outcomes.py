@@ -35,7 +35,7 @@ class MoveOutcomes:
         self._engine = dependencies.engine
         self._transitions = transitions
 
-    def arrived(
+    def finished(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -138,29 +138,29 @@ class MoveOutcomes:
         error: MicronovaError,
         *,
         event: str,
-        arrived: bool,
+        sent: bool,
         left_behind: bool,
     ) -> Continue:
         """Persist that the guest returns to the source as it was; that is repeated until it succeeds.
 
-        If the guest may have `arrived`, the destination removes it; `left_behind` says that it has not done so itself,
-        and the guest may run. Raise HostUnavailable, and change nothing, if the
-        source is down then: what has arrived is all that is left.
+        If the source has `sent` the guest, the destination may have made it, and removes it; `left_behind` says that it
+        has not done so itself, and the guest may run. Raise HostUnavailable, and change nothing, if the source is down
+        then: nothing else has the guest.
         """
         now = self._engine.now()
-        if arrived:
+        if sent:
             self._transitions.require_own_copy(conn, row, migration)
         payload = operation.payload_as(MovePayload)
         payload.error = payload.last_error = error.message
-        payload.migrate_data, payload.arrived, payload.waits = b"", arrived, left_behind
+        payload.migrate_data, payload.sent, payload.undo_awaits_removal = b"", sent, left_behind
         assert payload.chosen is not None
         self._transitions.end_event(conn, operation, host=None, error=error.message, event=event)
         away = payload.chosen.host != row["host"]
-        if away and arrived:
+        if away and sent:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
             self.copy_is_removed(conn, migration)
         moved = away and instances.has_ports_or_volumes(conn, row)
-        bound = arrived and (moved or port_claims.holds_any(conn, row["uuid"], migration["uuid"]))
+        bound = sent and (moved or port_claims.holds_any(conn, row["uuid"], migration["uuid"]))
         step: Step = "unbind" if bound else "undo"
         encoded = payload.encode()
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
