@@ -343,7 +343,7 @@ class Move(MoveKind):
             self.transitions.end_event(conn, operation, host=report.host, event=event)
             notifications = self._after_prep(row, migration, report.host)
             if self._names.live:
-                self._checked(conn, operation, row, report.host)
+                self._record_checks(conn, operation, row, report.host)
                 notifications = [self._about_prep(phase, row, migration, report.host) for phase in ("start", "end")]
             return Continue(self.transitions.advance(conn, operation, "migrate"), notifications)
         error = reported_error(report)
@@ -351,7 +351,7 @@ class Move(MoveKind):
             return self._try_another(conn, operation, row, migration, error)
         return self._give_up_prep(conn, operation, row, migration, error)
 
-    def _checked(self, conn: sa.Connection, operation: Operation, row: InstanceRow, destination: str) -> None:
+    def _record_checks(self, conn: sa.Connection, operation: Operation, row: InstanceRow, destination: str) -> None:
         """Record the events of the checks of a live migration, and of what Nova does then: it is part of our order."""
         chosen = msgspec.structs.replace(operation, epoch=operation.epoch - 1)  # the step `schedule`
         self._end_conductor_events(conn, chosen)
