@@ -25,11 +25,11 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
-from micronova.conductor.operations.move_kind import MoveKind, move_order
+from micronova.conductor.operations.move_kind import MoveKind, move_order, needs_binding
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import removal_order, work_order
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, nodes, port_claims, server_migrations
+from micronova.db import departures, instances, nodes, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, OperationFailed, Unavailable
@@ -72,6 +72,15 @@ class ResizedKind(MoveKind):
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
         """Give the migration its last status, and release what it holds; the operation has ended."""
+
+    async def _order_removal(self, operation: Operation, row: InstanceRow, host: str) -> None:
+        """Order a host to remove its guest; order it again if the host's lease has expired."""
+        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, host)
+        if order is None:
+            return
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.transitions.send(operation, order)
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Let a host remove its guest, if the other one can stay; one that does not ask may have begun from now on."""
@@ -185,12 +194,7 @@ class ConfirmResize(ResizedKind):
                 raise Unavailable(f"Host {source} does not answer.")
             await self.continue_without_other_host(operation)
             return
-        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, source)
-        if order is None:
-            return
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
-        await self.transitions.send(operation, order)
+        await self._order_removal(operation, row, source)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to remove what the source still has."""
@@ -297,12 +301,7 @@ class RevertResize(ResizedKind):
         if other is None or await self.transitions.host_is_down(other):
             await self.continue_without_other_host(operation)
             return
-        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, other)
-        if order is None:
-            return
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
-        await self.transitions.send(operation, order)
+        await self._order_removal(operation, row, other)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Continue without a destination that did not answer in time, or whose order could not be made.
@@ -355,10 +354,7 @@ class RevertResize(ResizedKind):
         if operation.step == "dispatched":  # else the event has not begun
             reason = None if error is None else fault_of(error, now)["message"]
             self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
-        away = migration["dest_compute"] != row["host"]
-        moves = away and instances.has_ports_or_volumes(conn, row)
-        bound = moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"])
-        step: Step = "bind" if bound else "finish"
+        step: Step = "bind" if needs_binding(conn, row, migration) else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])

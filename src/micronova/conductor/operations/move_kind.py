@@ -10,7 +10,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import server_of
-from micronova.db import server_migrations
+from micronova.db import instances, port_claims, server_migrations
 from micronova.objects import states
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceRow
@@ -55,6 +55,16 @@ class MoveKind(SteppedKind):
             "dest_host": server_migrations.address_of(conn, chosen.node_uuid),
         }
         server_migrations.update(conn, server.payload.migration, self._engine.now(), changes)
+
+
+def needs_binding(conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> bool:
+    """Return whether ports or volumes of a server are bound again when it goes from one host of a move to the other.
+
+    On the same host, too, another provider may serve a port.
+    """
+    away = migration["dest_compute"] != migration["source_compute"]
+    moves = away and instances.has_ports_or_volumes(conn, row)
+    return moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"])
 
 
 def move_order(

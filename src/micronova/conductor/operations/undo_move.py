@@ -16,7 +16,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.move_kind import move_order
-from micronova.conductor.operations.move_names import COLD, LIVE
+from micronova.conductor.operations.move_types import COLD, LIVE
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL
