@@ -32,6 +32,8 @@ from micronova.db.tables import (
     topology_claims,
 )
 from micronova.objects.errors import Conflict
+from micronova.objects.instance import fault_of
+from micronova.objects.orders import Guest
 from tests.functional.cloud import Caller, CloudOptions, OneProcess
 from tests.functional.full_cloud import FullCloud, full_cloud
 from tests.functional.servers.killable_host import KillableHost
@@ -244,6 +246,51 @@ async def test_a_server_that_moved_after_the_backup_is_adopted(
     await user.wait_for(id, "SHUTOFF")
     await user.delete(f"/servers/{id}")
     await user.gone(id)
+    await cloud.assert_clean()
+
+
+async def test_the_guest_of_a_server_without_a_host_is_adopted(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the host says that the guest is the server's: an operator decides."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    await cloud.settled()
+    nowhere = {"host": None, "node": None, "node_uuid": None, "vm_state": "error", "updated_at": 1}
+    await _write(
+        cloud,
+        instances.update().where(_is(id)).values(**nowhere, fault=fault_of("lost", 1)),
+        allocations.delete().where(allocations.c.consumer_uuid == id),
+    )
+    text = await _audit(cloud, monkeypatch, "--repair", "--yes", code=1)
+    assert f"that is not there. Its project is {user.project}; the server is on no host." in text
+    assert f"Adopt the guest: record that the server is on {host}." in text and "None" not in text
+    assert (await user.show(id))["status"] == "ERROR"
+    await _audit(cloud, monkeypatch, "--repair", typed="y\n" * 10)
+    assert await user.host_of(id) == host and (await user.show(id))["status"] == "ACTIVE"
+    await cloud.assert_clean()
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("project", ["{", "{0}", "{x}", "{0.__class__}", "%s%(x)d"])
+async def test_what_a_host_says_of_a_project_is_only_shown(
+    cloud: OneProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, project: str
+) -> None:
+    """A stolen host can report any text as the project of a guest: the audit shows it, and is not stopped by it."""
+    host, unknown = KillableHost(cloud, "texts", tmp_path), str(uuid.uuid4())
+    await host.start()
+
+    async def lies() -> Any:
+        [node] = await cloud.read(sa.select(compute_nodes).where(compute_nodes.c.host == "texts"))
+        return [Guest(uuid=unknown, node=node.hypervisor_hostname, epoch=1, power_state=1, project_id=project)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.driver, "list_guests", lies)
+        text = await _audit(cloud, monkeypatch, code=1)
+    assert f"Its project is {project}; the database does not know the server." in text
+    await host.stop()
     await cloud.assert_clean()
 
 

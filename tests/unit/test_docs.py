@@ -31,6 +31,7 @@ SECTIONS = {
     for section in msgspec.structs.fields(Settings)
 }
 FILE = re.compile(r"\.?[\w.-]+(/[\w.-]+)*\.(py|md|toml|svg|png|txt|yml|service|mako)")
+SYMBOL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 FOLDER = re.compile(r"[a-z_]+(/[a-z_]+)*/")
 
 # Files of a cloud's directory, of a user's project, or of other programs.
@@ -107,6 +108,20 @@ def test_functions_that_follow_the_name_of_their_file() -> None:
             named = [symbol for symbol in re.findall(r"`([\w.]+)`", symbols) if not FILE.fullmatch(symbol)]
             if module is not None:  # else the test above says so
                 wrong += [f"{_here(path)}: {name} {symbol}" for symbol in named if not _defines_all(module, symbol)]
+    assert wrong == []
+
+
+def test_functions_after_an_arrow() -> None:
+    """A span after an arrow is in the file that was named last, or a file."""
+    wrong = []
+    for path, text in _texts():
+        for line in text.splitlines():
+            module: Path | None = None
+            for arrow, span in re.findall(r"(→\s*)?`([^`]+)`", line):
+                if FILE.fullmatch(span):
+                    module = _exists(span, path.parent)
+                elif arrow and module is not None and module.suffix == ".py" and SYMBOL.fullmatch(span):
+                    wrong += [] if _defines_all(module, span) else [f"{_here(path)}: {module.name} {span}"]
     assert wrong == []
 
 

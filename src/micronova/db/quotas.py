@@ -418,7 +418,7 @@ _MOVES = (
     sa.select(instances.c.project_id, instances.c.user_id, instances.c.flavor, _m.old_flavor, _m.new_flavor)
     .join(instances, instances.c.uuid == _m.instance_uuid)
     .where(_m.status.in_(migration_states.OPEN))
-    # One that is being reverted is charged until its destination is left: then it holds nothing any more.
+    # One that is being reverted is charged until its destination has removed its guest: then it holds nothing any more.
     .where(
         sa.or_(
             _m.status != migration_states.REVERTING,

@@ -3,8 +3,8 @@
 While a move is under way, the server belongs to its source: the migration holds the resources of the source, with the
 old flavor, and the server's own claim is on the destination, with the new flavor. The quota is charged with the larger
 of both flavors until the move is confirmed or reverted. A server that is reverted belongs to its source; it holds
-resources on both hosts, and counts as before, until its destination is left. Every function that changes something
-runs in the transaction of a caller that has locked the instance.
+resources on both hosts, and counts as before, until its destination has given them back. Every function that changes
+something runs in the transaction of a caller that has locked the instance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -228,7 +228,7 @@ def other_copy(conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -
 
     This rule decides for all that removes that copy while the server stays: a confirmation, a revert, an undone move, a
     reset of the state, a soft delete, an evacuation. A guest that is on its way has arrived when its source has sent
-    all of it; a destination that a revert has left has nothing any more.
+    all of it; a destination that has removed its guest for a revert has nothing any more.
     """
     other, status = other_host(row, migration), migration["status"]
     if status == migration_states.REVERTING and not _holds_destination(conn, row, migration):
@@ -342,13 +342,13 @@ def abandon(
     status: str = migration_states.ERROR,
     asked: HostAsked | None = None,
 ) -> tuple[str, ...] | None:
-    """End the open migration of a server, if it has one: only the host is left that the server belongs to.
+    """End the open migration of a server, if it has one: the server has only its own host then.
 
     A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
     up to that epoch. Raise what `check_last_copy` raises, unless `down_time` is None: the server is deleted, or the
     caller has checked it. A move that was under way gets the status.
 
-    If the guest may have been changed on the host that is left, record the operation `undo_move`, with the context of
+    If the guest may have been changed on the server's own host, record the operation `undo_move`, with the context of
     the request, unless that is None: the server is deleted. With `switched_off` the request switches the guest off.
     Return the recorded operations; None if there was no migration.
     """
@@ -383,8 +383,9 @@ def _undo_of(row: InstanceRow, migration: MigrationRow, *, switched_off: bool, r
     status, live = migration["status"], migration["migration_type"] == migration_states.LIVE_MIGRATION
     if status not in _CHANGES_GUEST or (live and switched_off) or row["host"] is None:
         return None
-    arrived = status in _CHANGES_SIZE
-    return UndoPayload(migration=migration["uuid"], host=row["host"], arrived=arrived, waits=arrived or removes)
+    sent = status in _CHANGES_SIZE
+    awaits = sent or removes
+    return UndoPayload(migration=migration["uuid"], host=row["host"], sent=sent, undo_awaits_removal=awaits)
 
 
 def end_undo(conn: sa.Connection, row: InstanceRow, now: int, down_time: float) -> None:

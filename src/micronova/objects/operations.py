@@ -336,8 +336,10 @@ class MovePayload(MigrationPayload, kw_only=True):
     excluded: list[str] = []  # hosts that the scheduler must not choose: the server's own, if that is not allowed
     disk_config: str | None = None  # AUTO or MANUAL, if the request says so
     migrate_data: bytes = b""  # what the source has sent for the destination
-    arrived: bool = False  # the destination may have made the guest, which is being undone
-    waits: bool = False  # the undo waits until the destination has removed its guest, which may run
+    # The move is being undone, and the destination may have made the guest. Older versions know it as `arrived`.
+    sent: bool = msgspec.field(default=False, name="arrived")
+    # The undo waits until the destination has removed its guest, which may run. Older versions know it as `waits`.
+    undo_awaits_removal: bool = msgspec.field(default=False, name="waits")
     answers_after_checks: bool = False  # the request, an old live migration, is answered when hosts have been checked
 
 
@@ -353,8 +355,8 @@ class UndoPayload(MigrationReference, kw_only=True):
     """A move that a later request has ended."""
 
     host: str  # that has the guest
-    arrived: bool  # as in MovePayload
-    waits: bool = False  # until the other host has removed its guest, which may run
+    sent: bool = msgspec.field(name="arrived")  # as in MovePayload
+    undo_awaits_removal: bool = msgspec.field(default=False, name="waits")  # as in MovePayload, of the other host
 
 
 class EvacuatePayload(MigrationPayload, kw_only=True):

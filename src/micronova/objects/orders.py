@@ -88,7 +88,8 @@ class MoveOrder(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
     old_flavor: Flavor  # that the guest has on the source
     power_on: bool = True  # whether the guest runs afterwards
-    arrived: bool = True  # of an order to the source: the destination may have made the guest
+    # Of an order to the source: the destination may have made the guest. Older versions know it as `arrived`.
+    sent: bool = msgspec.field(default=True, name="arrived")
     migrate_data: bytes = b""  # of the source, for the destination; only drivers read it
     mdev_types: tuple[str, ...] = ()  # of the mediated devices that the guest has on the source
 

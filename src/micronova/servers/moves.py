@@ -87,20 +87,23 @@ class ServerMoves:
         host: str | None = None,
         *,
         forced: bool = False,
-        waits: bool = False,
+        answers_after_checks: bool = False,
     ) -> None:
         """Accept a live migration, to this host if one is named; with `forced` no filter checks that host.
 
-        With `waits`, return when hosts have been checked; raise Invalid if none can take the server.
+        With `answers_after_checks`, return when hosts have been checked; raise Invalid if none can take the server.
         """
         check_lock(context, row)
         check_state(states.ACTIONS["live_migrate"], row)
         flavor = msgspec.convert(row["flavor"], Flavor)
         payload = MovePayload(
-            migration="", requested_host=host, forced=forced and host is not None, answers_after_checks=waits
+            migration="",
+            requested_host=host,
+            forced=forced and host is not None,
+            answers_after_checks=answers_after_checks,
         )
         operation = await self._begin(context, row, "live_migrate", flavor, payload)
-        if waits:
+        if answers_after_checks:
             await self._wait_for_checks(row["uuid"], operation)
 
     async def _wait_for_checks(self, id: str, operation: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from micronova.cli import explain
 from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations.transitions import Transitions
 from micronova.rpc.bus import Bus
@@ -181,3 +182,18 @@ async def test_why_it_was_given_up_is_known_at_its_end(
     silent.set()
     await user.wait_for(id, "ACTIVE")
     await _ended(cloud, user, id)
+
+
+async def test_one_decision_of_the_scheduler_is_one_attempt(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost
+) -> None:
+    await killable_host.start()
+    id = (await user.boot())["id"]
+    await killable_host.kill()
+    await killable_host.wait_until_down()
+    await _only_host(user, killable_host.name, "disabled")
+    await user.admin.at(94).act(id, "evacuate", {}, 200)
+    await user.wait_for(id, "ERROR")
+    await _only_host(user, killable_host.name, "enabled")
+    decided = (await explain.read_decisions(cloud.process, id))["requests"]
+    assert [len(each["decisions"]) for each in decided] == [1, 1]  # the build, and the evacuation

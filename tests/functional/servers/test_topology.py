@@ -8,9 +8,11 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.cli.audit import run_audit
+from micronova.cli.audit import run_audit, run_repair
 from micronova.compute.manager import ComputeManager
-from micronova.db.tables import topology_claims
+from micronova.db.tables import instances, node_topologies, topology_claims
+from micronova.objects.errors import Conflict
+from micronova.objects.topology import CellUse, TopologyUse, decode_use, encode
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import call, image, ok
 
@@ -384,6 +386,64 @@ async def test_the_audit_names_what_a_host_has_lost(cloud: Cloud, user: Caller) 
         return None if await run_audit(cloud.process) else True
 
     await cloud.until(clean, "the host to have everything again")
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_the_audit_names_the_cells_and_devices_whose_record_is_wrong(cloud: Cloud, user: Caller) -> None:
+    """The record has one more GPU than the claims, and a CPU of a cell that no claim has."""
+    id = await _boot(user, await _flavor(user, DEDICATED, vcpus=6))
+    host = await user.host_of(id)
+    await cloud.assert_clean()
+    [row] = await cloud.read(
+        sa.select(node_topologies).join(instances, instances.c.node_uuid == node_topologies.c.node_uuid).where(
+            instances.c.uuid == id
+        )
+    )  # fmt: skip
+    held = decode_use(row.held)
+    [cell] = set(held.cells)
+    other = 1 - cell
+    wrong = TopologyUse(cells={**held.cells, other: CellUse(pinned=(2,))}, devices=("0000:00:00.0",))
+
+    def plant(conn: sa.Connection) -> None:
+        of_node = node_topologies.c.node_uuid == row.node_uuid
+        conn.execute(node_topologies.update().where(of_node).values(held=encode(wrong)))
+
+    assert cloud.process.database is not None
+    await cloud.process.database.write(plant)
+    [finding] = await run_audit(cloud.process)
+    assert (finding["kind"], finding["subject"]) == ("topology", host)
+    assert finding["message"] == (
+        f"The record of held NUMA cells and devices differs from the claims: NUMA cell {other}, device 0000:00:00.0."
+    )
+    assert "NUMA cells and devices" in await run_repair(cloud.process, finding["repairs"][0])
+    await cloud.assert_clean()
+    await cloud.delete_all()
+
+
+async def test_a_guest_with_a_cpu_for_its_emulator_has_the_size_of_its_flavor(cloud: Cloud, user: Caller) -> None:
+    """It is adopted, or refused, as any other one."""
+    specs = DEDICATED | {"hw:emulator_threads_policy": "isolate"}
+    id = await _boot(user, await _flavor(user, specs, vcpus=2))
+    await cloud.settled()
+    await cloud.assert_clean()
+    [before] = await cloud.read(sa.select(instances.c.host, instances.c.node, instances.c.node_uuid).where(
+        instances.c.uuid == id
+    ))  # fmt: skip
+
+    async def set_host(**values: Any) -> None:
+        def write(conn: sa.Connection) -> None:
+            conn.execute(instances.update().where(instances.c.uuid == id).values(**values, updated_at=1))
+
+        assert cloud.process.database is not None
+        await cloud.process.database.write(write)
+
+    await set_host(host=None, node=None, node_uuid=None)
+    repairs = [repair for each in await run_audit(cloud.process) for repair in each.get("repairs", ())]
+    [adopt] = [each for each in repairs if each["name"] == "adopt_guest"]
+    with pytest.raises(Conflict, match="CPUs or devices of its own"):
+        await run_repair(cloud.process, adopt)
+    await set_host(**before._mapping)
     await cloud.delete_all()
     await cloud.assert_clean()
 

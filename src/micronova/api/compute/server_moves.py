@@ -128,8 +128,13 @@ class MoveHandlers:
             raise Invalid("Can't force to a non-provided destination")
         if asked.block_migration != "auto" and not inputs.flag(asked.block_migration):
             await self._database.read(_check_has_no_disk, row["uuid"])
-        forced, waits = forced or request.minor <= 29, request.minor <= 33
-        await self._moves.live_migrate(request.context, row, asked.host, forced=forced, waits=waits)
+        await self._moves.live_migrate(
+            request.context,
+            row,
+            asked.host,
+            forced=forced or request.minor <= 29,
+            answers_after_checks=request.minor <= 33,
+        )
 
     async def evacuate(self, request: Request, id: str) -> dict[str, str] | None:
         """Build a server again, whose host is down, on another host."""

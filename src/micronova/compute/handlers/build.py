@@ -20,8 +20,8 @@ import msgspec
 from micronova.compute.handlers.shared import (
     check_driver_boots,
     guest_plan,
-    is_made,
-    is_newer,
+    note_if_made,
+    note_if_newer,
     reschedule,
     undo_on_failure,
 )
@@ -51,9 +51,9 @@ async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]
         guest = await host.driver.info(uuid)
         if guest is None:
             return False, None
-        if is_newer(guest, host, work):
+        if note_if_newer(guest, host, work):
             return True, None
-        if is_made(guest, host, work):
+        if note_if_made(guest, host, work):
             return True, Outcome(
                 outcome="done", power_state=guest.power_state, config_drive=wants_config_drive(host, work)
             )

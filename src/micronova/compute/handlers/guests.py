@@ -7,15 +7,16 @@ was done but not reported is then repeated; no record could prevent that.
 import asyncio
 import dataclasses
 from contextlib import nullcontext
-from typing import Final, TypeVar
+from typing import Final
 
 from micronova.compute.handlers.shared import (
+    begin_power_change,
+    capable,
     check_driver_boots,
+    end_power_change,
     guest_of,
     guest_plan,
-    guest_to_switch,
-    is_newer,
-    switched,
+    note_if_newer,
 )
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
@@ -23,37 +24,10 @@ from micronova.objects import power_state, states
 from micronova.objects.errors import Conflict, Invalid, NotSupported
 from micronova.objects.image import CANNOT_UPLOAD
 from micronova.objects.network import VIF
-from micronova.virt.driver import (
-    AdminPassword,
-    CrashDump,
-    DiskCopy,
-    HotPlug,
-    Pause,
-    Rescue,
-    Snapshot,
-    Suspend,
-    capable_driver,
-)
+from micronova.virt.driver import AdminPassword, CrashDump, DiskCopy, HotPlug, Pause, Rescue, Snapshot, Suspend
 
 NOTICEABLE: Final = 0.05
 """Seconds that a copy of a disk may take before users are told that it is being made."""
-
-_LACKING: Final[dict[type, str]] = {
-    AdminPassword: "set passwords in guests",
-    CrashDump: "make guests dump their memory",
-    HotPlug: "plug interfaces into guests that exist already",
-    Pause: "pause guests",
-    Rescue: "rescue guests",
-    Snapshot: "make images of guests",
-    Suspend: "suspend guests",
-}
-"""What a host cannot do whose driver lacks a capability."""
-
-T = TypeVar("T")
-
-
-def _capable(host: Host, capability: type[T]) -> T:
-    return capable_driver(host.driver, capability, f"The server's host cannot {_LACKING[capability]}.")
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
@@ -61,14 +35,14 @@ async def delete(host: Host, work: Work) -> Outcome | None:
 
     Nobody can withdraw a delete, so that the host does not ask whether it still stands.
     """
-    if is_newer(await host.driver.info(work.order.instance.uuid), host, work):
+    if note_if_newer(await host.driver.info(work.order.instance.uuid), host, work):
         return None
     return await _destroyed(host, work)
 
 
 async def remove(host: Host, work: Work) -> Outcome | None:
     """Remove the guest of a server that goes on without it: it is offloaded, or has a guest on another host."""
-    if is_newer(await host.driver.info(work.order.instance.uuid), host, work):
+    if note_if_newer(await host.driver.info(work.order.instance.uuid), host, work):
         return None
     await work.check_stands()
     return await _destroyed(host, work)
@@ -81,22 +55,22 @@ async def _destroyed(host: Host, work: Work) -> Outcome:
 
 async def stop(host: Host, work: Work) -> Outcome:
     """Shut the guest down; image and settings limit the time that the guest has for it."""
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     if guest.power_state != power_state.SHUTDOWN:
         await host.driver.power_off(guest.uuid, host.shutdown_timeout(work.order.instance.image))
-    return switched(host, guest.uuid, power_state.SHUTDOWN)
+    return end_power_change(host, guest.uuid, power_state.SHUTDOWN)
 
 
 async def start(host: Host, work: Work) -> Outcome:
     """Start the guest."""
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     if guest.power_state != power_state.RUNNING:
         # After a boot of the host all its guests start: not more at once than are built.
         after_boot = work.order.parameters.get("cause") == "host_boot"
         async with host.build_slots.one(work.order.instance.project_id) if after_boot else nullcontext():
             await host.driver.power_on(guest_plan(work))
     host.boots.guest_started(guest.uuid)
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def soft_delete(host: Host, work: Work) -> Outcome:
@@ -107,75 +81,75 @@ async def soft_delete(host: Host, work: Work) -> Outcome:
     host.power_change_begins(guest.uuid)
     if guest.power_state != power_state.SHUTDOWN:
         await host.driver.power_off(guest.uuid, 0)
-    return switched(host, guest.uuid, power_state.SHUTDOWN)
+    return end_power_change(host, guest.uuid, power_state.SHUTDOWN)
 
 
 async def reboot(host: Host, work: Work) -> Outcome:
     """Restart the guest."""
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     hard = work.order.parameters.get("type", "HARD").upper() == "HARD"
     await host.driver.reboot(guest_plan(work), "HARD" if hard else "SOFT")
     host.boots.guest_started(guest.uuid)
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def pause(host: Host, work: Work) -> Outcome:
     """Pause the guest."""
-    driver = _capable(host, Pause)
-    guest = await guest_to_switch(host, work)
+    driver = capable(host, Pause)
+    guest = await begin_power_change(host, work)
     await driver.pause(guest.uuid)
-    return switched(host, guest.uuid, power_state.PAUSED)
+    return end_power_change(host, guest.uuid, power_state.PAUSED)
 
 
 async def unpause(host: Host, work: Work) -> Outcome:
     """Unpause the guest."""
-    driver = _capable(host, Pause)
-    guest = await guest_to_switch(host, work)
+    driver = capable(host, Pause)
+    guest = await begin_power_change(host, work)
     await driver.unpause(guest.uuid)
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def suspend(host: Host, work: Work) -> Outcome:
     """Suspend the guest: its memory is saved to disk."""
-    driver = _capable(host, Suspend)
-    guest = await guest_to_switch(host, work)
+    driver = capable(host, Suspend)
+    guest = await begin_power_change(host, work)
     await driver.suspend(guest.uuid)
-    return switched(host, guest.uuid, power_state.SUSPENDED)
+    return end_power_change(host, guest.uuid, power_state.SUSPENDED)
 
 
 async def resume(host: Host, work: Work) -> Outcome:
     """Resume the guest from its saved memory."""
-    driver = _capable(host, Suspend)
-    guest = await guest_to_switch(host, work)
+    driver = capable(host, Suspend)
+    guest = await begin_power_change(host, work)
     await driver.resume(guest_plan(work))
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def rescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from the rescue image."""
-    driver = _capable(host, Rescue)
+    driver = capable(host, Rescue)
     check_driver_boots(host, work.order.rescue_image)
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     timeout = host.shutdown_timeout(work.order.instance.image)
     # It downloads and converts an image, as a build does.
     async with host.build_slots.one(work.order.instance.project_id) as slot:
         await driver.rescue(guest_plan(work), timeout, stopping=slot.release)
     host.boots.guest_started(guest.uuid)
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def unrescue(host: Host, work: Work) -> Outcome:
     """Boot the guest from its own disks again."""
-    driver = _capable(host, Rescue)
-    guest = await guest_to_switch(host, work)
+    driver = capable(host, Rescue)
+    guest = await begin_power_change(host, work)
     await driver.unrescue(guest_plan(work))
     host.boots.guest_started(guest.uuid)
-    return switched(host, guest.uuid, power_state.RUNNING)
+    return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
 async def change_password(host: Host, work: Work) -> Outcome:
     """Set the password of the guest's administrator."""
-    driver = _capable(host, AdminPassword)
+    driver = capable(host, AdminPassword)
     guest = await guest_of(host, work)
     if guest.power_state != power_state.RUNNING:
         raise Conflict("The guest does not run.")
@@ -185,7 +159,7 @@ async def change_password(host: Host, work: Work) -> Outcome:
 
 async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
     """Send the guest a non-maskable interrupt."""
-    driver = _capable(host, CrashDump)
+    driver = capable(host, CrashDump)
     guest = await guest_of(host, work)
     await driver.trigger_crash_dump(guest.uuid)
     return Outcome(outcome="done")
@@ -193,7 +167,7 @@ async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
 
 async def attach_interface(host: Host, work: Work) -> Outcome:
     """Plug an interface into the guest."""
-    driver = _capable(host, HotPlug)
+    driver = capable(host, HotPlug)
     guest = await guest_of(host, work)
     plan = guest_plan(work)
     if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
@@ -205,7 +179,7 @@ async def attach_interface(host: Host, work: Work) -> Outcome:
 
 async def detach_interface(host: Host, work: Work) -> Outcome:
     """Unplug an interface of the guest."""
-    driver = _capable(host, HotPlug)
+    driver = capable(host, HotPlug)
     guest = await guest_of(host, work)
     await driver.detach_interface(guest.uuid, _vif(work))
     return Outcome(outcome="done")
@@ -217,7 +191,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
     At most default.max_concurrent_snapshots run at once, because copies keep disk and network busy; one fewer of one
     project.
     """
-    driver = _capable(host, Snapshot)
+    driver = capable(host, Snapshot)
     async with host.snapshot_slots.one(work.order.instance.project_id):
         await guest_of(host, work)
         await _upload(host, work, driver, states.IMAGE_PENDING_UPLOAD, states.IMAGE_UPLOADING)
@@ -226,7 +200,7 @@ async def create_image(host: Host, work: Work) -> Outcome:
 
 async def shelve(host: Host, work: Work) -> Outcome:
     """Switch the guest off, copy its root disk and upload the copy; the guest stays."""
-    driver = _capable(host, Snapshot)
+    driver = capable(host, Snapshot)
     guest = await guest_of(host, work)
     # Its image says how long a guest may take to shut down: no image of another guest waits for that.
     if guest.power_state != power_state.SHUTDOWN:
@@ -238,7 +212,7 @@ async def shelve(host: Host, work: Work) -> Outcome:
     async with host.snapshot_slots.one(work.order.instance.project_id):
         waits, uploads = states.ACTIONS["shelve"].then
         await _upload(host, work, driver, waits, uploads)
-    return switched(host, guest.uuid, power_state.SHUTDOWN)
+    return end_power_change(host, guest.uuid, power_state.SHUTDOWN)
 
 
 async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads: str) -> None:

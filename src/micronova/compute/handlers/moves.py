@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 
 from micronova.compute.handlers.guests import remove
 from micronova.compute.handlers.shared import (
+    begin_power_change,
+    capable,
+    end_power_change,
     guest_plan,
-    guest_to_switch,
-    is_made,
-    is_newer,
+    note_if_made,
+    note_if_newer,
     reschedule,
-    switched,
     undo_on_failure,
 )
 from micronova.compute.host import Host
@@ -27,7 +28,7 @@ from micronova.objects.errors import Invalid, MicronovaError, NotSupported, Stal
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
 from micronova.objects.orders import Guest, InstanceSpec, MoveOrder
-from micronova.virt.driver import LiveMigrate, Migrate, Resize, capable_driver
+from micronova.virt.driver import LiveMigrate, Migrate, Resize
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ async def prep_resize(host: Host, work: Work) -> Outcome:
         return Outcome(outcome="abort", error_code=Invalid.code, message=reason)
     try:
         if move.stays:
-            _resize_driver(host)
+            capable(host, Resize)
         else:
-            _migrate_driver(host)
+            capable(host, Migrate)
         host.tracker(order.instance.node).hold(order)
     except MicronovaError as error:
         return reschedule(error)
@@ -51,18 +52,18 @@ async def prep_resize(host: Host, work: Work) -> Outcome:
 
 async def resize_instance(host: Host, work: Work) -> Outcome:
     """Stop the guest on the source, and return what the destination needs of its disks."""
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     stays = _move(work).stays
     if stays:  # an earlier resize may have left what it kept
-        await _resize_driver(host).confirm_resize(guest.uuid)
+        await capable(host, Resize).confirm_resize(guest.uuid)
     if guest.power_state != power_state.SHUTDOWN:
         await host.driver.power_off(guest.uuid, host.shutdown_timeout(work.order.instance.image))
     host.power_change_ended(guest.uuid, power_state.SHUTDOWN)
     data = b""
     if not stays:
         async with host.build_slots.one(work.order.instance.project_id):  # it reads whole disks
-            data = await _migrate_driver(host).export_disks(guest.uuid)
-    return Outcome(outcome="done", power_state=power_state.SHUTDOWN, migrate_data=_checked(data))
+            data = await capable(host, Migrate).export_disks(guest.uuid)
+    return Outcome(outcome="done", power_state=power_state.SHUTDOWN, migrate_data=_within_limit(data))
 
 
 async def finish_resize(host: Host, work: Work) -> Outcome | None:
@@ -73,7 +74,7 @@ async def finish_resize(host: Host, work: Work) -> Outcome | None:
             await _change_size(host, work)
             return await _started(host, work)
         guest = await host.driver.info(uuid)
-        if is_newer(guest, host, work):
+        if note_if_newer(guest, host, work):
             return None
         async with _removed_on_failure(host, work):
             await _receive(host, work, guest)
@@ -82,10 +83,10 @@ async def finish_resize(host: Host, work: Work) -> Outcome | None:
 
 async def finish_revert_resize(host: Host, work: Work) -> Outcome:
     """Make the guest on the source what it was before the move, and start it if it ran then."""
-    guest = await guest_to_switch(host, work)
-    if _move(work).stays and _move(work).arrived:
+    guest = await begin_power_change(host, work)
+    if _move(work).stays and _move(work).sent:
         await work.check_stands()
-        await _resize_driver(host).revert_resize(guest_plan(work))
+        await capable(host, Resize).revert_resize(guest_plan(work))
         host.tracker(guest.node).keep(work.order)
         host.guest_present(guest.uuid, work.order.epoch, guest.node)
     return await _started(host, work)
@@ -97,7 +98,7 @@ async def confirm_resize(host: Host, work: Work) -> Outcome | None:
         return await remove(host, work)
     uuid = work.order.instance.uuid
     await work.check_stands()
-    await _resize_driver(host).confirm_resize(uuid)
+    await capable(host, Resize).confirm_resize(uuid)
     return Outcome(outcome="done")
 
 
@@ -105,7 +106,7 @@ async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
     """Check, on the destination, that the guest can come while it runs, and hold its resources."""
     order = work.order
     try:
-        driver = _live_driver(host)
+        driver = capable(host, LiveMigrate)
         _check_mdev_types(order.instance, _move(work))
         host.tracker(order.instance.node).hold(order)
         await driver.check_live_migration(guest_plan(work))
@@ -130,34 +131,34 @@ async def live_migration(host: Host, work: Work) -> Outcome:
 
     At most default.max_concurrent_live_migrations are, because they share the host's link.
     """
-    uuid, driver = work.order.instance.uuid, _live_driver(host)
+    uuid, driver = work.order.instance.uuid, capable(host, LiveMigrate)
     async with host.live_migration_slots.one(work.order.instance.project_id):
         await work.progress(states.MIGRATING)  # the migration is not queued any more
-        guest = await guest_to_switch(host, work)
+        guest = await begin_power_change(host, work)
 
         async def undo() -> None:
             host.power_change_ended(uuid, await driver.rollback_live_migration(uuid))
 
         async with undo_on_failure(work, undo):
-            data = _checked(await driver.live_migrate(uuid))
+            data = _within_limit(await driver.live_migrate(uuid))
         host.power_change_ended(uuid, guest.power_state)
     return Outcome(outcome="done", migrate_data=data)
 
 
 async def rollback_live_migration(host: Host, work: Work) -> Outcome:
     """Let the guest continue on the source."""
-    guest = await guest_to_switch(host, work)
-    return switched(host, guest.uuid, await _live_driver(host).rollback_live_migration(guest.uuid))
+    guest = await begin_power_change(host, work)
+    return end_power_change(host, guest.uuid, await capable(host, LiveMigrate).rollback_live_migration(guest.uuid))
 
 
 async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome | None:
     """Let the guest that was sent continue on the destination."""
     order = work.order
-    uuid, driver = order.instance.uuid, _live_driver(host)
+    uuid, driver = order.instance.uuid, capable(host, LiveMigrate)
     guest = await host.driver.info(uuid)
-    if is_newer(guest, host, work):
+    if note_if_newer(guest, host, work):
         return None
-    if is_made(guest, host, work):
+    if note_if_made(guest, host, work):
         return Outcome(outcome="done", power_state=guest.power_state)
     async with _removed_on_failure(host, work):
         if guest is not None:  # of an earlier attempt
@@ -166,13 +167,13 @@ async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome 
         with tracker.instance_claim(order):
             host.guest_present(uuid, order.epoch, tracker.node)
             power = await driver.receive_live_guest(guest_plan(work), _move(work).migrate_data)
-    return switched(host, uuid, power)
+    return end_power_change(host, uuid, power)
 
 
 async def _change_size(host: Host, work: Work) -> None:
-    guest = await guest_to_switch(host, work)
+    guest = await begin_power_change(host, work)
     host.tracker(guest.node).hold(work.order)
-    await _resize_driver(host).resize(guest_plan(work))
+    await capable(host, Resize).resize(guest_plan(work))
     host.guest_present(guest.uuid, work.order.epoch, guest.node)
 
 
@@ -180,12 +181,12 @@ async def _receive(host: Host, work: Work, guest: Guest | None) -> None:
     """Make the guest of the disks that the source sent, unless an earlier agent has made it."""
     order = work.order
     uuid = order.instance.uuid
-    if is_made(guest, host, work):
+    if note_if_made(guest, host, work):
         host.power_change_begins(uuid)
         return
     if guest is not None:  # of an earlier attempt
         await host.destroy(uuid)
-    driver = _migrate_driver(host)
+    driver = capable(host, Migrate)
     tracker = host.tracker(order.instance.node)
     with tracker.instance_claim(order):
         host.guest_present(uuid, order.epoch, tracker.node)
@@ -199,7 +200,7 @@ async def _started(host: Host, work: Work) -> Outcome:
         await host.driver.power_on(guest_plan(work))
         host.boots.guest_started(uuid)
         power = power_state.RUNNING
-    return switched(host, uuid, power)
+    return end_power_change(host, uuid, power)
 
 
 @asynccontextmanager
@@ -249,22 +250,8 @@ def _move(work: Work) -> MoveOrder:
     return work.order.move
 
 
-def _checked(data: bytes) -> bytes:
+def _within_limit(data: bytes) -> bytes:
     """Return what a source sends, unless it is too large for a report."""
     if len(data) > LARGEST_MIGRATE_DATA:
         raise Invalid(f"What the destination needs of the guest does not fit into {LARGEST_MIGRATE_DATA} bytes.")
     return data
-
-
-def _resize_driver(host: Host) -> Resize:
-    return capable_driver(host.driver, Resize, "The server's host cannot change the size of guests.")
-
-
-def _migrate_driver(host: Host) -> Migrate:
-    return capable_driver(host.driver, Migrate, "The server's host cannot exchange guests with other hosts.")
-
-
-def _live_driver(host: Host) -> LiveMigrate:
-    return capable_driver(
-        host.driver, LiveMigrate, "The server's host cannot exchange running guests with other hosts."
-    )

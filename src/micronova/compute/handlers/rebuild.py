@@ -10,27 +10,27 @@ import logging
 import msgspec
 
 from micronova.compute.handlers.build import wants_config_drive
-from micronova.compute.handlers.shared import check_driver_boots, guest_plan, is_made, is_newer
+from micronova.compute.handlers.shared import capable, check_driver_boots, guest_plan, note_if_made, note_if_newer
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states
 from micronova.telemetry.spans import span
-from micronova.virt.driver import Rebuild, capable_driver
+from micronova.virt.driver import Rebuild
 
 log = logging.getLogger(__name__)
 
 
 async def rebuild(host: Host, work: Work) -> Outcome | None:
     """Rebuild the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
-    driver = capable_driver(host.driver, Rebuild, "The server's host cannot rebuild guests.")
+    driver = capable(host, Rebuild)
     order = work.order
     uuid = order.instance.uuid
     check_driver_boots(host, order.instance.image)
     config_drive = wants_config_drive(host, work)
     guest = await host.driver.info(uuid)
-    if is_newer(guest, host, work):
+    if note_if_newer(guest, host, work):
         return None
-    if is_made(guest, host, work):
+    if note_if_made(guest, host, work):
         return Outcome(outcome="done", power_state=guest.power_state, config_drive=config_drive)
     start = order.parameters.get("start") != "no"
 

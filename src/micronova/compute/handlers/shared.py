@@ -3,15 +3,49 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeGuard
+from typing import Final, TypeGuard, TypeVar
 
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, Unavailable
+from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, NotSupported, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest
-from micronova.virt.driver import GuestPlan, KernelBoot, if_capable, verifies
+from micronova.virt.driver import (
+    AdminPassword,
+    CrashDump,
+    GuestPlan,
+    HotPlug,
+    KernelBoot,
+    LiveMigrate,
+    Migrate,
+    Pause,
+    Rebuild,
+    Rescue,
+    Resize,
+    Snapshot,
+    Suspend,
+    Volumes,
+    if_capable,
+    verifies,
+)
+
+T = TypeVar("T")
+CANNOT: Final[dict[type, str]] = {
+    AdminPassword: "set passwords in guests",
+    CrashDump: "make guests dump their memory",
+    HotPlug: "plug interfaces into guests that exist already",
+    LiveMigrate: "exchange running guests with other hosts",
+    Migrate: "exchange guests with other hosts",
+    Pause: "pause guests",
+    Rebuild: "rebuild guests",
+    Rescue: "rescue guests",
+    Resize: "change the size of guests",
+    Snapshot: "make images of guests",
+    Suspend: "suspend guests",
+    Volumes: "give volumes to guests",
+}
+"""What a host cannot do whose driver lacks a capability."""
 
 Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
 """Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
@@ -48,6 +82,14 @@ def check_driver_boots(host: Host, image: ImageMeta | None) -> None:
         raise BuildAborted(f"The server's host boots disks only, and image {image.id} has a kernel.")
 
 
+def capable(host: Host, capability: type[T]) -> T:
+    """Return the host's driver, which has a capability; raise NotSupported if it has not."""
+    driver = if_capable(host.driver, capability)
+    if driver is None:
+        raise NotSupported(f"The server's host cannot {CANNOT[capability]}.")
+    return driver
+
+
 async def guest_of(host: Host, work: Work) -> Guest:
     """Return the guest of the order's server; raise InstanceNotFound if the host has none."""
     uuid = work.order.instance.uuid
@@ -57,29 +99,29 @@ async def guest_of(host: Host, work: Work) -> Guest:
     return guest
 
 
-async def guest_to_switch(host: Host, work: Work) -> Guest:
-    """Return the guest of the order's server, and note that the order changes its power state; `switched` ends that."""
+async def begin_power_change(host: Host, work: Work) -> Guest:
+    """Note that the order changes the power state of its server's guest, which `end_power_change` ends; return it."""
     guest = await guest_of(host, work)
     host.power_change_begins(guest.uuid)
     return guest
 
 
-def switched(host: Host, uuid: str, power: int) -> Outcome:
+def end_power_change(host: Host, uuid: str, power: int) -> Outcome:
     """Note the power state that the order has given the guest; return the outcome."""
     host.power_change_ended(uuid, power)
     return Outcome(outcome="done", power_state=power)
 
 
-def is_newer(guest: Guest | None, host: Host, work: Work) -> bool:
-    """Return whether the guest is at a newer epoch than the order, which the host notes: nothing is done then."""
+def note_if_newer(guest: Guest | None, host: Host, work: Work) -> bool:
+    """Return whether the guest is at a newer epoch than the order, which the host then notes: nothing is done then."""
     if guest is None or guest.epoch <= work.order.epoch:
         return False
     host.work_registry.epochs.note(guest.uuid, guest.epoch)
     return True
 
 
-def is_made(guest: Guest | None, host: Host, work: Work) -> TypeGuard[Guest]:
-    """Return whether this order has made the guest before, so that only its report was lost; the host notes the guest.
+def note_if_made(guest: Guest | None, host: Host, work: Work) -> TypeGuard[Guest]:
+    """Return whether this order has made the guest before, so that only its report was lost; the host then notes it.
 
     The guest is kept also if it has stopped since: it may hold data.
     """

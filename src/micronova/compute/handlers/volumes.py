@@ -3,21 +3,19 @@
 import logging
 
 from micronova.compute import volume_statistics
-from micronova.compute.handlers.shared import guest_of, guest_plan
+from micronova.compute.handlers.shared import capable, guest_of, guest_plan
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects.errors import Invalid, MicronovaError
 from micronova.objects.volume import AttachedVolume, VolumeStatistics
-from micronova.virt.driver import Volumes, capable_driver
+from micronova.virt.driver import Volumes
 
 log = logging.getLogger(__name__)
-
-_LACKING = "The server's host cannot give volumes to guests."
 
 
 async def attach_volume(host: Host, work: Work) -> Outcome:
     """Give the guest a volume."""
-    driver = capable_driver(host.driver, Volumes, _LACKING)
+    driver = capable(host, Volumes)
     await guest_of(host, work)
     await driver.attach_volume(guest_plan(work), _required_volume(work))
     return Outcome(outcome="done")
@@ -25,7 +23,7 @@ async def attach_volume(host: Host, work: Work) -> Outcome:
 
 async def detach_volume(host: Host, work: Work) -> Outcome:
     """Take a volume from the guest; one without a connection was never given to it."""
-    driver = capable_driver(host.driver, Volumes, _LACKING)
+    driver = capable(host, Volumes)
     guest = await guest_of(host, work)
     volume = _volume(work)
     if volume is None:
@@ -37,7 +35,7 @@ async def detach_volume(host: Host, work: Work) -> Outcome:
 
 async def extend_volume(host: Host, work: Work) -> Outcome:
     """Let the guest see that a volume is larger."""
-    driver = capable_driver(host.driver, Volumes, _LACKING)
+    driver = capable(host, Volumes)
     guest = await guest_of(host, work)
     volume = _volume(work)
     if volume is not None:
@@ -47,7 +45,7 @@ async def extend_volume(host: Host, work: Work) -> Outcome:
 
 async def swap_volume(host: Host, work: Work) -> Outcome:
     """Copy a volume to another one, which takes its place. The order has both."""
-    driver = capable_driver(host.driver, Volumes, _LACKING)
+    driver = capable(host, Volumes)
     await guest_of(host, work)
     old, new = _required_volume(work), _required_volume(work, "new_volume_id")
     plan = guest_plan(work)

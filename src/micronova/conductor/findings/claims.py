@@ -22,6 +22,10 @@ from micronova.objects.operations import BIND_PORTS
 from micronova.objects.pci_devices import Alias
 from micronova.objects.port_resources import PortResources
 from micronova.objects.scheduling import Selection
+from micronova.objects.topology import TopologyUse
+
+MOST_PARTS = 20
+"""NUMA cells and devices that a message names."""
 
 
 def oversold(each: allocation_audit.Oversold) -> Finding:
@@ -59,7 +63,8 @@ def topologies_of(conn: sa.Connection, busy: set[str]) -> list[Finding]:
             for each in lacking(node.topology, node.claimed)
         ]
         if node.held != node.claimed:
-            message = f"Of the NUMA cells and devices {node.held} is recorded as held, {node.claimed} is true."
+            parts = _differing_parts(node.held, node.claimed)
+            message = f"The record of held NUMA cells and devices differs from the claims: {parts}."
             repairs = (held_repair(node.node_uuid),)
             findings.append(Finding(kind="topology", subject=subject, message=message, repairs=repairs))
         findings += [
@@ -87,6 +92,17 @@ def topologies_of(conn: sa.Connection, busy: set[str]) -> list[Finding]:
         if uuid not in placed and uuid not in busy
     ]
     return findings
+
+
+def _differing_parts(held: TopologyUse, claimed: TopologyUse) -> str:
+    """Name the first of the cells and devices of which one use says something else than the other."""
+    cells = {id for id in held.cells.keys() | claimed.cells.keys() if held.cells.get(id) != claimed.cells.get(id)}
+    devices = set(held.devices) ^ set(claimed.devices)
+    for mine, other in ((held.parents, claimed.parents), (held.mdevs, claimed.mdevs)):
+        devices |= {id for id in mine.keys() | other.keys() if mine.get(id) != other.get(id)}
+    parts = [*(f"NUMA cell {id}" for id in sorted(cells)), *(f"device {id}" for id in sorted(devices))]
+    more = f" and {len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else ""
+    return f"{', '.join(parts[:MOST_PARTS])}{more}"
 
 
 def misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:

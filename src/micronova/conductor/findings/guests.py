@@ -143,10 +143,10 @@ def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None
     size, needed = (guest.vcpus + guest.pcpus, guest.memory_mb), server.vm_state in states.NEEDS_GUEST
     runs = guest.power_state in (power_state.RUNNING, power_state.PAUSED)
     # Not all drivers tell the size. A guest that runs uses it, whatever its server is: the claim is the flavor's.
-    if (needed or runs) and all(size) and size != (server.vcpus, server.memory_mb):
+    if (needed or runs) and all(size) and size != server.size:
         return _Difference(
-            f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and the server's flavor "
-            f"{server.vcpus} CPUs and {server.memory_mb} MB.",
+            f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and a guest of the server's flavor has "
+            f"{server.size.cpus} CPUs and {server.size.memory_mb} MB.",
             of_vm_state=False,
             advice="Migrate the server, or resize it: its guest is then built as its flavor says.",
         )

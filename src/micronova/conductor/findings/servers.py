@@ -1,6 +1,7 @@
 """Servers, as the database has them: those that nobody continues, and what the other comparisons need of them."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -24,14 +25,32 @@ from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.instance import InstanceChanges, fault_of
 
+EMULATOR_THREADS: Final = "hw:emulator_threads_policy"
+
+
+class GuestSize(NamedTuple):
+    """The size of a guest."""
+
+    cpus: int
+    memory_mb: int
+
 
 class Recorded(NamedTuple):
     """What the database says of a server that its guest has to be like."""
 
     vm_state: str
     power_state: int
-    vcpus: int
-    memory_mb: int
+    size: GuestSize
+
+
+def guest_size_of(flavor: Mapping[str, Any]) -> GuestSize:
+    """Return the size of a guest of a flavor, as its host reports it."""
+    return _guest_size(flavor["vcpus"], flavor["ram"], flavor.get("extra_specs", {}).get(EMULATOR_THREADS))
+
+
+def _guest_size(vcpus: int, memory_mb: int, emulator_threads: str | None) -> GuestSize:
+    """Return the size of a guest: hosts count the CPU that QEMU's own threads may have."""
+    return GuestSize(vcpus + (emulator_threads == "isolate"), memory_mb)
 
 
 class Servers:
@@ -68,15 +87,15 @@ def look_inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[
         instances.c.updated_at,
         instances.c.flavor["vcpus"].as_integer().label("vcpus"),
         instances.c.flavor["ram"].as_integer().label("ram"),
-        instances.c.flavor["extra_specs", "hw:emulator_threads_policy"].as_string().label("emulator"),
+        instances.c.flavor["extra_specs", EMULATOR_THREADS].as_string().label("emulator_threads"),
     )
     for row in conn.execute(sa.select(*columns)):
         servers.known.add(row.uuid)
         if row.updated_at >= since:  # hosts and ports may have been asked before the change
             busy.add(row.uuid)
         if row.host is not None:
-            cpus = row.vcpus + (row.emulator == "isolate")  # hosts count the one of QEMU's own threads
-            servers.by_host.setdefault(row.host, {})[row.uuid] = Recorded(row.vm_state, row.power_state, cpus, row.ram)
+            size = _guest_size(row.vcpus, row.ram, row.emulator_threads)
+            servers.by_host.setdefault(row.host, {})[row.uuid] = Recorded(row.vm_state, row.power_state, size)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from micronova.conductor.findings.claims import claim_anew, ports_of
 from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
 from micronova.conductor.findings.guests import guest_on
-from micronova.conductor.findings.servers import Servers
+from micronova.conductor.findings.servers import Servers, guest_size_of
 from micronova.db import departures, server_migrations
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
@@ -65,37 +65,42 @@ async def strangers(database: Database, answers: Answers, servers: Servers) -> l
 
 def _finding(host: str, guest: Guest, owner: _Owner | None, answers: Answers) -> Finding:
     about: dict[str, str | int] = {"server": guest.uuid, "host": host, "epoch": guest.epoch}
+    project = (owner.project if owner else guest.project_id) or "unknown"
+
+    def found(reason: str, *repairs: Repair, advice: str = "") -> Finding:
+        message = f"{host} has a guest of a server that is not there. Its project is {project}; {reason}"
+        return Finding(kind="guest", subject=guest.uuid, message=message, repairs=repairs, advice=advice)
 
     def remove(text: str, *, destroys: bool) -> Repair:
         return Repair(name="remove_guest", text=text, about=about, destroys=destroys)
 
-    project = (owner.project if owner else guest.project_id) or "unknown"
-    message = f"{host} has a guest of a server that is not there. Its project is {project}; {{}}"
     unasked = remove(f"Remove the guest from {host}, with its disks.", destroys=True)
     if owner is None:
-        message = message.format("the database does not know the server. It may be newer than the database.")
+        reason = "the database does not know the server. It may be newer than the database."
         advice = "It cannot be adopted, because its record has no flavor and no ports: copy its disks if needed."
-        return Finding(kind="guest", subject=guest.uuid, message=message, repairs=(unasked,), advice=advice)
+        return found(reason, unasked, advice=advice)
     if owner.deleted:
-        message = message.format("the server is deleted.")
         safe = guest.epoch <= owner.epoch
         repair = remove(f"Remove the guest from {host}: its server is deleted.", destroys=False) if safe else unasked
-        return Finding(kind="guest", subject=guest.uuid, message=message, repairs=(repair,))
-    message = message.format(f"the server is on {owner.host or 'no host'}.")
-    there = answers.get(owner.host or "")
+        return found("the server is deleted.", repair)
+    reason = f"the server is on {owner.host or 'no host'}."
+    text = f"Adopt the guest: record that the server is on {host}."
+    if owner.host is None:
+        text += " Nothing but this host says that it has the server's guest."  # a stolen host can say it of any server
+        return found(reason, Repair(name="adopt_guest", text=text, about=about, destroys=True), unasked)
+    there = answers.get(owner.host)
     if not isinstance(there, tuple):  # nobody knows whether that host has the server's guest
         advice = f"Repeat the audit when {owner.host} answers: only then it is known which guest is the server's."
-        return Finding(kind="guest", subject=guest.uuid, message=message, repairs=(unasked,), advice=advice)
+        return found(reason, unasked, advice=advice)
     other = next((each for each in there if each.uuid == guest.uuid), None)
     if other is not None and other.epoch >= guest.epoch:
         repair = remove(f"Remove the guest from {host}: the server's guest on {owner.host} is newer.", destroys=False)
-        return Finding(kind="guest", subject=guest.uuid, message=message, repairs=(repair,))
-    text = f"Adopt the guest: record that the server is on {host}."
+        return found(reason, repair)
     if other is not None:  # a host can report any epoch, also of a guest that it does not have
         text += f" {owner.host} has an older guest of the server, and removes it, with its disks."
         about = {**about, "replaces": other.epoch}
     adopt = Repair(name="adopt_guest", text=text, about=about, destroys=other is not None)
-    return Finding(kind="guest", subject=guest.uuid, message=message, repairs=(adopt, unasked))
+    return found(reason, adopt, unasked)
 
 
 async def _repair_remove_guest(means: Means, about: dict[str, Any]) -> str:
@@ -145,7 +150,7 @@ async def _repair_adopt_guest(means: Means, about: dict[str, Any]) -> str:
         if instance_rows.volumes_of(conn, server):
             raise Conflict(f"Server {server} has volumes, which are connected to another host: evacuate it.")
         size = guest.vcpus + guest.pcpus, guest.memory_mb
-        if all(size) and size != (row["flavor"]["vcpus"], row["flavor"]["ram"]):
+        if all(size) and size != guest_size_of(row["flavor"]):
             raise Conflict(f"The guest on {host} has another size than the flavor of server {server}.")
         node = conn.execute(
             sa.select(compute_nodes.c.uuid, compute_nodes.c.hypervisor_hostname).where(

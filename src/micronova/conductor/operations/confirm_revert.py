@@ -1,18 +1,18 @@
 """What follows a resize or a cold migration: its confirmation, or its revert.
 
-Confirming: `new` → `dispatched` (the source removes the guest that left: success). Reverting: the request lets the
-server belong to its source again, with the old flavor; `new` → `dispatched` (the destination removes its guest, and
-what the server holds there is given back) → `bind` (the ports return) → `finish` (the source makes the old guest run:
-success). The last two are repeated until they succeed.
+Confirming: `new` → `dispatched` (the source removes its guest: success). Reverting: the request lets the server belong
+to its source again, with the old flavor; `new` → `dispatched` (the destination removes its guest, and what the server
+holds there is given back) → `bind` (the ports return) → `finish` (the source makes the old guest run: success). The
+last two are repeated until they succeed. The other host is the one that the server does not belong to.
 
-Before one guest is removed, the host of the other one must be up: that guest is all that is left. The conductor checks
-it when it sends the order, when it goes on without a host, and when the host asks right before it begins; that host
-gets its answer when the other one has answered a call, or sent a heartbeat. Until then the operation waits; if that
-lasts until its deadline, and no host has begun, the server is RESIZED again as before.
+Before one guest is removed, the host of the other guest must be up, for that guest is then the only one. The conductor
+checks it when it sends the order, when it goes on without a host, and when the host asks right before it begins; that
+host gets its answer when the other one has answered a call, or sent a heartbeat. Until then the operation waits; if
+that lasts until its deadline, and no host has begun, the server is RESIZED again as before.
 
-A host that is left and cannot remove its guest, because it is down, fails, hangs or lacks something, does it later,
-when it reads the record of the departure. Only a revert waits until its deadline for a destination that lacks
-something: the guest there may run. The old guest is not started before that one is removed, or its host is down. If
+The other host, if it cannot remove its guest because it is down, fails, hangs or lacks something, does it later, when
+it reads the record of the departure. Only a revert waits until its deadline for a destination that lacks something: the
+guest there may run. The old guest is not started before that one is removed, or its host is down. If
 source and destination are the same host, that host has both guests' disks, and its order says which of them to keep.
 """
 
@@ -25,11 +25,11 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import reported_error
-from micronova.conductor.operations.move_kind import MoveKind, move_order
+from micronova.conductor.operations.move_kind import MoveKind, move_order, needs_binding
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import minimal_order, work_order
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import departures, instances, nodes, port_claims, server_migrations
+from micronova.db import departures, instances, nodes, server_migrations
 from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import HostUnavailable, OperationFailed, Unavailable
@@ -72,6 +72,15 @@ class ResizedKind(MoveKind):
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
         """Give the migration its last status, and release what it holds; the operation has ended."""
+
+    async def _order_removal(self, operation: Operation, row: InstanceRow, host: str) -> None:
+        """Order a host to remove its guest; order it again if the host's lease has expired."""
+        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, host)
+        if order is None:
+            return
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.transitions.send(operation, order)
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
         """Let a host remove its guest, if the other one can stay; one that does not ask may have begun from now on."""
@@ -124,7 +133,7 @@ class ResizedKind(MoveKind):
             departures.record(conn, other, row["uuid"], operation.epoch, self._engine.now())
 
     async def continue_without_other_host(self, operation: Operation) -> None:
-        """Continue without the host that is left: it removes its guest when it reads the record of the departure."""
+        """Continue without the other host: it removes its guest when it reads the record of the departure."""
         result = await self._engine.database.write(self._without_other_host, operation)
         self._engine.committed(self.name, "without host")
         if result is None:
@@ -137,21 +146,21 @@ class ResizedKind(MoveKind):
         if row is None:
             return None
         error = OperationFailed("The host does not answer any more.")
-        return self.left_behind(conn, operation, row, self.migration_of(conn, operation), error)
+        return self.remove_later(conn, operation, row, self.migration_of(conn, operation), error)
 
-    def left_behind(
+    def remove_later(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, error: Exception
     ) -> StepResult:
-        """Go on without the other host, which removes its guest later; raise HostUnavailable if it has the last.
+        """Go on without the other host, which removes its guest later; raise HostUnavailable if that guest is the last.
 
         `error` is why it has not removed its guest now.
         """
         self.transitions.require_own_copy(conn, row, migration, since=operation.created_at)
         self.record_departure(conn, operation, row, migration)
-        return self.other_host_left(conn, operation, row, migration, error)
+        return self.after_removal(conn, operation, row, migration, error)
 
     @abstractmethod
-    def other_host_left(
+    def after_removal(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -159,7 +168,7 @@ class ResizedKind(MoveKind):
         migration: MigrationRow,
         error: Exception | None = None,
     ) -> StepResult:
-        """End or continue the operation: the server has only the host that it belongs to.
+        """End or continue the operation: the server has only its own host.
 
         `error` is why the other host removes its guest only later, if it does.
         """
@@ -185,12 +194,7 @@ class ConfirmResize(ResizedKind):
                 raise Unavailable(f"Host {source} does not answer.")
             await self.continue_without_other_host(operation)
             return
-        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, source)
-        if order is None:
-            return
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
-        await self.transitions.send(operation, order)
+        await self._order_removal(operation, row, source)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to remove what the source still has."""
@@ -214,7 +218,7 @@ class ConfirmResize(ResizedKind):
                 return self.resized_again(conn, operation, row, migration, error, {})
             return super().failed(conn, operation, row, error)
         try:
-            return self.left_behind(conn, operation, row, migration, error)
+            return self.remove_later(conn, operation, row, migration, error)
         except HostUnavailable:
             if operation.payload_as(ResizedPayload).begun:
                 raise
@@ -226,7 +230,7 @@ class ConfirmResize(ResizedKind):
         if migration["source_compute"] == row["host"]:
             return super().postponed(conn, operation, row, report)
         try:
-            return self.left_behind(conn, operation, row, migration, reported_error(report))
+            return self.remove_later(conn, operation, row, migration, reported_error(report))
         except HostUnavailable:
             return super().postponed(conn, operation, row, report)
 
@@ -234,12 +238,12 @@ class ConfirmResize(ResizedKind):
         """Confirm; a source that could not remove the guest does it later, unless it is the server's own host."""
         migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            return self.other_host_left(conn, operation, row, migration)
+            return self.after_removal(conn, operation, row, migration)
         if migration["source_compute"] == row["host"]:
             return self.failed(conn, operation, row, reported_error(report))
         return self.postponed(conn, operation, row, report)
 
-    def other_host_left(
+    def after_removal(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -272,7 +276,7 @@ class RevertResize(ResizedKind):
     notification = "resize_revert"
 
     def may_fail(self, operation: Operation) -> bool:
-        """Return False when the destination is left: the server needs its ports and its guest."""
+        """Return False when the other host has removed its guest, or does it later: the server needs its guest."""
         return operation.step not in ("bind", "finish")
 
     async def run_one(self, operation: Operation) -> None:
@@ -297,12 +301,7 @@ class RevertResize(ResizedKind):
         if other is None or await self.transitions.host_is_down(other):
             await self.continue_without_other_host(operation)
             return
-        order = await self.commit_dispatch(operation, "dispatched", self.dispatch, operation, row, other)
-        if order is None:
-            return
-        if operation.step == "new":
-            self.transitions.notify(f"{self.notification}.start", operation, row)
-        await self.transitions.send(operation, order)
+        await self._order_removal(operation, row, other)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Continue without a destination that did not answer in time, or whose order could not be made.
@@ -317,7 +316,7 @@ class RevertResize(ResizedKind):
     ) -> StepResult:
         migration, payload = self.migration_of(conn, operation), operation.payload_as(ResizedPayload)
         try:
-            result = self.left_behind(conn, operation, row, migration, error)
+            result = self.remove_later(conn, operation, row, migration, error)
         except HostUnavailable:
             if payload.begun or not payload.destination:
                 raise
@@ -342,7 +341,7 @@ class RevertResize(ResizedKind):
         changes: InstanceChanges = {**destination, "flavor_id": new.id, "flavor": migration["new_flavor"]}
         return self.resized_again(conn, operation, row, migration, error, changes)
 
-    def other_host_left(
+    def after_removal(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -350,15 +349,12 @@ class RevertResize(ResizedKind):
         migration: MigrationRow,
         error: Exception | None = None,
     ) -> Continue:
-        """Persist that the destination is left, at the next epoch; from now on there is no deadline."""
+        """Persist that the server has only its own host, at the next epoch; from now on there is no deadline."""
         now = self._engine.now()
         if operation.step == "dispatched":  # else the event has not begun
             reason = None if error is None else fault_of(error, now)["message"]
             self.transitions.end_event(conn, operation, host=migration["dest_compute"], error=reason)
-        away = migration["dest_compute"] != row["host"]
-        moves = away and instances.has_ports_or_volumes(conn, row)
-        bound = moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"])
-        step: Step = "bind" if bound else "finish"
+        step: Step = "bind" if needs_binding(conn, row, migration) else "finish"
         taken = self.transitions.advance(conn, operation, step, endless=True)
         server_migrations.leave_destination(conn, row, migration, migration_states.REVERTING, now)
         return Continue(taken, [Notification(f"{self.notification}.start", row)] if operation.step == "new" else [])
@@ -394,10 +390,10 @@ class RevertResize(ResizedKind):
         return work_order(conn, operation, row, kind="finish_revert_resize", now=now, move=move)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
-        """Continue with the source when the destination is left; end when the old guest is back."""
+        """Continue with the source when the destination has reported; end when the old guest is back."""
         migration = self.migration_of(conn, operation)
         if operation.step != "finish":
-            return self._destination_left(conn, operation, row, report)
+            return self._removal_reported(conn, operation, row, report)
         if report.outcome != "done":
             return self.failed(conn, operation, row, reported_error(report))
         now = self._engine.now()
@@ -415,20 +411,20 @@ class RevertResize(ResizedKind):
             ended="success", notifications=[Notification(f"{self.notification}.end", changed(row, changes))]
         )
 
-    def _destination_left(
+    def _removal_reported(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report
     ) -> StepResult:
         """Continue with the ports and the source; a destination that has not removed its guest does it later."""
         migration = self.migration_of(conn, operation)
         if report.outcome == "done":
-            return self.other_host_left(conn, operation, row, migration)
+            return self.after_removal(conn, operation, row, migration)
         try:
-            return self.left_behind(conn, operation, row, migration, reported_error(report))
+            return self.remove_later(conn, operation, row, migration, reported_error(report))
         except HostUnavailable:
             return self.postponed(conn, operation, row, report)
 
     def release(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, status: str
     ) -> None:
-        """Give it its status: the rest was released when the destination was left."""
+        """Give it its status: the rest was released after the removal."""
         server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": status})

@@ -348,7 +348,6 @@ class Evacuate(MoveKind):
             instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
             self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
             return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
-        self.transitions.explain_failure(conn, operation, error)
         # The host of the last attempt may be at work.
         return self._give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
 

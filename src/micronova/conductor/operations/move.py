@@ -20,14 +20,14 @@ from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import reported_error
-from micronova.conductor.operations.move_kind import MoveKind, move_order
-from micronova.conductor.operations.move_names import COLD, LIVE
+from micronova.conductor.operations.move_kind import MoveKind, move_order, needs_binding
 from micronova.conductor.operations.move_outcomes import MoveOutcomes
+from micronova.conductor.operations.move_types import COLD, LIVE
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import Notification
-from micronova.db import instances, port_claims, server_migrations, topologies
+from micronova.db import instances, server_migrations, topologies
 from micronova.objects.block_device import resized
 from micronova.objects.errors import (
     HostNotHeard,
@@ -62,11 +62,11 @@ class Move(MoveKind):
         self, dependencies: ConductorDependencies, kind: str, scheduler: SchedulerAPI, max_attempts: int
     ) -> None:
         self.name = kind
-        self._names = LIVE if kind == "live_migrate" else COLD
+        self._type = LIVE if kind == "live_migrate" else COLD
         self.action_event = self._event("prep")
         super().__init__(dependencies)
         self._destinations = Destinations(dependencies, self, scheduler, max_attempts)
-        self._outcomes = MoveOutcomes(dependencies, self.transitions, self._names)
+        self._outcomes = MoveOutcomes(dependencies, self.transitions, self._type)
         self._pci_aliases = dependencies.pci_aliases
 
     def may_fail(self, operation: Operation) -> bool:
@@ -87,7 +87,7 @@ class Move(MoveKind):
         elif operation.step == "unbind":
             await self._unbind(operation, row)
         else:
-            await self._order_host(operation, row, migration)
+            await self._order_host(operation, row)
 
     # --- the destination -------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Move(MoveKind):
             flavor=msgspec.convert(migration["new_flavor"], Flavor),
             ignore_hosts=tuple(payload.excluded),
         )
-        if self._names.live and (problem := await self._source_problem(row, payload, wanted)) is not None:
+        if self._type.live and (problem := await self._source_problem(row, payload, wanted)) is not None:
             await self.fail(operation, problem)
             return
         server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
@@ -111,7 +111,7 @@ class Move(MoveKind):
         order = await self.commit_dispatch(operation, "prep", self._dispatch_prep, server)
         if order is None:
             return
-        if not self._names.live:  # there the destination only checks whether it can take the guest
+        if not self._type.live:  # there the destination only checks whether it can take the guest
             start = self._about_prep("start", row, migration, server.chosen.host)
             self.transitions.notify(start.name, operation, row, details=start.details, sender=start.sender)
         await self.transitions.send(operation, order)
@@ -166,8 +166,8 @@ class Move(MoveKind):
         )
         if dispatched is None:
             return None
-        self.record_destination(conn, server, self._names.statuses["prep"])
-        if not self._names.live:  # else the conductor's part ends when the destination has checked
+        self.record_destination(conn, server, self._type.statuses.prep)
+        if not self._type.live:  # else the conductor's part ends when the destination has checked
             self._end_conductor_events(conn, operation)
         return self.order(conn, dispatched, changed(server.row, changes))
 
@@ -178,12 +178,12 @@ class Move(MoveKind):
 
     def _conductor_events(self, operation: Operation) -> tuple[str, ...]:
         """Return their names. Nova answers old requests when the hosts have been checked, by another method."""
-        waits = operation.payload_as(MovePayload).answers_after_checks
-        return COLD.conductor_events[:1] if waits else self._names.conductor_events
+        answers_after_checks = operation.payload_as(MovePayload).answers_after_checks
+        return COLD.conductor_events[:1] if answers_after_checks else self._type.conductor_events
 
     # --- orders ----------------------------------------------------------------------------------------------
 
-    async def _order_host(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
+    async def _order_host(self, operation: Operation, row: InstanceRow) -> None:
         """Send the order of a step to its host; send it again if the host's lease has expired."""
         host = _host(operation, row)
         if await self.transitions.host_is_down(host):
@@ -193,16 +193,13 @@ class Move(MoveKind):
             self._engine.committed(self.name, "without host")
             await self.continue_with(operation, result)
             return
-        order = await self._engine.database.write(self._dispatch, operation, None)
-        self._engine.committed(self.name, operation.step)
-        await self._sent(operation, row, order)
+        await self._dispatch_step(operation, row, None)
 
-    async def _sent(self, operation: Operation, row: InstanceRow, order: WorkOrder | None) -> None:
+    async def _dispatch_step(self, operation: Operation, row: InstanceRow, vifs: tuple[VIF, ...] | None) -> None:
+        order = await self.commit_dispatch(operation, operation.step, self._dispatch, operation, vifs)
         if order is None:
-            await self.overtaken(operation)
             return
-        if operation.step in self._names.notifications and operation.step != "undo":  # which has begun before
-            name = self._names.notifications[operation.step]
+        if (name := self._type.notifications.ordered.get(operation.step)) is not None:
             self.transitions.notify(name, operation, row, sender=_host(operation, row))
         await self.transitions.send(operation, order)
 
@@ -215,7 +212,7 @@ class Move(MoveKind):
         if row is None or row["epoch"] != operation.epoch:
             return None
         step = operation.step
-        if step == "undo" and operation.payload_as(MovePayload).waits:
+        if step == "undo" and operation.payload_as(MovePayload).undo_awaits_removal:
             self.transitions.require_no_other_guest(conn, row["uuid"], row["host"] or "")
         changes = self._task_state(step)
         if vifs is not None:
@@ -227,8 +224,8 @@ class Move(MoveKind):
         if dispatched is None:
             return None
         if step in ("migrate", "finish"):  # of an attempt to finish that is repeated, the guest was perhaps removed
-            name = "migrate" if step == "migrate" else "migrated"
-            status: MigrationChanges = {"status": self._names.statuses[name]}
+            statuses = self._type.statuses
+            status: MigrationChanges = {"status": statuses.migrate if step == "migrate" else statuses.migrated}
             server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
         return self.order(conn, dispatched, changed(row, changes))
 
@@ -249,14 +246,14 @@ class Move(MoveKind):
             conn,
             operation,
             row,
-            kind=self._names.orders[step],
+            kind=self._type.orders[step],
             now=self._engine.now(),
             host=host,
             block_devices=devices,
             holder=migration["uuid"] if step in SOURCE_STEPS else None,
             move=move_order(
                 migration,
-                arrived=payload.arrived,
+                sent=payload.sent,
                 migrate_data=payload.migrate_data if step == "finish" else b"",
                 mdev_types=self._mdev_types(conn, migration) if step not in SOURCE_STEPS else (),
             ),
@@ -265,15 +262,15 @@ class Move(MoveKind):
     def _mdev_types(self, conn: sa.Connection, migration: MigrationRow) -> tuple[str, ...]:
         """Return the types of the mediated devices on the source of a live migration."""
         flavor = msgspec.convert(migration["old_flavor"], Flavor)
-        if not self._names.live or extra_specs.resource_request(flavor, None) is None:
+        if not self._type.live or extra_specs.resource_request(flavor, None) is None:
             return ()
         held = topologies.assignments_of(conn, [migration["uuid"]]).values()
         return tuple(sorted(device.mdev_type for _, assignment in held for device in assignment.mdevs))
 
     def progressed(self, conn: sa.Connection, operation: Operation) -> None:
         """Record that the source sends the guest: before, it may have waited until it had sent others."""
-        if operation.step == "migrate" and "under_way" in self._names.statuses:
-            status: MigrationChanges = {"status": self._names.statuses["under_way"]}
+        if operation.step == "migrate" and self._type.live:
+            status: MigrationChanges = {"status": self._type.statuses.under_way}
             server_migrations.update(conn, operation.payload_as(MovePayload).migration, self._engine.now(), status)
 
     # --- the host's report, and its absence ------------------------------------------------------------------
@@ -288,13 +285,13 @@ class Move(MoveKind):
             return self._prepared(conn, operation, row, migration, report)
         if report.outcome == "done":
             if step == "finish":
-                return self._outcomes.arrived(conn, operation, row, migration, report, event)
+                return self._outcomes.finished(conn, operation, row, migration, report, event)
             return self._migrated(conn, operation, row, migration, report)
-        error, arrived = reported_error(report), step == "finish"
-        left = arrived and report.left_behind
+        error, sent = reported_error(report), step == "finish"
+        left = sent and report.left_behind
         try:
             return self._outcomes.begin_undo(
-                conn, operation, row, migration, error, event=event, arrived=arrived, left_behind=left
+                conn, operation, row, migration, error, event=event, sent=sent, left_behind=left
             )
         except HostUnavailable:  # the destination tries again
             return super().postponed(conn, operation, row, report)
@@ -342,8 +339,8 @@ class Move(MoveKind):
         if report.outcome == "done":
             self.transitions.end_event(conn, operation, host=report.host, event=event)
             notifications = self._after_prep(row, migration, report.host)
-            if self._names.live:
-                self._checked(conn, operation, row, report.host)
+            if self._type.live:
+                self._record_checks(conn, operation, row, report.host)
                 notifications = [self._about_prep(phase, row, migration, report.host) for phase in ("start", "end")]
             return Continue(self.transitions.advance(conn, operation, "migrate"), notifications)
         error = reported_error(report)
@@ -351,7 +348,7 @@ class Move(MoveKind):
             return self._try_another(conn, operation, row, migration, error)
         return self._give_up_prep(conn, operation, row, migration, error)
 
-    def _checked(self, conn: sa.Connection, operation: Operation, row: InstanceRow, destination: str) -> None:
+    def _record_checks(self, conn: sa.Connection, operation: Operation, row: InstanceRow, destination: str) -> None:
         """Record the events of the checks of a live migration, and of what Nova does then: it is part of our order."""
         chosen = msgspec.structs.replace(operation, epoch=operation.epoch - 1)  # the step `schedule`
         self._end_conductor_events(conn, chosen)
@@ -363,7 +360,7 @@ class Move(MoveKind):
 
     def _after_prep(self, row: InstanceRow, migration: MigrationRow, host: str) -> list[Notification]:
         """Return the notification that a destination has prepared a cold move, or refused it."""
-        return [] if self._names.live else [self._about_prep("end", row, migration, host)]
+        return [] if self._type.live else [self._about_prep("end", row, migration, host)]
 
     def _give_up_prep(
         self,
@@ -377,7 +374,7 @@ class Move(MoveKind):
         """End a move that no destination can take."""
         chosen = operation.payload_as(MovePayload).chosen
         assert chosen is not None
-        if self._names.live:
+        if self._type.live:
             before = msgspec.structs.replace(operation, epoch=operation.epoch - 1)
             self._end_conductor_events(conn, before, fault_of(error, self._engine.now())["message"])
         return self._outcomes.give_up(
@@ -401,7 +398,7 @@ class Move(MoveKind):
         payload = operation.payload_as(MovePayload)
         assert payload.chosen is not None
         host, notifications = payload.chosen.host, []
-        if payload.requested_host is None and (name := self._names.notifications.get("another")) is not None:
+        if payload.requested_host is None and (name := self._type.notifications.another) is not None:
             notifications.append(Notification(name, row, fault_of(error, self._engine.now()), sender=host))
         if not self._destinations.may_try_another(payload):
             last = NoValidHost(f"No host could take the server. Last error: {error.message}")
@@ -419,20 +416,17 @@ class Move(MoveKind):
     ) -> Continue:
         payload = operation.payload_as(MovePayload)
         payload.migrate_data = report.migrate_data
-        changes = self._task_state("migrated")
+        task_state = self._type.migrated_task_state
+        changes: InstanceChanges = {} if task_state is None else {"task_state": task_state}
         if report.power_state is not None:
             changes["power_state"] = report.power_state
-        status: MigrationChanges = {"status": self._names.statuses["migrated"]}
+        status: MigrationChanges = {"status": self._type.statuses.migrated}
         server_migrations.update(conn, migration["uuid"], self._engine.now(), status)
         self.transitions.end_event(conn, operation, host=report.host, event=self._event("migrate"))
-        assert payload.chosen is not None
-        away = payload.chosen.host != row["host"]
-        # On the same host, too, another provider may serve a port.
-        moves = away and instances.has_ports_or_volumes(conn, row)
-        step: Step = "bind" if moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"]) else "finish"
+        step: Step = "bind" if needs_binding(conn, row, migration) else "finish"
         encoded = payload.encode()
         taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
-        return Continue(taken, [Notification(self._names.notifications["migrated"], changed(row, changes))])
+        return Continue(taken, [Notification(self._type.notifications.migrated, changed(row, changes))])
 
     def _without_destination(self, conn: sa.Connection, operation: Operation) -> StepResult:
         """Continue without a destination that is down: with another one, or back on the source."""
@@ -444,7 +438,7 @@ class Move(MoveKind):
         if operation.step == "finish":
             event = self._event("finish")
             return self._outcomes.begin_undo(
-                conn, operation, row, migration, error, event=event, arrived=True, left_behind=True
+                conn, operation, row, migration, error, event=event, sent=True, left_behind=True
             )
         return self._try_another(conn, operation, row, migration, error)
 
@@ -460,11 +454,11 @@ class Move(MoveKind):
         except MicronovaError as error:
             await self._undo(operation, error)
             return
-        await self._dispatch_bound(operation, row, "finish", vifs)
+        await self._dispatch_step(msgspec.structs.replace(operation, step="finish"), row, vifs)
 
     async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
         assert row["host"] is not None
-        if operation.payload_as(MovePayload).waits:
+        if operation.payload_as(MovePayload).undo_awaits_removal:
             await self._engine.database.read(self.transitions.require_no_other_guest, row["uuid"], row["host"])
         vifs = await self.transitions.rebind(
             operation,
@@ -473,15 +467,7 @@ class Move(MoveKind):
             row["availability_zone"],
             holder=operation.payload_as(MovePayload).migration,
         )
-        await self._dispatch_bound(operation, row, "undo", vifs)
-
-    async def _dispatch_bound(
-        self, operation: Operation, row: InstanceRow, step: Step, vifs: tuple[VIF, ...] | None
-    ) -> None:
-        bound = msgspec.structs.replace(operation, step=step)
-        order = await self._engine.database.write(self._dispatch, bound, vifs)
-        self._engine.committed(self.name, step)
-        await self._sent(bound, row, order)
+        await self._dispatch_step(msgspec.structs.replace(operation, step="undo"), row, vifs)
 
     # --- failures --------------------------------------------------------------------------------------------
 
@@ -503,16 +489,16 @@ class Move(MoveKind):
 
     def _about_prep(self, phase: str, row: InstanceRow, migration: MigrationRow, host: str) -> Notification:
         """Return a notification of the destination about the step `prep`."""
-        details = None if self._names.live else {"new_flavor": migration["new_flavor"]}
-        return Notification(f"{self._names.notifications['prep']}.{phase}", row, sender=host, details=details)
+        details = None if self._type.live else {"new_flavor": migration["new_flavor"]}
+        return Notification(f"{self._type.notifications.prep}.{phase}", row, sender=host, details=details)
 
-    def _event(self, step: str) -> str:
+    def _event(self, step: Step) -> str:
         """Return the event of a step in the instance action; "" if it has none."""
-        return self._names.events.get(step, f"compute_{self._names.orders[step]}")
+        return self._type.events.get(step, f"compute_{self._type.orders[step]}")
 
-    def _task_state(self, step: str) -> InstanceChanges:
+    def _task_state(self, step: Step) -> InstanceChanges:
         """Return the change of the server's task state with a step."""
-        return {"task_state": self._names.task_states[step]} if step in self._names.task_states else {}
+        return {"task_state": self._type.task_states[step]} if step in self._type.task_states else {}
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
         migration = self.migration_of(conn, operation)
@@ -524,10 +510,10 @@ class Move(MoveKind):
             return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
         known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
         event = self._event("finish" if operation.step == "bind" else operation.step)
-        arrived = operation.step in ("bind", "finish")
+        sent = operation.step in ("bind", "finish")
         left = operation.step == "finish"  # the destination may be at work
         return self._outcomes.begin_undo(
-            conn, operation, row, migration, known, event=event, arrived=arrived, left_behind=left
+            conn, operation, row, migration, known, event=event, sent=sent, left_behind=left
         )
 
 

@@ -10,7 +10,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import SteppedKind
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.transitions import server_of
-from micronova.db import server_migrations
+from micronova.db import instances, port_claims, server_migrations
 from micronova.objects import states
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceRow
@@ -57,8 +57,18 @@ class MoveKind(SteppedKind):
         server_migrations.update(conn, server.payload.migration, self._engine.now(), changes)
 
 
+def needs_binding(conn: sa.Connection, row: InstanceRow, migration: MigrationRow) -> bool:
+    """Return whether ports or volumes of a server are bound again when it goes from one host of a move to the other.
+
+    On the same host, too, another provider may serve a port.
+    """
+    away = migration["dest_compute"] != migration["source_compute"]
+    moves = away and instances.has_ports_or_volumes(conn, row)
+    return moves or port_claims.holds_any(conn, row["uuid"], migration["uuid"])
+
+
 def move_order(
-    migration: MigrationRow, *, arrived: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
+    migration: MigrationRow, *, sent: bool = True, migrate_data: bytes = b"", mdev_types: tuple[str, ...] = ()
 ) -> MoveOrder:
     """Return what an order says of the move; the destination is chosen."""
     assert migration["dest_compute"] is not None
@@ -67,7 +77,7 @@ def move_order(
         destination=migration["dest_compute"],
         old_flavor=msgspec.convert(migration["old_flavor"], Flavor),
         power_on=migration["old_vm_state"] == states.ACTIVE,
-        arrived=arrived,
+        sent=sent,
         migrate_data=migrate_data,
         mdev_types=mdev_types,
     )

@@ -11,11 +11,12 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.move_names import MoveNames
+from micronova.conductor.operations.move_kind import needs_binding
+from micronova.conductor.operations.move_types import MoveType
 from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork
 from micronova.conductor.operations.placing import host_changes
 from micronova.conductor.operations.transitions import Notification, Transitions
-from micronova.db import departures, instances, port_claims, server_migrations
+from micronova.db import departures, instances, server_migrations
 from micronova.objects import migration_states, power_state, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import MicronovaError, NoValidHost
@@ -29,13 +30,13 @@ from micronova.objects.orders import Report
 class MoveOutcomes:
     """The transactions in which the steps of one kind of move end."""
 
-    def __init__(self, dependencies: ConductorDependencies, transitions: Transitions, names: MoveNames) -> None:
-        self._names = names
+    def __init__(self, dependencies: ConductorDependencies, transitions: Transitions, move_type: MoveType) -> None:
+        self._type = move_type
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._transitions = transitions
 
-    def arrived(
+    def finished(
         self,
         conn: sa.Connection,
         operation: Operation,
@@ -57,7 +58,7 @@ class MoveOutcomes:
             "power_state": row["power_state"] if report.power_state is None else report.power_state,
             "progress": 0,
         }
-        if not self._names.live:
+        if not self._type.live:
             changes |= {
                 "flavor_id": new.id,
                 "flavor": migration["new_flavor"],
@@ -67,7 +68,7 @@ class MoveOutcomes:
             changes["disk_config"] = payload.disk_config
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._transitions.end(conn, operation, "success", host=report.host, event=event)
-        if self._names.live:
+        if self._type.live:
             # The source still has the guest, which does not run any more.
             departures.record(conn, migration["source_compute"], row["uuid"], operation.epoch, now)
             server_migrations.stay_on_destination(conn, row, migration, migration_states.COMPLETED, now)
@@ -77,10 +78,9 @@ class MoveOutcomes:
             instances.replace_devices(conn, row["uuid"], devices)
             server_migrations.update(conn, migration["uuid"], now, {"status": migration_states.FINISHED})
         after = changed(row, changes)
-        notifications = [Notification(self._names.notifications["finished"], after)]
-        if self._names.live:  # the source has nothing more to do
-            name, source = self._names.notifications["left"], migration["source_compute"]
-            notifications.append(Notification(name, after, sender=source))
+        notifications = [Notification(self._type.notifications.finished, after)]
+        if (name := self._type.notifications.source_finished) is not None:
+            notifications.append(Notification(name, after, sender=migration["source_compute"]))
         return NoMoreWork(ended="success", notifications=notifications)
 
     def give_up(
@@ -138,42 +138,38 @@ class MoveOutcomes:
         error: MicronovaError,
         *,
         event: str,
-        arrived: bool,
+        sent: bool,
         left_behind: bool,
     ) -> Continue:
         """Persist that the guest returns to the source as it was; that is repeated until it succeeds.
 
-        If the guest may have `arrived`, the destination removes it; `left_behind` says that it has not done so itself,
-        and the guest may run. Raise HostUnavailable, and change nothing, if the
-        source is down then: what has arrived is all that is left.
+        If the source has `sent` the guest, the destination may have made it, and removes it; `left_behind` says that it
+        has not done so itself, and the guest may run. Raise HostUnavailable, and change nothing, if the source is down
+        then: nothing else has the guest.
         """
         now = self._engine.now()
-        if arrived:
+        if sent:
             self._transitions.require_own_copy(conn, row, migration)
         payload = operation.payload_as(MovePayload)
         payload.error = payload.last_error = error.message
-        payload.migrate_data, payload.arrived, payload.waits = b"", arrived, left_behind
+        payload.migrate_data, payload.sent, payload.undo_awaits_removal = b"", sent, left_behind
         assert payload.chosen is not None
         self._transitions.end_event(conn, operation, host=None, error=error.message, event=event)
-        away = payload.chosen.host != row["host"]
-        if away and arrived:
+        if sent and payload.chosen.host != row["host"]:
             departures.record(conn, payload.chosen.host, row["uuid"], operation.epoch, now)
             self.copy_is_removed(conn, migration)
-        moved = away and instances.has_ports_or_volumes(conn, row)
-        bound = arrived and (moved or port_claims.holds_any(conn, row["uuid"], migration["uuid"]))
-        step: Step = "unbind" if bound else "undo"
+        step: Step = "unbind" if sent and needs_binding(conn, row, migration) else "undo"
         encoded = payload.encode()
         taken = self._transitions.advance(conn, operation, step, payload=encoded, endless=True)
-        return Continue(taken, self._about_undo("undo", row))
+        return Continue(taken, self._about_undo(self._type.notifications.undo, row))
 
     def copy_is_removed(self, conn: sa.Connection, migration: MigrationRow) -> None:
         """Record that from now on the copy on the destination may be gone."""
-        returns = self._names.statuses.get("under_way", self._names.statuses["migrate"])
+        returns = self._type.statuses.under_way
         server_migrations.update(conn, migration["uuid"], self._engine.now(), {"status": returns})
 
-    def _about_undo(self, phase: str, row: InstanceRow) -> list[Notification]:
+    def _about_undo(self, name: str | None, row: InstanceRow) -> list[Notification]:
         """Return the notification that an undo begins or has ended, if there is one: it has no fault, as in Nova."""
-        name = self._names.notifications.get(phase)
         return [] if name is None else [Notification(name, row)]
 
     def undone(
@@ -198,9 +194,10 @@ class MoveOutcomes:
         else:
             changes["power_state"] = power_state.NOSTATE
         fault = fault_of(MicronovaError(message), self._engine.now())
-        values = self._stay(conn, operation, row, migration, fault, self._names.statuses["undone"], changes)
+        values = self._stay(conn, operation, row, migration, fault, self._type.statuses.undone, changes)
         if event:
             failed = None if report.outcome == "done" else report.message
             self._transitions.end_event(conn, operation, host=report.host, error=failed, event=event)
         self._transitions.end_without_event(conn, operation)
-        return NoMoreWork(ended="error", notifications=self._about_undo("undone", changed(row, values)))
+        told = self._about_undo(self._type.notifications.undone, changed(row, values))
+        return NoMoreWork(ended="error", notifications=told)

@@ -16,7 +16,7 @@ from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
 from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.move_kind import move_order
-from micronova.conductor.operations.move_names import COLD, LIVE
+from micronova.conductor.operations.move_types import COLD, LIVE
 from micronova.conductor.operations.operation_kind import NoMoreWork, StepResult
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL
@@ -71,7 +71,7 @@ class UndoMove(FollowUpKind, HostKind):
         if server_migrations.open_of(conn, row["uuid"]) is not None:
             raise Unavailable(f"Server {row['uuid']} is evacuated; nothing is left to undo if it leaves its host.")
         payload = operation.payload_as(UndoPayload)
-        if payload.waits:
+        if payload.undo_awaits_removal:
             self.transitions.require_no_other_guest(conn, row["uuid"], payload.host)
         changes: InstanceChanges = {}
         if row["task_state"] is None and row["vm_state"] != states.SOFT_DELETED:
@@ -89,7 +89,7 @@ class UndoMove(FollowUpKind, HostKind):
         migration = server_migrations.get(conn, payload.migration)
         assert migration is not None  # it is kept as long as its server
         live = migration["migration_type"] == migration_states.LIVE_MIGRATION
-        move = move_order(migration, arrived=payload.arrived)
+        move = move_order(migration, sent=payload.sent)
         if row["vm_state"] == states.SOFT_DELETED or row["task_state"] == states.SOFT_DELETING:
             move = msgspec.structs.replace(move, power_on=False)
         kind = (LIVE if live else COLD).orders["undo"]
