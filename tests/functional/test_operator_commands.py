@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from click.testing import CliRunner
 
 from micronova.cli.main import main
 from micronova.db import services
-from micronova.db.tables import hosts
+from micronova.db.tables import compute_nodes, hosts
 from micronova.objects.clock import micros
 from tests.functional.cloud import Caller, CloudOptions, OneProcess
 
@@ -69,6 +70,31 @@ async def test_the_removal_of_a_host_with_servers_is_asked_for(cloud: OneProcess
     await database.write(lambda conn: conn.execute(hosts.delete()))
     await user.delete(f"/servers/{id}")
     await user.gone(id)
+
+
+async def test_a_drained_host_says_how_its_servers_get_away(cloud: OneProcess, user: Caller) -> None:
+    id = (await user.boot(name="moves"))["id"]
+    name = await user.host_of(id)
+    database = cloud.process.database
+    assert database is not None
+    assert f"migrate --live-migration {id}" in await _run(cloud, "host", "drain", name)
+    await user.act(id, "os-stop")
+    await user.wait_for(id, "SHUTOFF")
+    stopped = await _run(cloud, "host", "drain", name)
+    assert f"openstack server migrate {id}; then openstack server migration confirm {id}" in stopped
+    real = {"supports_migrate": "false", "supports_live_migrate": "false"}
+    node = sa.select(compute_nodes.c.capabilities).where(compute_nodes.c.host == name)
+    await database.write(_report_abilities, name, (await database.read(lambda c: c.execute(node).scalar_one())) | real)
+    assert f"openstack server shelve --offload {id}; then openstack server unshelve {id}" in await _run(
+        cloud, "host", "drain", name
+    )
+    await _run(cloud, "host", "enable", name)
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+def _report_abilities(conn: sa.Connection, host: str, abilities: dict[str, str]) -> None:
+    conn.execute(compute_nodes.update().where(compute_nodes.c.host == host).values(capabilities=abilities))
 
 
 async def test_a_conductor_that_is_gone_is_forgotten(cloud: OneProcess, user: Caller) -> None:

@@ -32,13 +32,13 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (r"GET /os-migrations query hidden .*neither true nor false", NOTHING),
     (r"GET /servers\S* query \S+ .*a pattern has at most 255 characters", LIMIT),
-    (r"query user_id .*length <= 64", LIMIT),
-    (r"body keypair.user_id .*length <= 64", LIMIT),
+    (r"query user_id .*at most 64 characters", LIMIT),
+    (r"body keypair.user_id .*at most 64 characters", LIMIT),
     (r"body \S+ .*is not from \d+ to 2147483647", LIMIT),
     (r"POST /servers body server.(min|max)_count .*from 1 to 100000", LIMIT),
-    (r"body (add|remove)SecurityGroup.name .*length <= 255", LIMIT),
-    (r"POST /os-floating-ips body .*unknown field", EMPTY),
-    (r"POST /servers body server.security_groups .*missing required field `name`", EMPTY),
+    (r"body (add|remove)SecurityGroup.name .*at most 255 characters", LIMIT),
+    (r"POST /os-floating-ips body .*Additional properties are not allowed", EMPTY),
+    (r"POST /servers body server.security_groups .*'name' is a required property", EMPTY),
     (r"POST /servers body \S+:scheduler_hints.(group|same_host|different_host) ", EMPTY),
 )
 

@@ -63,11 +63,15 @@ _TrueWord = Literal["True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes",
 _FalseWord = Literal["False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no"]
 _TRUE = get_args(_TrueWord)
 Flag = bool | Literal[_TrueWord, _FalseWord]
-Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+\Z", max_length=20)]  # clients send numbers as strings, too
+Whole = int | Annotated[str, Meta(title="a whole number", pattern=r"^-?[0-9]+\Z", max_length=20)]  # as clients send
 Text = Annotated[str, Meta(min_length=1, max_length=255)]
 Owner = Annotated[str, Meta(max_length=64)]  # the id of a user or project
-HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+\Z", min_length=1, max_length=255)]
-Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}\Z")]  # of metadata and extra specs
+HostName = Annotated[
+    str, Meta(title="letters, digits and . - _", pattern=r"^[a-zA-Z0-9\-._]+\Z", min_length=1, max_length=255)
+]
+Key = Annotated[
+    str, Meta(title="1 to 255 letters, digits, spaces and - _ : .", pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}\Z")
+]  # of metadata and extra specs
 
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(

@@ -3,18 +3,21 @@
 import ipaddress
 import os
 import re
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
+import sqlalchemy as sa
 
 from micronova.cli.maintain import with_database, with_process
 from micronova.cli.state import new_password
 from micronova.cli.status import time_span
 from micronova.conf.settings import Settings
 from micronova.db.engine import Database
+from micronova.objects import states
 from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError, NotFound
 from micronova.objects.service_names import COMPUTE
@@ -313,19 +316,54 @@ def remove(name: str, directory: Path | None, config: Path | None, *, yes: bool 
 
 
 def drain(name: str, directory: Path | None, config: Path | None) -> None:
-    """Give a host no new servers, and print those that it still has; they cannot be moved yet."""
+    """Give a host no new servers, and print how those that it still has get to other hosts."""
+    import time
+
+    from micronova.db import nodes, services
     from micronova.db.tables import instances
 
-    async def work(database: Database, process: "Process") -> list[Any]:
+    async def work(database: Database, process: "Process") -> tuple[list[tuple[Any, set[str]]], bool]:
         await _switch(database, process, name, {"disabled": True, "disabled_reason": "draining"})
         query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
-        return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
-    rows = with_process(directory, config, work)
+        def read(conn: sa.Connection) -> list[tuple[Any, set[str]]]:
+            abilities = ("live_migrate", "migrate", "snapshot")
+            return [
+                (row, {each for each in abilities if not nodes.lacks(conn, row["node_uuid"], each)})
+                for row in conn.execute(query).mappings()
+            ]
+
+        service = await database.read(services.find, name, COMPUTE)
+        up = services.is_up(service, micros(time.time()), process.settings.default.service_down_time)
+        return await database.read(read), up
+
+    rows, up = with_process(directory, config, work)
     if not rows:
         click.echo(f"{name} has no servers.")
         return
     left = "1 server is" if len(rows) == 1 else f"{len(rows)} servers are"
-    click.echo(f"{left} left on {name}. Servers cannot be moved yet; delete:")
-    for row in rows:
-        click.echo(f"  {row['uuid']}  {row['display_name']}")
+    click.echo(f"{left} left on {name}. Nothing moves by itself:")
+    for row, able in rows:
+        click.echo(f"  {row['uuid']}  {row['vm_state']:<10}{row['display_name']}")
+        way = _way_out(row["uuid"], row["vm_state"], able) if up else _way_off_dead_host(row["uuid"], row["vm_state"])
+        click.echo(f"    {way}")
+
+
+def _way_out(uuid: str, vm_state: str, able: Collection[str]) -> str:
+    """Return the commands that bring a server to another host, as far as the driver of its own can do that."""
+    if vm_state == states.RESIZED:
+        return f"first: openstack server migration confirm {uuid} (or revert)"
+    if "live_migrate" in able and vm_state in states.ACTIONS["live_migrate"].starts_from:
+        return f"openstack server migrate --live-migration {uuid}"
+    if "migrate" in able and vm_state in states.ACTIONS["migrate"].starts_from:
+        return f"openstack server migrate {uuid}; then openstack server migration confirm {uuid}"
+    if vm_state == states.SHELVED or ("snapshot" in able and vm_state in states.ACTIONS["shelve"].starts_from):
+        return f"openstack server shelve --offload {uuid}; then openstack server unshelve {uuid} (it is off meanwhile)"
+    return f"nothing moves a server from this state: end the state, or openstack server delete {uuid}"
+
+
+def _way_off_dead_host(uuid: str, vm_state: str) -> str:
+    evacuate = f"openstack server evacuate {uuid}"
+    if vm_state in states.ACTIONS["evacuate"].starts_from:
+        return f"the host is down: {evacuate}"
+    return f"the host is down: openstack server set --state error {uuid}; then {evacuate}"

@@ -52,6 +52,7 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
+            title="64 hex digits, as `openssl rand -hex 32` prints",
             description="Key of 64 hex digits that encrypts the secrets of waiting operations, the credentials that "
             "users keep in the embedded identity service, and the keys of encrypted volumes, which cannot be read with "
             "another key. All api, conductor, identity and volume processes need the same key; empty: from "
@@ -64,6 +65,7 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            title="keys of 64 hex digits, as `openssl rand -hex 32` prints, with spaces between",
             description="Further keys, separated by spaces, that decrypt what processes have encrypted with them; "
             "nothing is encrypted with these. Set it while default.secret_key is changed: first to the new key, then "
             "to the old one, as docs/operate.md says.",

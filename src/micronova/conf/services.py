@@ -120,6 +120,7 @@ class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
+            title="64 hex digits, as `openssl rand -hex 32` prints",
             description="Key of 64 hex digits that the embedded image service, the API and the conductors share if "
             "these are separate processes. Conductors sign the tickets by which hosts download and "
             "upload images. Empty: from state_path, if the image service runs in the same process; "
@@ -132,6 +133,7 @@ class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            title="keys of 64 hex digits, as `openssl rand -hex 32` prints, with spaces between",
             description="Further keys, separated by spaces, whose tickets the embedded image service accepts; nobody "
             "signs with them. Set it while glance.ticket_key is changed: first to the new key, then to the old one, "
             "as docs/operate.md says.",
@@ -262,6 +264,7 @@ class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
+            title="64 hex digits, as `openssl rand -hex 32` prints",
             description="Key of 64 hex digits that conductors, an embedded network service and the metadata "
             "service share. The keys of each compute host follow from this key; empty: from "
             "state_path. Set it if these roles run on several machines or in several directories.",
@@ -273,6 +276,7 @@ class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             pattern="^([0-9a-f]{64}( [0-9a-f]{64})*)?$",
+            title="keys of 64 hex digits, as `openssl rand -hex 32` prints, with spaces between",
             description="Further keys, separated by spaces, whose host tickets the network and metadata services "
             "accept. Set it while neutron.ticket_key is changed: first to the new key, then to the old one, as "
             "docs/operate.md says.",

@@ -5,14 +5,13 @@ default that works. The order of precedence: `MICRONOVA__SECTION__OPTION` in the
 default. The sections are in the modules beside this one: what controls the cloud, what runs on hosts, and so on.
 """
 
-import difflib
 import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -54,6 +53,7 @@ from micronova.conf.services import (
     VolumeSettings,
 )
 from micronova.objects.errors import MicronovaError
+from micronova.objects.wrong_values import WrongValue, similar, what_is_right, wrong_value
 
 MDEV_SECTION: Final = "mdev_"
 """How the names of sections begin that are about one type of mediated devices."""
@@ -151,19 +151,18 @@ def load(
     try:
         return msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
-        problem = _explain(str(error), tree)
+        problem = _explain(wrong_value(error, Settings), tree)
         raise SettingsError(f"{problem} `micronova config` lists every setting with its meaning.") from None
 
 
-def _explain(error: str, tree: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what is wrong with the settings and what would be right, from what msgspec says."""
-    text, _, where = error.partition(" - at `$.")
-    place = where.rstrip("`")
-    if unknown := re.fullmatch("Object contains unknown field `(.*)`", text):
+def _explain(wrong: WrongValue, tree: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what is wrong with the settings and what would be right."""
+    place, unknown = wrong.place, wrong.unknown
+    if unknown:
         if not place:
-            return f"There is no section {unknown[1]}{_similar(unknown[1], Settings.__struct_fields__)}."
+            return f"There is no section {unknown}{similar(unknown, Settings.__struct_fields__)}."
         known = [name.partition(".")[2] for name, *_ in options() if name.startswith(f"{place}.")]
-        return f"There is no setting {place}.{unknown[1]}{_similar(unknown[1], known)}."
+        return f"There is no setting {place}.{unknown}{similar(unknown, known)}."
     found = next((each for each in options() if re.fullmatch(rf"{re.escape(each[0])}([\[.].*)?", place)), None)
     if found is None:
         return f"The section {place.partition('.')[0]} is not a table of settings: write [{place.partition('.')[0]}]."
@@ -173,45 +172,21 @@ def _explain(error: str, tree: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{name} is {_toml_like(value)}, and right is {_right(name, kind, default)}. {description}"
 
 
-def _similar(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _toml_like(value: Any) -> str:
     return msgspec.json.encode(value).decode() if not isinstance(value, bytes) else "bytes"
 
 
 def _right(name: str, kind: Any, default: Any) -> str:
     """Return in words which values a setting takes."""
-    metas = [each for each in _annotations(name) if isinstance(each, Meta)]
-    pattern = next((each.pattern for each in metas if each.pattern), None)
-    if pattern is not None:
-        choices = re.fullmatch(r"\^\(([\w|.-]+)\)\$", pattern)
-        return f"one of {', '.join(choices[1].split('|'))}" if choices else f"a text as {_example(metas, default)}"
     origin = typing.get_origin(kind)
-    if origin is Literal:
-        return f"one of {', '.join(_toml_like(each) for each in typing.get_args(kind))}"
     if origin is tuple:
-        return f"a list, such as {_example(metas, default)}"
+        return f"a list, such as {_example(default, example(name))}"
     if origin is dict:
         return "a table"
-    if kind is bool or kind == bool | None:
-        return "true or false"
-    bounds = [
-        f"{word} {limit:g}"
-        for each in metas
-        for word, limit in (("at least", each.ge), ("above", each.gt), ("at most", each.le), ("below", each.lt))
-        if limit is not None
-    ]
-    what = {int: "a whole number", float: "a number"}.get(kind, "a text")
-    lengths = ["not empty"] if any(each.min_length for each in metas) else []
-    return " ".join([what, " and ".join([*bounds, *lengths])]).strip()
+    return what_is_right(_hint(name)).removesuffix(" or null")  # which TOML does not have
 
 
-def _example(metas: Iterable[Meta], default: Any) -> str:
-    """Return an example of a value: one of its own, else the default."""
-    named = next((each.examples[0] for each in metas if each.examples), None)
+def _example(default: Any, named: Any) -> str:
     return _toml_like(msgspec.to_builtins(default) if named is None else named)
 
 
@@ -221,9 +196,13 @@ def example(name: str) -> Any:
 
 
 def _annotations(name: str) -> tuple[Any, ...]:
+    return typing.get_args(_hint(name))[1:]
+
+
+def _hint(name: str) -> Any:
     section, _, option = name.partition(".")
     kind = next(each.type for each in msgspec.structs.fields(Settings) if each.name == section)
-    return typing.get_args(typing.get_type_hints(kind, include_extras=True)[option])[1:]
+    return typing.get_type_hints(kind, include_extras=True)[option]
 
 
 def is_secret(name: str) -> bool:

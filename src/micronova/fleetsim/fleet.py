@@ -7,7 +7,7 @@ PCI devices and traits.
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,12 +18,16 @@ from micronova.conf.hosts import FakeSettings
 from micronova.objects.errors import Invalid
 from micronova.objects.scheduling import HostState
 from micronova.objects.topology import encode
+from micronova.objects.wrong_values import wrong_value
 from micronova.placement.model import capacity, whole
 from micronova.virt.fake.topology import topology_of
 
 _NOT_OF_A_KIND: Final = frozenset({"hosts", "host_pattern", "rules"})
 _HARDWARE: Final = tuple(name for name in FakeSettings.__struct_fields__ if name not in _NOT_OF_A_KIND)
 _EXAMPLE: Final = '[[kinds]] with name = "general", share = 1, vcpus = 64, memory_mb = 262144, local_gb = 4096'
+
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class HostKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,22 +77,30 @@ def read_fleet(path: Path) -> Fleet:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is not valid TOML: {error}.") from None
     try:
-        file = msgspec.convert(document, _File)
+        file = _convert(document, _File, "the file")
         kinds = tuple(_kind(given) for given in file.kinds)
         for kind in kinds:
             topology_of(kind.hardware)
-    except (msgspec.ValidationError, Invalid) as error:
-        raise Invalid(f"{path}: {str(error).rstrip('.')}. A kind of hosts is {_EXAMPLE}.") from None
+    except Invalid as error:
+        raise Invalid(f"{path}: {error.message.rstrip('.')}. A kind of hosts is {_EXAMPLE}.") from None
     return Fleet(kinds=kinds, zones=file.zones)
 
 
 def _kind(given: Mapping[str, Any]) -> HostKind:
-    own = msgspec.convert({name: given[name] for name in _Kind.__struct_fields__ if name in given}, _Kind)
+    fields = {name: given[name] for name in _Kind.__struct_fields__ if name in given}
+    own = _convert(fields, _Kind, "a kind")
     options = {name: value for name, value in given.items() if name not in _Kind.__struct_fields__}
     if unknown := sorted(options.keys() - set(_HARDWARE)):
         raise Invalid(f"The kind {own.name} has the unknown option {unknown[0]}: it may have {', '.join(_HARDWARE)}")
-    hardware = msgspec.convert(options, FakeSettings)
+    hardware = _convert(options, FakeSettings, f"the kind {own.name}")
     return HostKind(name=own.name, share=own.share, hardware=hardware, aggregates=own.aggregates)
+
+
+def _convert(found: Any, kind: type[S], whole: str) -> S:
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(wrong_value(error, kind).named(whole)) from None
 
 
 def make_hosts(fleet: Fleet, count: int, settings: DefaultSettings) -> list[HostState]:

@@ -16,6 +16,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import SERVER_HINTS, GroupSpec, RequestSpec
+from micronova.objects.wrong_values import wrong_value
 
 MOST_SERVERS: Final = 1_000
 """Servers of one request."""
@@ -133,9 +134,11 @@ class _Reader:
             raise Invalid(f"The line has {len(text)} bytes. A line has at most {_LONGEST_LINE}.")
         try:
             return self._decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one of them
-            problem = str(error).replace("`$.", "`")
-            raise Invalid(f"{problem}. A line is, for example: {_EXAMPLE}") from None
+        except msgspec.ValidationError as error:
+            problem = wrong_value(error, TraceLine).named("the line")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            problem = f"the line is not JSON in UTF-8 ({error})"
+        raise Invalid(f"{problem}. A line is, for example: {_EXAMPLE}")
 
     def _request(self, line: TraceLine, number: int) -> Request:
         flavor = self._flavor(line.flavor)

@@ -11,6 +11,7 @@ import msgspec
 
 from micronova.http.versions import Range, Ranges
 from micronova.objects.errors import Invalid
+from micronova.objects.wrong_values import wrong_value
 
 # A struct may have a class attribute `versions = {"field": since(52), …}`, with names as clients send them: the field
 # is accepted only at these microversions. A query's struct may have a class attribute `once = since(53)`, or one such
@@ -32,7 +33,7 @@ def body(raw: bytes, kind: Any, minor: int, ignore_unknown: bool = False) -> Any
         else:
             value = _decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
-        raise Invalid(_explain(error)) from None
+        raise Invalid(_explain(error, kind, minor)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(malformed(error)) from None
     if not ignore_unknown:
@@ -61,7 +62,7 @@ def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) 
     try:
         value = msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(_explain(error, "query parameter")) from None
+        raise Invalid(_explain(error, kind, minor, "query parameter")) from None
     check_versions(value, minor, ignore=not strict)
     return value
 
@@ -97,12 +98,13 @@ def check_versions(value: Any, minor: int, path: str = "", ignore: bool = False)
             check_versions(item, minor, f"{path}.{wire}" if path else wire, ignore)
 
 
-def _explain(error: msgspec.ValidationError, noun: str = "field/attribute") -> str:
-    text, _, where = str(error).partition(" - at `")
-    where = where.rstrip("`").removeprefix("$").lstrip(".")
-    if where.startswith("key in"):
-        where = where.removeprefix("key in").strip(" `$.")
-    return f"Invalid input for {noun} {where or 'body'}: {text}."
+def _explain(error: msgspec.ValidationError, kind: Any, minor: int, noun: str = "field/attribute") -> str:
+    def exists(struct: type, name: str) -> bool:
+        declared: Mapping[str, Range | Ranges] = getattr(struct, "versions", {})
+        return name not in declared or minor in declared[name]
+
+    wrong = wrong_value(error, kind, exists)
+    return f"Invalid input for {noun} {wrong.place or 'body'}: {wrong.problem}."
 
 
 @cache

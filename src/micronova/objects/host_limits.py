@@ -40,6 +40,7 @@ Name = Annotated[
     msgspec.Meta(
         max_length=LONGEST_NAME,
         # No control characters, and none that change the direction or the lines of what is printed.
+        title="a string without control characters",
         pattern="^[^\\x00-\\x1f\\x7f-\\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]*\\Z",
     ),
 ]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from micronova.objects.errors import Invalid
+from micronova.objects.wrong_values import wrong_value
 
 _MOST = 2_147_483_647
 _Amounts = dict[Annotated[str, msgspec.Meta(max_length=255)], Annotated[int, msgspec.Meta(ge=0, le=_MOST)]]
@@ -77,7 +78,8 @@ def resources_of(port: Mapping[str, Any]) -> PortResources | None:
     try:
         request = msgspec.convert(shown, _Request)
     except msgspec.ValidationError as error:
-        raise Invalid(f"The resource request of port {port['id']} cannot be read: {error}.") from None
+        wrong = wrong_value(error, _Request).named("the request")
+        raise Invalid(f"The resource request of port {port['id']} cannot be read: {wrong}.") from None
     old = PortGroup(resources=request.resources, required=request.required)
     groups = tuple(
         msgspec.structs.replace(each, resources={name: amount for name, amount in each.resources.items() if amount})

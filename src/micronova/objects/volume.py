@@ -6,6 +6,7 @@ import msgspec
 
 from micronova.objects.errors import NotSupported
 from micronova.objects.host_limits import LargeNumber, Name
+from micronova.objects.wrong_values import wrong_value
 
 
 class NBDConnection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type", tag="nbd"):
@@ -76,7 +77,8 @@ def connection_of(info: dict[str, Any]) -> Connection:
     try:
         connection = msgspec.convert(plain, Connection)
     except msgspec.ValidationError as error:
-        raise NotSupported(f"The volume service describes a connection that is not understood: {error}.") from error
+        wrong = wrong_value(error, Connection).named("the connection")
+        raise NotSupported(f"The volume service describes a connection that is not understood: {wrong}.") from error
     if connection.socket_path is None and (connection.host is None or connection.port is None):
         raise NotSupported("The volume service describes a connection by NBD without a socket, or a host and a port.")
     return msgspec.structs.replace(connection, sealed_key=None)  # which compute alone writes

@@ -97,7 +97,7 @@ def _bad_trace(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--requests", "BAD"), "line 2: Object missing required field `vcpus` - at `flavor`. A line is, for example"),
+        (("--requests", "BAD"), "line 2: flavor: 'vcpus' is a required property. A line is, for example"),
         (("--requests", "no-such-file"), "Cannot read no-such-file: No such file or directory"),
         (("--requests", "BAD", "--load", "2"), "--load is for synthetic traces"),
         (("--policy", "dense"), "There is no policy dense"),

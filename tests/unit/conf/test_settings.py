@@ -87,10 +87,10 @@ def _said(tmp_path: Path, text: str) -> str:
     [
         ("[novaa]\nx = 1", ["There is no section novaa (did you mean nova?)."]),
         ("[api]\nprot = 1", ["There is no setting api.prot (did you mean port?)."]),
-        ("[api]\nport = 99999", ["api.port is 99999, and right is a whole number at least 0 and at most 65535. "]),
+        ("[api]\nport = 99999", ["api.port is 99999, and right is a whole number from 0 to 65535. "]),
         ('[api]\nport = "many"', ['api.port is "many", and right is a whole number']),
-        ("[api]\nworkers = 0", ["api.workers is 0, and right is a whole number at least 1. "]),
-        ('[api]\nauth_strategy = "none"', ['api.auth_strategy is "none", and right is one of keystone, noauth2. ']),
+        ("[api]\nworkers = 0", ["api.workers is 0, and right is a whole number of at least 1. "]),
+        ('[api]\nauth_strategy = "none"', ['api.auth_strategy is "none", and right is one of "keystone", "noauth2". ']),
         ('[libvirt]\nimages_type = "lvm"', ['libvirt.images_type is "lvm", and right is one of "qcow2", "raw". ']),
         ('[conductor]\nrequire_host_users = "maybe"', ["conductor.require_host_users", "true or false"]),
         ('[api]\ntrusted_proxies = 7', ["api.trusted_proxies is 7, and right is a list, such as"]),

@@ -54,8 +54,16 @@ FULL = View(
     Field("links", _links, type=LINKS),
 )
 
-FlavorId = Annotated[str, Meta(pattern=r"^(?! )[a-zA-Z0-9. _\-]+(?<! )\Z", min_length=1, max_length=255)]
-Factor = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?\Z", max_length=40)]
+FlavorId = Annotated[
+    str,
+    Meta(
+        title="letters, digits, . _ - and inner spaces",
+        pattern=r"^(?! )[a-zA-Z0-9. _\-]+(?<! )\Z",
+        min_length=1,
+        max_length=255,
+    ),
+]
+Factor = Annotated[str, Meta(title="a number such as 1.5", pattern=r"^[0-9]+(\.[0-9]+)?\Z", max_length=40)]
 Description = Annotated[str, Meta(max_length=65535)]
 
 

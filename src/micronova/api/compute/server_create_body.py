@@ -11,8 +11,12 @@ from micronova.http.versions import Range, Ranges, since, until
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Count = Annotated[int, Meta(ge=1)] | str
-DeviceName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._/-]*\Z")]
-Size = Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern=r"^[0-9]+\Z", max_length=20)]  # in GB
+DeviceName = Annotated[
+    str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._/-]*\Z", title="letters, digits and . _ / -")
+]
+Size = (
+    Annotated[int, Meta(ge=1)] | Annotated[str, Meta(title="a whole number", pattern=r"^[0-9]+\Z", max_length=20)]
+)  # in GB
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={}):
@@ -53,7 +57,12 @@ class Device(DeviceV1):
     """A block device."""
 
     boot_index: int | str | None = None
-    uuid: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._-]*\Z")] | UnsetType = UNSET
+    uuid: (
+        Annotated[
+            str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._-]*\Z", title="letters, digits and . _ -")
+        ]
+        | UnsetType
+    ) = UNSET
     image_id: Id | UnsetType = UNSET
     source_type: Literal["image", "volume", "snapshot", "blank"] | UnsetType = UNSET
     destination_type: Literal["local", "volume"] | UnsetType = UNSET

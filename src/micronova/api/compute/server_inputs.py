@@ -15,8 +15,8 @@ from micronova.objects.orders import InjectedFile
 
 UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\Z"
 
-Id = Annotated[str, Meta(pattern=UUID)]
-Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
+Id = Annotated[str, Meta(title="a UUID", pattern=UUID)]
+Tag = Annotated[str, Meta(title="a string without comma and slash", min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
 UserData = Annotated[str, Meta(max_length=65535)]
 Certificates = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)]
 

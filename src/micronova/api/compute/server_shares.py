@@ -25,7 +25,12 @@ class NewShare(Body):
     """The share to attach, and the name by which the guest mounts it."""
 
     share_id: Id
-    tag: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9-]*\Z")] | UnsetType = UNSET
+    tag: (
+        Annotated[
+            str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9-]*\Z", title="letters, digits and hyphens")
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Create(Body):

@@ -44,7 +44,9 @@ CREATED = View(
     Field("delete_on_termination", "delete_on_termination", since(79), type=bool),
 )
 
-DeviceName = Annotated[str, Meta(max_length=255, pattern=r"^/dev/x?[a-z]?d?[a-z]+[0-9]*\Z")]
+DeviceName = Annotated[
+    str, Meta(max_length=255, pattern=r"^/dev/x?[a-z]?d?[a-z]+[0-9]*\Z", title="a device such as /dev/vdb")
+]
 
 
 class NewAttachment(Body, rename={"volume_id": "volumeId"}):

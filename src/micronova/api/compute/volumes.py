@@ -18,7 +18,9 @@ from micronova.http.versions import until
 from micronova.objects.errors import NotFound, NotSupported
 
 VOLUMES, SNAPSHOTS = "volumes", "snapshots"
-Size = Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern=r"^[0-9]+\Z", max_length=20)]  # in GB
+Size = (
+    Annotated[int, Meta(ge=1)] | Annotated[str, Meta(title="a whole number", pattern=r"^[0-9]+\Z", max_length=20)]
+)  # in GB
 
 
 class NewVolume(Body):

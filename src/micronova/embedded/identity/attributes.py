@@ -13,17 +13,23 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from micronova.embedded.identity import endpoint_urls
 from micronova.objects.errors import Invalid
+from micronova.objects.wrong_values import wrong_value
 
-_VISIBLE = r"\S"  # something that is not white space
+_VISIBLE = r"\S"
+_VISIBLE_WORDS = "a string that is not only white space"
 
 ID = Annotated[str, Meta(min_length=1, max_length=64)]
-Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_VISIBLE)]
-ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_VISIBLE)]
-RegionID = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^/]+\Z")]
-Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^,/]*\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_VISIBLE, title=_VISIBLE_WORDS)]
+ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_VISIBLE, title=_VISIBLE_WORDS)]
+RegionID = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^/]+\Z", title="a string without slash")]
+Tag = Annotated[
+    str, Meta(min_length=1, max_length=255, pattern=r"\A[^,/]*\Z", title="a string without comma and slash")
+]
 MAX_TAGS = 80  # of a project or domain
 Tags = Annotated[list[Tag], Meta(max_length=MAX_TAGS)]
-URL = Annotated[str, Meta(max_length=2048, pattern=endpoint_urls.PATTERN)]
+URL = Annotated[
+    str, Meta(max_length=2048, pattern=endpoint_urls.PATTERN, title="a URL such as http://10.0.0.1:8774/compute/v2.1")
+]
 Password = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 S = TypeVar("S", bound=Struct)
@@ -216,9 +222,9 @@ def read(sent: dict[str, Any], kind: type[S], noun: str) -> tuple[S, dict[str, A
     try:
         known = msgspec.convert(sent, kind)
     except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `")
-        where = noun + where.rstrip("`").removeprefix("$")
-        raise Invalid(f"Invalid input for field/attribute {where}: {text}.") from None
+        wrong = wrong_value(error, kind)
+        where = f"{noun}.{wrong.place}" if wrong.place else noun
+        raise Invalid(f"Invalid input for field/attribute {where}: {wrong.problem}.") from None
     declared = _names(kind)
     return known, {key: value for key, value in sent.items() if key not in declared and key not in _RESERVED}
 

@@ -33,7 +33,7 @@ MOST = 2**31 - 1
 DSCP_MARKS = (0, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 44, 46, 48, 56)
 """The marks that RFCs 2474, 2597, 3246 and 5865 define, which Neutron accepts."""
 
-Kilobits = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")]
+Kilobits = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(title="a whole number", pattern=r"^[0-9]{1,9}\Z")]
 
 
 class LimitUpdate(Body, kw_only=True):

@@ -14,14 +14,24 @@ from micronova.objects.errors import Invalid, NotFound
 
 Name = Annotated[str, Meta(max_length=255)]
 # A whole name of a domain, or "".
-Domain = Annotated[str, Meta(max_length=255, pattern=r"^(?:(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*\Z")]
+Domain = Annotated[
+    str,
+    Meta(title="a domain with a dot at its end", max_length=255, pattern=r"^(?:(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*\Z"),
+]
 Project = Annotated[str, Meta(max_length=255)]
 ShortText = Annotated[str, Meta(max_length=64)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=64)]
 # Clients send booleans and numbers as JSON or as text; Neutron accepts both.
-Flag = bool | Annotated[int, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern=r"^(?i:true|false|1|0)\Z")]
-Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,9}\Z")]
-Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^,/]+\Z")]
+Flag = (
+    bool
+    | Annotated[int, Meta(title="true or false", ge=0, le=1)]
+    | Annotated[str, Meta(title="true or false", pattern=r"^(?i:true|false|1|0)\Z")]
+)
+Number = (
+    Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+    | Annotated[str, Meta(title="a whole number", pattern=r"^-?[0-9]{1,9}\Z")]
+)
+Tag = Annotated[str, Meta(title="a string without comma and slash", min_length=1, max_length=255, pattern=r"^[^,/]+\Z")]
 Tags = Annotated[list[Tag], Meta(max_length=50)]
 
 _MAC = re.compile(r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}\Z")

@@ -14,6 +14,7 @@ from micronova.embedded.network.tables import tags
 from micronova.http.request import Request, Response
 from micronova.http.service import Handler, Route
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.wrong_values import wrong_value
 
 
 class TagsBody(Body, kw_only=True):
@@ -82,7 +83,7 @@ class TagRoutes:
         try:
             msgspec.convert({"tags": [tag]}, TagsBody)
         except msgspec.ValidationError as error:
-            raise Invalid(f"Invalid input for tag: {error}.") from None
+            raise Invalid(f"Invalid input for tag: {wrong_value(error, TagsBody).problem}.") from None
         await self._database_write(_add, resource.id, [tag])
 
     async def remove(self, request: Request, id: str, tag: str) -> None:

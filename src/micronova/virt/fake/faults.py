@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from micronova.objects.errors import Invalid
+from micronova.objects.wrong_values import wrong_value
 
 DriverCall = Literal[
     "spawn",
@@ -148,7 +149,8 @@ class FaultRules:
         try:
             wanted = msgspec.convert(plain, list[FaultRule])
         except msgspec.ValidationError as error:
-            raise Invalid(f"This is not a list of fault rules: {error}") from error
+            wrong = wrong_value(error, list[FaultRule])
+            raise Invalid(f"This is not a list of fault rules: {wrong.named('the list')}.") from error
         self._rules = [_Rule(rule) for rule in wanted]
 
     def _happens(self, rule: FaultRule) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 from micronova.conf.hosts import FakeSettings
 from micronova.objects.errors import Invalid
 from micronova.objects.mediated_devices import parse_mdev_types
+from micronova.objects.wrong_values import wrong_value
 from micronova.virt.fake.driver import FakeDriver
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import GuestStore
@@ -18,7 +19,8 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     try:
         settings = msgspec.convert(dict(setup.options), FakeSettings)
     except msgspec.ValidationError as error:
-        raise Invalid(f"The settings of the fake driver are wrong: {error}") from error
+        wrong = wrong_value(error, FakeSettings).named("the section fake")
+        raise Invalid(f"The settings of the fake driver are wrong: {wrong}.") from error
     faults = FaultRules(setup.random)
     faults.replace(list(settings.rules))
     mdev_types = parse_mdev_types(setup.mdev_types, setup.mdev_sections)

@@ -9,6 +9,7 @@ from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.mediated_devices import NO_TYPES, CapableDevice, MdevTypes, device_name, offered
 from micronova.objects.topology import MOST_MDEVS, HostCell, MdevParent, MemoryPages, NodeTopology, PciDevice
+from micronova.objects.wrong_values import wrong_value
 
 _SMALL, _LARGE, _HUGE = 4, 2048, 1048576  # KiB
 
@@ -57,7 +58,8 @@ def topology_of(settings: FakeSettings, types: MdevTypes = NO_TYPES) -> NodeTopo
     try:
         devices = msgspec.convert(list(settings.pci_devices), tuple[PciDevice, ...])
     except msgspec.ValidationError as error:
-        raise Invalid(f"fake.pci_devices is wrong: {error}.") from None
+        wrong = wrong_value(error, tuple[PciDevice, ...]).named("the list")
+        raise Invalid(f"fake.pci_devices is wrong: {wrong}.") from None
     return NodeTopology(cells=tuple(cells), devices=devices, mdevs=_mdevs(settings, types))
 
 
@@ -65,7 +67,8 @@ def _mdevs(settings: FakeSettings, types: MdevTypes) -> tuple[MdevParent, ...]:
     try:
         given = msgspec.convert(list(settings.mdev_devices), tuple[_MdevDevice, ...])
     except msgspec.ValidationError as error:
-        raise Invalid(f"fake.mdev_devices is wrong: {error}.") from None
+        wrong = wrong_value(error, tuple[_MdevDevice, ...]).named("the list")
+        raise Invalid(f"fake.mdev_devices is wrong: {wrong}.") from None
     capable = []
     for each in given:
         name = device_name(each.address)

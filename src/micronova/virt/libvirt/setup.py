@@ -14,6 +14,7 @@ from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
 from micronova.objects.mediated_devices import parse_mdev_types
 from micronova.objects.pci_devices import parse_device_specs
+from micronova.objects.wrong_values import wrong_value
 from micronova.virt.libvirt.client.library import LibvirtMissing, load
 from micronova.virt.libvirt.daemon.private import (
     PROGRAMS,
@@ -158,6 +159,9 @@ def _settings(options: Mapping[str, Any]) -> LibvirtSettings:
             raise ValueError(f"CPU {min(both)} is in cpu_shared_set and in cpu_dedicated_set: it can be in one only")
         reserved_pages(settings.reserved_huge_pages)
         guest_ids(settings.guest_uids, "")
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        wrong = wrong_value(error, LibvirtSettings).named("the section libvirt")
+        raise Invalid(f"The settings of the libvirt driver are wrong: {wrong}.") from error
+    except ValueError as error:
         raise Invalid(f"The settings of the libvirt driver are wrong: {error}") from error
     return settings

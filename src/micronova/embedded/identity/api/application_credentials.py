@@ -34,8 +34,13 @@ class AccessRule(Struct, forbid_unknown_fields=True):
     """An access rule: an existing one by id, or the service's type, the method and the path."""
 
     id: ID | None = None
-    service: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9-]+\Z")] | None = None
-    path: Annotated[str, Meta(max_length=225, pattern=r"\A/")] | None = None
+    service: (
+        Annotated[
+            str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9-]+\Z", title="letters, digits and hyphens")
+        ]
+        | None
+    ) = None
+    path: Annotated[str, Meta(max_length=225, pattern=r"\A/", title="a path that begins with /")] | None = None
     method: Literal["DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"] | None = None
 
 

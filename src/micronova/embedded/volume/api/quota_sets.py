@@ -20,7 +20,10 @@ from micronova.http.service import Route
 from micronova.objects.errors import Invalid
 
 LARGEST_LIMIT = 0x7FFFFFFF
-Limit = Annotated[int, Meta(ge=-1, le=LARGEST_LIMIT)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,10}\Z")]
+Limit = (
+    Annotated[int, Meta(ge=-1, le=LARGEST_LIMIT)]
+    | Annotated[str, Meta(title="a whole number", pattern=r"^-?[0-9]{1,10}\Z")]
+)
 _ABOUT = ("tenant_id", "id", "project_id")  # what clients send back of an answer
 _LIMIT_NAMES = {
     "gigabytes": ("maxTotalVolumeGigabytes", "totalGigabytesUsed"),

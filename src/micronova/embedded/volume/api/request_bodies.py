@@ -17,10 +17,12 @@ from micronova.objects.errors import Invalid
 K = TypeVar("K")
 
 Text = Annotated[str, Meta(max_length=255)]
-Uuid = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")]
+Uuid = Annotated[str, Meta(title="a UUID", pattern=r"^[0-9a-fA-F]{8}-?([0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")]
 Flag = bool | TrueWord | FalseWord
-Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)] | Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
-Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. /]{1,255}\Z")]
+Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)] | Annotated[str, Meta(title="a whole number", pattern=r"^[0-9]{1,10}\Z")]
+Key = Annotated[
+    str, Meta(title="1 to 255 letters, digits, spaces and - _ : . /", pattern=r"^[a-zA-Z0-9\-_:. /]{1,255}\Z")
+]
 MOST_ITEMS = 128
 Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 """Metadata and extra specs."""

@@ -76,7 +76,7 @@ class ReportedStatus(Body):
     """How far a snapshot is, as compute reports it."""
 
     status: Text
-    progress: Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
+    progress: Annotated[str, Meta(title="a percentage from 0% to 100%", pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
 
 
 class ReportedStatusBody(Body):

@@ -17,7 +17,11 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
-KeySize = Annotated[int, Meta(ge=0, le=0x7FFFFFFF)] | Annotated[str, Meta(pattern=r"^[0-9]{1,9}\Z")] | None
+KeySize = (
+    Annotated[int, Meta(ge=0, le=0x7FFFFFFF)]
+    | Annotated[str, Meta(title="a whole number", pattern=r"^[0-9]{1,9}\Z")]
+    | None
+)
 _RULE = "volume_extension:volume_type_encryption:"
 
 

@@ -19,7 +19,7 @@ from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid, NotFound
 
-SpecKey = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:.]{1,255}\Z")]
+SpecKey = Annotated[str, Meta(title="1 to 255 letters, digits and - _ : .", pattern=r"^[a-zA-Z0-9\-_:.]{1,255}\Z")]
 Specs = Annotated[dict[SpecKey, Text | None], Meta(max_length=MOST_ITEMS)]
 VISIBLE = ("multiattach", "RESKEY:availability_zones", "replication_enabled")
 """The extra specs that everybody sees: they say what one can do with a volume."""
