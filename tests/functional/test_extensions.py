@@ -1,4 +1,4 @@
-"""What others can add or change without touching our code: hooks, faults at run time; and the mend.
+"""What others can add or change without touching our code: hooks, faults at run time; and the repair of counters.
 
 `test_extension_package.py` has API extensions.
 """
@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
-from micronova.conductor.findings.counters import mend
+from micronova.conductor.findings.counters import repair_counters
 from micronova.db.tables import allocations, inventories, quota_usages
 from tests.functional.cloud import CloudOptions, OneProcess
 
@@ -118,8 +118,8 @@ async def test_fault_rules_are_off_by_default(tmp_path: Path) -> None:
         await cloud.stop()
 
 
-async def test_what_drifted_is_found_and_mended(tmp_path: Path) -> None:
-    """Counters that a hand in the database made wrong: the audit names them, the mend puts them right."""
+async def test_what_drifted_is_found_and_repaired(tmp_path: Path) -> None:
+    """Counters that a manual change of the database made wrong: the audit names them, the job puts them right."""
     cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
@@ -138,8 +138,8 @@ async def test_what_drifted_is_found_and_mended(tmp_path: Path) -> None:
         await database.write(damage)
         kinds = {finding["kind"] for finding in await run_audit(cloud.process)}
         assert kinds == {"allocation", "quota"}
-        assert await mend(database, 1)
+        assert await repair_counters(database, 1)
         assert await run_audit(cloud.process) == []
-        assert await mend(database, 1) == []
+        assert await repair_counters(database, 1) == []
     finally:
         await cloud.stop()

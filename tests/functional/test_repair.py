@@ -1,4 +1,4 @@
-"""`micronova audit --repair`: each contradiction that is planted is mended, and nothing that an operation works on."""
+"""`micronova audit --repair`: each contradiction that is planted is repaired, but none that an operation works on."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ async def _audit(
     return done.output
 
 
-async def test_what_is_planted_is_mended(cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_planted_is_repaired(cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [(await user.boot())["id"] for _ in range(8)]
     stuck, building, faultless, nowhere, misplaced, moving, lost, powered = ids
     host = await user.host_of(lost)

@@ -19,15 +19,15 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_all_or_nothing,
     test_amounts_groups_and_topologies_are_claimed_together,
     test_anti_affinity_is_counted_in_the_claim,
-    test_audit_finds_and_mends_drift,
-    test_members_of_groups_are_mended,
+    test_audit_finds_and_repairs_drift,
+    test_members_of_groups_are_repaired,
     test_the_statements_of_a_claim_with_request_groups_do_not_grow_with_its_servers,
     test_the_statements_of_a_write_of_many_consumers_do_not_grow_with_them,
     test_topologies_of_nobody_are_released,
     test_topologies_outlast_allocations_that_placement_gave_back,
     test_what_is_held_is_kept_when_asked,
     test_who_claims_nothing_of_a_node_is_a_member_there,
-    test_wrong_topologies_are_mended,
+    test_wrong_topologies_are_repaired,
 )
 
 

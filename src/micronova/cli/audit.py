@@ -19,7 +19,7 @@ from micronova.telemetry.logs import one_line
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
-    from micronova.conductor.findings.finding import Finding, Means
+    from micronova.conductor.findings.finding import Finding, RepairDependencies
     from micronova.conductor.host_guests import ReportProgress
 
 WRONG, INCOMPLETE = 1, 3
@@ -109,8 +109,8 @@ def _repair_one(
     for repair in found.get("repairs", ()):
         destroys = repair.get("destroys", False)
         named = repair["name"] == "remove_guest" and found["subject"] in remove_guests
-        unasked = named or (yes and not destroys)
-        if not unasked and (yes or quiet or not click.confirm(one_line(f"  {repair['text']}"), default=False)):
+        without_question = named or (yes and not destroys)
+        if not without_question and (yes or quiet or not click.confirm(one_line(f"  {repair['text']}"), default=False)):
             continue
         try:
             result = cloud.repair(repair)
@@ -120,7 +120,7 @@ def _repair_one(
         if result:
             done.append({"kind": found["kind"], "subject": found["subject"], "done": result})
         if not quiet:
-            _say(f"  {result or 'It is so no more.'}")
+            _say(f"  {result or 'The finding has gone.'}")
         return
 
 
@@ -156,9 +156,11 @@ def _show(report: dict[str, Any], as_json: bool) -> int:
 
 
 def _code(findings: list[dict[str, Any]]) -> int:
+    from micronova.conductor.findings.finding import NOT_COMPARED
+
     if not findings:
         return 0
-    return INCOMPLETE if all(found["kind"] == "unasked" for found in findings) else WRONG
+    return INCOMPLETE if all(found["kind"] == NOT_COMPARED for found in findings) else WRONG
 
 
 def _json(data: Any) -> str:
@@ -204,7 +206,7 @@ async def _find(
 ) -> "list[Finding]":
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
-    from micronova.conductor.findings.finding import UNASKED, Finding
+    from micronova.conductor.findings.finding import NOT_COMPARED, Finding
     from micronova.conductor.host_guests import no_progress
     from micronova.conductor.rpcapi import ProbeAPI
     from micronova.db import audits
@@ -225,7 +227,7 @@ async def _find(
     )
     if process.bus is None:
         message = "The broker does not answer, so no host and no conductor was asked."
-        findings.append(Finding(kind=UNASKED, subject="broker", message=message, advice="See `micronova check`."))
+        findings.append(Finding(kind=NOT_COMPARED, subject="broker", message=message, advice="See `micronova check`."))
     await process.database.write(
         audits.record,
         new_uuid(process.random),
@@ -260,16 +262,16 @@ async def run_repair(process: "Process", wanted: dict[str, Any]) -> str:
     from micronova.conductor.findings.finding import Repair
     from micronova.conductor.repairs import repair
 
-    return await repair(_means(process), msgspec.convert(wanted, Repair))
+    return await repair(_repair_dependencies(process), msgspec.convert(wanted, Repair))
 
 
-def _means(process: "Process") -> "Means":
+def _repair_dependencies(process: "Process") -> "RepairDependencies":
     from micronova.compute.rpcapi import ComputeAPI
-    from micronova.conductor.findings.finding import Means
+    from micronova.conductor.findings.finding import RepairDependencies
     from micronova.objects.pci_devices import parse_aliases
 
     assert process.database is not None
-    return Means(
+    return RepairDependencies(
         database=process.database,
         clock=process.clock,
         random=process.random,

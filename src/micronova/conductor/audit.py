@@ -12,16 +12,21 @@ with its repairs.
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
+
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.findings.finding import UNASKED, Finding
-from micronova.conductor.findings.guests import Looks, compare_guests, not_removed
+from micronova.conductor.findings.claims import misplaced, oversold, topologies_of
+from micronova.conductor.findings.counters import drifted_counters
+from micronova.conductor.findings.finding import NOT_COMPARED, Finding
+from micronova.conductor.findings.guests import PowerStateComparison, compare_guests, not_removed
 from micronova.conductor.findings.images import MadeImages, compare_images
+from micronova.conductor.findings.misplaced_guests import misplaced_guests
 from micronova.conductor.findings.network import Ports, compare_agents, compare_ports
-from micronova.conductor.findings.servers import look_inside
-from micronova.conductor.findings.strangers import strangers
+from micronova.conductor.findings.servers import Servers, compare_servers, late_operations
 from micronova.conductor.findings.volumes import Attachments, compare_volumes
 from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
+from micronova.db import allocation_audit
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
@@ -53,39 +58,57 @@ async def audit(
     Without a broker there is neither `compute` nor `conductor`.
     """
     begun = clock.now()
-    unasked: list[Finding] = []
+    not_compared: list[Finding] = []
     alive = await hosts_up(database, clock, service_down_time)
     answers: dict[str, tuple[Guest, ...] | str] = {}
     if compute is not None:
         answers = await guests_of_all(compute, alive, progress)
-        unasked += [
-            Finding(kind=UNASKED, subject=host, message=f"The host does not answer: {guests}", advice=_HOST_SILENT)
+        not_compared += [
+            Finding(kind=NOT_COMPARED, subject=host, message=f"The host does not answer: {guests}", advice=_HOST_SILENT)
             for host, guests in answers.items()
             if isinstance(guests, str)
         ]
     listed: Documents = []
     agents: Documents = []
     if ports is not None:
-        listed = await _asked("network", ports.list_server_ports, unasked, listed)
+        listed = await _asked("network", ports.list_server_ports, not_compared, listed)
         agents = await _asked("network", ports.list_network_agents, [], agents)
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
     undisturbed, no_answer = await _undisturbed(conductor) if conductor is not None else (0.0, [])
-    findings, servers = await database.snapshot(look_inside, begun, undisturbed)
+    findings, servers = await database.snapshot(compare_records, begun, undisturbed)
     findings += no_answer
     if images is not None:
-        findings += await _asked("image", lambda: compare_images(database, images, image_progress), unasked, [])
+        findings += await _asked("image", lambda: compare_images(database, images, image_progress), not_compared, [])
     if volumes is not None:
-        findings += await _asked("volume", lambda: compare_volumes(database, clock, volumes, answers), unasked, [])
+        findings += await _asked("volume", lambda: compare_volumes(database, clock, volumes, answers), not_compared, [])
     for host, guests in answers.items():
         if not isinstance(guests, str):
             findings += compare_guests(host, guests, servers)
             findings += not_removed(host, guests, servers, micros(begun - service_down_time))
-    findings += await strangers(database, answers, servers)
+    findings += await misplaced_guests(database, answers, servers)
     if compute is not None:
-        looks = Looks(database, compute, clock, service_down_time, undisturbed)
-        findings += await looks.differing(answers, servers)
+        power_states = PowerStateComparison(
+            database, compute, clock, service_down_time, lambda conn, begun: compare_servers(conn, micros(begun))[1]
+        )
+        findings += await power_states.differing(answers, servers)
     findings += compare_ports(listed, servers)
-    return findings + compare_agents(agents, alive) + unasked
+    return findings + compare_agents(agents, alive) + not_compared
+
+
+def compare_records(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list[Finding], Servers]:
+    """Return the contradictions within the database, and what it knows of servers."""
+    since = micros(begun)
+    findings, servers = compare_servers(conn, since)
+    findings += late_operations(conn, since, undisturbed)
+    findings += drifted_counters(conn, servers.busy)
+    findings += [oversold(each) for each in allocation_audit.oversold(conn)]
+    findings += topologies_of(conn, servers.busy)
+    findings += misplaced(conn, servers.busy)
+    return findings, servers
+
+
+def _read_servers(conn: sa.Connection, begun: float) -> Servers:
+    return compare_servers(conn, micros(begun))[1]
 
 
 _START = "Start one, or look at its log."
@@ -93,13 +116,13 @@ _AGAIN = "Repeat the audit when it answers."
 _HOST_SILENT = "Look at its log, and repeat the audit when it answers."
 
 
-async def _asked(service: str, ask: Callable[[], Awaitable[T]], unasked: list[Finding], without: T) -> T:
+async def _asked(service: str, ask: Callable[[], Awaitable[T]], not_compared: list[Finding], without: T) -> T:
     """Return what a service answers; if it does not, note that and return `without`."""
     try:
         return await ask()
     except MicronovaError as error:
         message = f"The {service} service was not compared: {error.message}"
-        unasked.append(Finding(kind=UNASKED, subject=service, message=message, advice=_AGAIN))
+        not_compared.append(Finding(kind=NOT_COMPARED, subject=service, message=message, advice=_AGAIN))
         return without
 
 

@@ -1,7 +1,7 @@
 """Periodic jobs of the whole cloud, each done by one conductor at a time.
 
-Two of them are here: mending counters, and purging old rows. `cli/roles/conductor.py` adds those that the settings turn
-on.
+Two of them are here: repairing counters, and purging old rows. `cli/roles/conductor.py` adds those that the settings
+turn on.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from micronova.objects.clock import Clock, micros
 
 log = logging.getLogger(__name__)
 
-MEND_INTERVAL = 300.0
+REPAIR_INTERVAL = 300.0
 PURGE_INTERVAL = 60.0
 PURGE_BATCHES = 100
 """Batches of one purge: what remains is left to the next one, so that the database has time for other work."""
@@ -61,7 +61,7 @@ class Jobs:
     def start(self) -> None:
         """Start to look for jobs."""
         jobs = (
-            PeriodicJob("mend", self.mend, MEND_INTERVAL),
+            PeriodicJob("repair_counters", self.repair_counters, REPAIR_INTERVAL),
             PeriodicJob("purge", self.purge, PURGE_INTERVAL),
             *self._more,
         )
@@ -108,10 +108,11 @@ class Jobs:
     async def _ended(self, name: str, error: str) -> None:
         await self._database.write(periodic_jobs.note_end, name, self._owner, micros(self._clock.now()), error)
 
-    async def mend(self) -> None:
+    async def repair_counters(self) -> None:
         """Correct counters that drifted."""
-        for what in await counters.mend(self._database, micros(self._clock.now())):
-            log.warning("the audit mended: %s", what)
+        await self._database.write(periodic_jobs.forget, "mend")  # as conductors of 0.2 call this job
+        for what in await counters.repair_counters(self._database, micros(self._clock.now())):
+            log.warning("corrected a counter that had drifted: %s", what)
 
     async def purge(self) -> None:
         """Delete finished operations and the records of deleted servers that are older than they are kept."""

@@ -64,7 +64,7 @@ def oversold(conn: sa.Connection) -> list[Oversold]:
     return [Oversold(*row) for row in conn.execute(query)]
 
 
-def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
+def repair_used(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
     """Set `used` of a node to what its allocations add up to; return what was wrong."""
     # Locked first: a claim under way has changed the row, but its allocations are not to be seen yet.
     rows = sa.select(_i.resource_class).where(_i.node_uuid == node_uuid).order_by(_i.resource_class)
@@ -79,7 +79,7 @@ def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
     return wrong
 
 
-def mend_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
+def repair_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
     """Set the members of a server group on each host to those that hold resources there; return what was wrong."""
     group_members.lock(conn, {group_uuid})
     wrong = _groups(conn, group_uuid)

@@ -340,6 +340,16 @@ def lock_many(conn: sa.Connection, ids: Iterable[str]) -> None:
     conn.execute(_LOCK_MANY, {"ids": list(ids)})
 
 
+def busy_servers() -> sa.Select[Any]:
+    """Return the statement that selects the servers that have an open operation."""
+    return sa.select(operations.c.instance_uuid).where(_OPEN)
+
+
+def busy_server_ids(conn: sa.Connection) -> set[str]:
+    """Return the servers that have an open operation."""
+    return set(conn.execute(busy_servers()).scalars())
+
+
 def lock_open_of(conn: sa.Connection, instance_uuid: str) -> None:
     """Lock the open operations of an instance, for a transaction that ends one and wakes those that wait for it."""
     conn.execute(_LOCK_OPEN_OF, {"b_instance": instance_uuid})

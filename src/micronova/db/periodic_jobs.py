@@ -77,6 +77,11 @@ def note_end(conn: sa.Connection, name: str, owner: str, now: int, error: str) -
     conn.execute(_NOTE_END, {"b_name": name, "b_owner": owner, "now": now, "b_error": error})
 
 
+def forget(conn: sa.Connection, name: str) -> None:
+    """Delete the record of a job that no conductor of this release does."""
+    conn.execute(periodic_jobs.delete().where(_j.name == name))
+
+
 def list_(conn: sa.Connection) -> Sequence[PeriodicJobRow]:
     """Return all jobs that were ever claimed."""
     return cast(Sequence[PeriodicJobRow], conn.execute(sa.select(periodic_jobs).order_by(_j.name)).all())

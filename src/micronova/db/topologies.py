@@ -228,7 +228,7 @@ class NodeClaims:
     consumers: tuple[str, ...]
 
 
-def mend(conn: sa.Connection, node_uuid: str, now: int) -> bool:
+def repair_held(conn: sa.Connection, node_uuid: str, now: int) -> bool:
     """Set what is held of a node to what its claims add up to; return whether that was wrong."""
     row = conn.execute(_LOCK, {"uuids": [node_uuid]}).first()
     if row is None:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit, run_repair
 from micronova.clients.network.client import NetworkClient
-from micronova.conductor.findings.counters import mend
+from micronova.conductor.findings.counters import repair_counters
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, instances, migrations, topology_claims
 from micronova.objects.errors import Unavailable
@@ -314,7 +314,7 @@ async def test_the_audit_finds_what_is_held_for_a_port_that_is_gone(cloud: OnePr
         await database.write(lambda conn: conn.execute(lost).rowcount)
         found = [each for each in await run_audit(cloud.process) if each["kind"] == "allocation"]
         assert [(each["subject"], port["id"] in each["message"]) for each in found] == [(id, True)]
-        assert any(port["id"] in each for each in await mend(database, 0))
+        assert any(port["id"] in each for each in await repair_counters(database, 0))
         assert (await used(user, providers[FIRST]))[EGRESS] == 0
         await _delete(user, id)
     await cloud.assert_clean()
@@ -330,7 +330,7 @@ def _database(cloud: OneProcess) -> Database:
 
 async def _write(cloud: OneProcess, *statements: sa.Executable) -> None:
     await _database(cloud).write(lambda conn: [conn.execute(each).rowcount for each in statements] and None)
-    await mend(_database(cloud), 0)
+    await repair_counters(_database(cloud), 0)
 
 
 async def _is_bound(cloud: OneProcess, user: Caller, id: str, port: dict[str, Any], provider: str, kbps: int) -> None:

@@ -471,8 +471,8 @@ async def test_the_audit_names_a_host_that_has_less_than_is_used(cloud: Cloud, u
             "kind": "oversold",
             "subject": host,
             "message": f"The node {host} has a capacity of {2000 - reserved} MEMORY_MB (total 2000, reserved "
-            f"{reserved}, allocation ratio 1), and 2048 are used. Migrate servers away, give the host back what it "
-            "lost, or raise the allocation ratio.",
+            f"{reserved}, allocation ratio 1), and 2048 are used.",
+            "advice": "Migrate servers away, give the host back what it lost, or raise the allocation ratio.",
         }
     ]
 

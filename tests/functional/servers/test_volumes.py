@@ -428,7 +428,7 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
     found = {each["subject"]: each["message"] for each in findings}
     assert set(found) == {leaked, lost, unseen}
     assert stranger in found[leaked] and "gone" in found[leaked]
-    assert "no such attachment" in found[lost] and "has it not" in found[unseen]
+    assert "no such attachment" in found[lost] and "does not have the volume" in found[unseen]
     [repair] = [repair for each in findings for repair in each.get("repairs", ())]
     assert made in await run_repair(cloud.process, repair)
     assert await run_repair(cloud.process, repair) == ""

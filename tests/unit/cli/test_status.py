@@ -62,14 +62,14 @@ def test_a_lost_connection_is_shown() -> None:
 def test_periodic_jobs_are_shown_with_their_last_run() -> None:
     seen = found()
     seen["periodic_jobs"] = [
-        {"name": "mend", "began_seconds_ago": 130.0, "ended_seconds_ago": 128.5, "error": ""},
+        {"name": "repair_counters", "began_seconds_ago": 130.0, "ended_seconds_ago": 128.5, "error": ""},
         {"name": "purge", "began_seconds_ago": 30.0, "ended_seconds_ago": None, "error": ""},
         {"name": "usage_audit", "began_seconds_ago": 7300.0, "ended_seconds_ago": 7300.0, "error": "Unavailable: no"},
     ]
     lines = summarise(seen)
     start = lines.index("periodic jobs:")
     assert lines[start + 1 : start + 4] == [
-        "  mend               last run 2 min ago, took 2 s",
+        "  repair_counters    last run 2 min ago, took 2 s",
         "  purge              begun 30 s ago, not ended",
         "  usage_audit        last run 2 h ago, took 0 s, FAILED: Unavailable: no",
     ]

@@ -55,7 +55,7 @@ SEEN_BY_NO_MEMBER = {
     "api/compute/hypervisors.py": "only admins see hypervisors",
     "conductor/findings/claims.py": "the answer to an operator who repairs",
     "conductor/findings/guests.py": "the answer to an operator who repairs",
-    "conductor/findings/strangers.py": "the answer to an operator who repairs",
+    "conductor/findings/misplaced_guests.py": "the answer to an operator who repairs",
     "conductor/host_users.py": "the answer to a message of a host",
     "db/aggregates.py": "only admins manage aggregates",
     "db/node_reports.py": "the answer to a host's report",

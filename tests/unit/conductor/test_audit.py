@@ -42,15 +42,15 @@ async def test_only_the_members_of_a_group_are_read_to_correct_it(database: Data
     def note(conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         read.append((statement, parameters))
 
-    def mend(conn: sa.Connection) -> list[allocation_audit.Drift]:
+    def repair(conn: sa.Connection) -> list[allocation_audit.Drift]:
         sa.event.listen(conn, "before_cursor_execute", note)
-        return allocation_audit.mend_group(conn, "g1")
+        return allocation_audit.repair_group(conn, "g1")
 
     def prepare(conn: sa.Connection) -> None:
         for group in ("g1", "g2"):
             conn.execute(server_group_hosts.insert(), {"group_uuid": group, "host": "h1", "members": 3})
 
     await database.write(prepare)
-    assert [(drift.where, drift.recorded) for drift in await database.write(mend)] == [("g1", 3)]
+    assert [(drift.where, drift.recorded) for drift in await database.write(repair)] == [("g1", 3)]
     assert read and all("g1" in str(parameters) for _, parameters in read), read
     assert [drift.where for drift in await database.read(allocation_audit.audit)] == ["g2"]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs, PeriodicJob
+from micronova.conductor.jobs import PURGE_INTERVAL, REPAIR_INTERVAL, Jobs, PeriodicJob
 from micronova.db import allocation_audit, allocations, periodic_jobs, retention
 from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
@@ -27,19 +27,19 @@ def _jobs(database: Database, clock: ManualClock, owner: str, keep_deleted: floa
     return Jobs(database, clock, owner=owner, keep_finished=100.0, keep_deleted=keep_deleted)
 
 
-async def test_three_conductors_mend_once(database: Database) -> None:
+async def test_three_conductors_repair_once(database: Database) -> None:
     clock = ManualClock()
     conductors = [_jobs(database, clock, owner) for owner in "abc"]
     for each in conductors:
         each.start()
     try:
         for count in (1, 2):
-            await clock.advance(MEND_INTERVAL)
+            await clock.advance(REPAIR_INTERVAL)
             async with asyncio.timeout(60):
-                while database.statistics.by_function.get("_drifted", 0) < count:
+                while database.statistics.by_function.get("_needed_repairs", 0) < count:
                     await asyncio.sleep(0.01)
             await database.write(lambda conn: None)  # the writer is done with what the conductors asked for
-            assert database.statistics.by_function["_drifted"] == count
+            assert database.statistics.by_function["_needed_repairs"] == count
     finally:
         await asyncio.gather(*(each.stop() for each in conductors))
 
@@ -70,7 +70,7 @@ async def test_the_last_run_is_recorded(database: Database) -> None:
         await jobs.stop()
 
 
-async def test_what_is_right_when_it_is_locked_is_not_mended(
+async def test_what_is_right_when_it_is_locked_is_not_repaired(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found without locks may be a claim or a delete under way; allocations may have no inventory."""
@@ -86,8 +86,8 @@ async def test_what_is_right_when_it_is_locked_is_not_mended(
     before = await database.read(used)
     with monkeypatch.context() as patched:
         patched.setattr(allocation_audit, "audit", lambda conn: under_way)
-        await _jobs(database, ManualClock(), "a").mend()
-    assert "mended: allocation" not in caplog.text
+        await _jobs(database, ManualClock(), "a").repair_counters()
+    assert "had drifted: allocation" not in caplog.text
     assert await database.read(used) == before
     assert list(await database.read(allocations.get_many, ["i-1"])) == ["i-1"]
 

@@ -536,7 +536,7 @@ async def test_the_use_of_volumes_is_recorded_together(database: Database) -> No
 
 MIGRATIONS: dict[str, tuple[Callable[[sa.Connection], Any], int]] = {
     # Those that are open, which are looked at twice.
-    "mend": (allocation_audit.audit, 2 * SERVERS // 1000),
+    "repair_counters": (allocation_audit.audit, 2 * SERVERS // 1000),
     "a page of a project without any": (
         lambda conn: server_migrations.list_page(conn, {"project_id": "none"}, limit=50),
         0,

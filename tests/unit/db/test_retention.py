@@ -101,14 +101,14 @@ async def test_only_finished_operations_go(database: Database) -> None:
 
 async def test_one_conductor_claims_a_job(database: Database) -> None:
     interval = 100
-    assert await database.write(periodic_jobs.claim, "mend", "a", 1_000, interval)
-    assert not await database.write(periodic_jobs.claim, "mend", "b", 1_000, interval)
+    assert await database.write(periodic_jobs.claim, "repair_counters", "a", 1_000, interval)
+    assert not await database.write(periodic_jobs.claim, "repair_counters", "b", 1_000, interval)
     assert await database.write(periodic_jobs.claim, "purge", "b", 1_000, interval)
-    assert not await database.write(periodic_jobs.claim, "mend", "a", 1_099, interval)
-    assert await database.write(periodic_jobs.claim, "mend", "b", 1_100, interval)
-    assert not await database.write(periodic_jobs.claim, "mend", "a", 1_101, interval)
+    assert not await database.write(periodic_jobs.claim, "repair_counters", "a", 1_099, interval)
+    assert await database.write(periodic_jobs.claim, "repair_counters", "b", 1_100, interval)
+    assert not await database.write(periodic_jobs.claim, "repair_counters", "a", 1_101, interval)
 
 
 async def test_a_claim_by_a_clock_far_ahead_does_not_stop_a_job(database: Database) -> None:
-    assert await database.write(periodic_jobs.claim, "mend", "ahead", 1_000_000, 100)
-    assert await database.write(periodic_jobs.claim, "mend", "right", 1_000, 100)
+    assert await database.write(periodic_jobs.claim, "repair_counters", "ahead", 1_000_000, 100)
+    assert await database.write(periodic_jobs.claim, "repair_counters", "right", 1_000, 100)

@@ -236,14 +236,14 @@ async def test_who_claims_nothing_of_a_node_is_a_member_there(database: Database
     assert await database.read(group_members.by_host, "g") == {}
 
 
-async def test_members_of_groups_are_mended(database: Database) -> None:
+async def test_members_of_groups_are_repaired(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud, "ab", 4, "g")
     await database.write(add_group, "g", "anti-affinity")
     group = a_group("g", "anti-affinity", 2)
     await database.write(claim_rows.claim, [a_claim("i0", "a", server_group=group)], now=1)
     await database.write(group_members.count, "g", {"a": 1, "b": 1})
-    wrong = await database.write(allocation_audit.mend_group, "g")
+    wrong = await database.write(allocation_audit.repair_group, "g")
     assert {(drift.what, drift.recorded, drift.actual) for drift in wrong} == {("a", 2, 1), ("b", 1, 0)}
     assert await database.read(group_members.by_host, "g") == {"a": 1}
     assert await database.read(allocation_audit.audit) == []
@@ -273,7 +273,7 @@ async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
     assert await database.read(group_members.by_host, "g") == {"b": 2}
 
 
-async def test_audit_finds_and_mends_drift(database: Database) -> None:
+async def test_audit_finds_and_repairs_drift(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud, "ab", 1)
     await database.write(claim_rows.claim, [a_claim("i0", "a"), a_claim("stranger", "b")], now=1)
@@ -286,7 +286,7 @@ async def test_audit_finds_and_mends_drift(database: Database) -> None:
     [oversold] = await database.read(allocation_audit.oversold)
     assert (oversold.host, oversold.resource_class, oversold.used, oversold.capacity) == ("a", "VCPU", 77, 4)
     for node in ("node-a", "node-b"):
-        await database.write(allocation_audit.mend, node, 2)
+        await database.write(allocation_audit.repair_used, node, 2)
     assert await database.read(used) == {"a": 1, "b": 1}
     assert {drift.kind for drift in await database.read(allocation_audit.audit)} == {"orphan"}
 
@@ -395,16 +395,16 @@ async def test_a_moving_instance_holds_both_places(database: Database) -> None:
     assert len((await database.read(held_cpus))["a"]) == 2 and await database.read(nothing_wrong)
 
 
-async def test_wrong_topologies_are_mended(database: Database) -> None:
+async def test_wrong_topologies_are_repaired(database: Database) -> None:
     await make_tables(database)
     await database.write(numa_cloud)
     await database.write(claim_rows.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
     right = await database.read(held_cpus)
     await database.write(_empty_topology)
     assert not await database.read(nothing_wrong)
-    assert await database.write(topologies.mend, "node-a", 3)
+    assert await database.write(topologies.repair_held, "node-a", 3)
     assert await database.read(held_cpus) == right and await database.read(nothing_wrong)
-    assert not await database.write(topologies.mend, "node-a", 4)
+    assert not await database.write(topologies.repair_held, "node-a", 4)
 
 
 def _empty_topology(conn: sa.Connection) -> None:
@@ -532,7 +532,7 @@ async def test_topologies_of_nobody_are_released(database: Database) -> None:
     await database.write(numa_cloud)
     await database.write(claim_rows.claim, [a_claim("stranger", "a", PINNED, topology=pinned())], now=2)
     await database.write(_without_amounts, "stranger")
-    assert [line for line in await counters.mend(database, 3) if "orphan of stranger" in line]
+    assert [line for line in await counters.repair_counters(database, 3) if "orphan of stranger" in line]
     assert (await database.read(held_cpus))["a"] == () and await database.read(nothing_wrong)
 
 

@@ -1,13 +1,12 @@
 """Claims: what hosts have less than their servers hold, and servers that hold it elsewhere."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.findings.counters import held_repair
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.counters import wrong_topology
+from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.db import allocation_audit, topologies
 from micronova.db import allocations as allocation_rows
 from micronova.db import instances as instance_rows
@@ -22,23 +21,31 @@ from micronova.objects.operations import BIND_PORTS
 from micronova.objects.pci_devices import Alias
 from micronova.objects.port_resources import PortResources
 from micronova.objects.scheduling import Selection
-from micronova.objects.topology import TopologyUse
 
-MOST_PARTS = 20
-"""NUMA cells and devices that a message names."""
+
+class PartsOf(msgspec.Struct, frozen=True):
+    """The CPUs and devices that a consumer holds without a claim."""
+
+    consumer: str
+
+
+class ClaimOf(msgspec.Struct, frozen=True):
+    """The claim of a server."""
+
+    server: str
 
 
 def oversold(each: allocation_audit.Oversold) -> Finding:
     """Say of what a node has less than is used. Operations do not matter: no claim takes what is not there."""
     if each.host is not None:
-        where, mend = "node", "Migrate servers away, give the host back what it lost, or raise the allocation ratio."
+        where, advice = "node", "Migrate servers away, give the host back what it lost, or raise the allocation ratio."
     else:
-        where, mend = "resource provider", "Move its consumers away, or give it back what it lost."
+        where, advice = "resource provider", "Move its consumers away, or give it back what it lost."
     message = (
         f"The {where} {each.provider} has a capacity of {each.capacity} {each.resource_class} (total {each.total}, "
-        f"reserved {each.reserved}, allocation ratio {each.ratio:g}), and {each.used} are used. {mend}"
+        f"reserved {each.reserved}, allocation ratio {each.ratio:g}), and {each.used} are used."
     )
-    return Finding(kind="oversold", subject=each.host or each.provider, message=message)
+    return Finding(kind="oversold", subject=each.host or each.provider, message=message, advice=advice)
 
 
 def topologies_of(conn: sa.Connection, busy: set[str]) -> list[Finding]:
@@ -63,16 +70,13 @@ def topologies_of(conn: sa.Connection, busy: set[str]) -> list[Finding]:
             for each in lacking(node.topology, node.claimed)
         ]
         if node.held != node.claimed:
-            parts = _differing_parts(node.held, node.claimed)
-            message = f"The record of held NUMA cells and devices differs from the claims: {parts}."
-            repairs = (held_repair(node.node_uuid),)
-            findings.append(Finding(kind="topology", subject=subject, message=message, repairs=repairs))
+            findings.append(wrong_topology(node, subject))
         findings += [
             Finding(
                 kind="topology",
                 subject=uuid,
                 message=f"CPUs or devices of {subject} are held without a claim.",
-                repairs=(Repair(name="parts", text="Release these CPUs and devices.", about={"consumer": uuid}),),
+                repairs=(offer("parts", PartsOf(uuid), "Release these CPUs and devices."),),
             )
             for uuid in node.consumers
             if (uuid, node.node_uuid) not in holding and uuid not in busy
@@ -94,17 +98,6 @@ def topologies_of(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     return findings
 
 
-def _differing_parts(held: TopologyUse, claimed: TopologyUse) -> str:
-    """Name the first of the cells and devices of which one use says something else than the other."""
-    cells = {id for id in held.cells.keys() | claimed.cells.keys() if held.cells.get(id) != claimed.cells.get(id)}
-    devices = set(held.devices) ^ set(claimed.devices)
-    for mine, other in ((held.parents, claimed.parents), (held.mdevs, claimed.mdevs)):
-        devices |= {id for id in mine.keys() | other.keys() if mine.get(id) != other.get(id)}
-    parts = [*(f"NUMA cell {id}" for id in sorted(cells)), *(f"device {id}" for id in sorted(devices))]
-    more = f" and {len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else ""
-    return f"{', '.join(parts[:MOST_PARTS])}{more}"
-
-
 def misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     """Return servers whose allocations are not on the node that they run on."""
     held: dict[str, set[str]] = {}
@@ -116,54 +109,49 @@ def misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     for uuid, node in conn.execute(sa.select(instances.c.uuid, instances.c.node_uuid)):
         expected = {node} if node else set()
         if uuid not in busy and held.get(uuid, set()) != expected:
+            wanted = f"Claim on {node} what the flavor and the ports need, and release everything else."
             findings.append(
                 Finding(
                     kind="allocation",
                     subject=uuid,
                     message=f"The server is on {node or 'no node'} and holds resources on "
                     f"{', '.join(sorted(held.get(uuid, ()))) or 'none'}.",
-                    repairs=(
-                        Repair(
-                            name="claim",
-                            text=f"Let the server hold what it asks for of {node}, and nothing else."
-                            if node
-                            else "Release what the server holds.",
-                            about={"server": uuid},
-                        ),
-                    ),
+                    repairs=(offer("claim", ClaimOf(uuid), wanted if node else "Release what the server holds."),),
                 )
             )
     return findings
 
 
-async def _repair_parts(means: Means, about: dict[str, Any]) -> str:
-    consumer: str = about["consumer"]
+async def _release_parts(dependencies: RepairDependencies, about: PartsOf) -> str:
+    consumer = about.consumer
 
     def release(conn: sa.Connection) -> bool:
         allocation_rows.lock_instances(conn, [consumer])
         refuse_busy(conn, consumer)
         if allocation_rows.get_many(conn, [consumer]) or not topologies.assignments_of(conn, [consumer]):
             return False
-        topologies.release(conn, consumer, means.now())
+        topologies.release(conn, consumer, dependencies.now())
         return True
 
-    return f"released CPUs and devices of {consumer}" if await means.database.write(release) else ""
+    return f"released CPUs and devices of {consumer}" if await dependencies.database.write(release) else ""
 
 
-async def _repair_claim(means: Means, about: dict[str, Any]) -> str:
-    server: str = about["server"]
-    ports, operation = await ports_of(means, server), new_uuid(means.random)
-    return await means.database.write(claim_anew, server, ports, operation, means.aliases, means.now())
+async def _claim_anew(dependencies: RepairDependencies, about: ClaimOf) -> str:
+    server = about.server
+    ports, operation = await ports_of(dependencies, server), new_uuid(dependencies.random)
+    return await dependencies.database.write(
+        claim_anew, server, ports, operation, dependencies.aliases, dependencies.now()
+    )
 
 
-async def ports_of(means: Means, server: str) -> tuple[PortResources, ...]:
+async def ports_of(dependencies: RepairDependencies, server: str) -> tuple[PortResources, ...]:
     """Return what the ports of a server ask of its host now; raise Unavailable if nobody can be asked."""
-    row = await means.database.read(instance_rows.get_existing, server)
+    row = await dependencies.database.read(instance_rows.get_existing, server)
     if not row["network_info"]:
         return ()
-    if means.network is None:
+    if dependencies.network is None:
         raise Unavailable(f"Server {server} has ports, and no network service is configured here to ask about them.")
-    return await means.network.resources_of_server(server)
+    return await dependencies.network.resources_of_server(server)
 
 
 def claim_anew(
@@ -205,4 +193,4 @@ def claim_anew(
     return f"server {server} holds what it asks for of node {row['node_uuid']}"
 
 
-REPAIRS: dict[str, Repairer] = {"parts": _repair_parts, "claim": _repair_claim}
+REPAIRS: Repairs = {"parts": RepairKind(PartsOf, _release_parts), "claim": RepairKind(ClaimOf, _claim_anew)}

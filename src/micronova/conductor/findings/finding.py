@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Unavailable
 from micronova.objects.pci_devices import Alias
 
-UNASKED = "unasked"
+NOT_COMPARED = "unasked"
 """The kind of a finding that says what could not be asked."""
 
 
@@ -27,7 +27,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str  # a key of `REPAIRS` in `conductor/repairs.py`
     text: str  # what it does
-    about: dict[str, str | int] = {}  # what it is done to
+    about: dict[str, str | int] = {}  # what it is done to: the fields of the struct of its `RepairKind`
     destroys: bool = False  # data may be lost: it is done only if somebody asks for just this
 
 
@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(kw_only=True)
-class Means:
+class RepairDependencies:
     """What repairs are made with."""
 
     database: Database
@@ -65,8 +65,23 @@ class Means:
         return self.compute
 
 
-Repairer = Callable[[Means, dict[str, Any]], Awaitable[str]]
-"""Makes a repair, and returns what it has changed; "" if there was nothing to do any more."""
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class RepairKind(Generic[A]):
+    """A kind of repairs, by a name in the table `REPAIRS` of its module."""
+
+    about: type[A]  # what each is done to
+    run: Callable[[RepairDependencies, A], Awaitable[str]]  # returns what it has changed; "" if nothing is to be done
+
+
+Repairs = Mapping[str, RepairKind[Any]]
+
+
+def offer(name: str, about: msgspec.Struct, text: str, *, destroys: bool = False) -> Repair:
+    """Return a repair, which operators are asked about by its text."""
+    return Repair(name=name, text=text, about=msgspec.to_builtins(about), destroys=destroys)
 
 
 def refuse_busy(conn: sa.Connection, server: str) -> None:

@@ -1,14 +1,15 @@
 """Guests, as hosts really have them, compared with servers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor import power_changes
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
-from micronova.conductor.findings.servers import Recorded, Servers, look_inside, set_to_error
+from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
+from micronova.conductor.findings.servers import Recorded, Servers, set_to_error
 from micronova.conductor.host_guests import guests_of_all, no_progress
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
@@ -21,8 +22,22 @@ from micronova.objects.errors import Conflict
 from micronova.objects.orders import Guest, PowerChange
 
 
+class GuestOnHost(msgspec.Struct, frozen=True):
+    """A server, and the host that it is recorded on."""
+
+    server: str
+    host: str
+
+
+ReadServers = Callable[[sa.Connection, float], Servers]
+"""Returns what the database knows of servers; they are left alone if they have changed since a time."""
+
+
 def compare_guests(host: str, guests: tuple[Guest, ...], servers: Servers) -> list[Finding]:
-    """Return servers without a guest on this host, and guests that it has lost; `strangers` are found elsewhere."""
+    """Return servers without a guest on this host, and guests that it has lost.
+
+    Guests that do not belong to the host are in `misplaced_guests.py`.
+    """
     recorded, busy = servers.by_host.get(host, {}), servers.busy
     held = {guest.uuid for guest in guests}
     findings = [
@@ -36,11 +51,7 @@ def compare_guests(host: str, guests: tuple[Guest, ...], servers: Servers) -> li
     ]
     for uuid, server in recorded.items():
         if uuid not in held and uuid not in busy and server.vm_state in states.NEEDS_GUEST:
-            repair = Repair(
-                name="lost_guest",
-                text="Set the server to ERROR, with this as the reason.",
-                about={"server": uuid, "host": host},
-            )
+            repair = offer("lost_guest", GuestOnHost(uuid, host), "Set the server to ERROR, with this as the reason.")
             message = f"{host} has no guest for a server that is {server.vm_state}."
             findings.append(Finding(kind="guest", subject=uuid, message=message, repairs=(repair,)))
     return findings
@@ -61,17 +72,22 @@ def not_removed(host: str, guests: tuple[Guest, ...], servers: Servers, before: 
     return findings
 
 
-class Looks:
+class PowerStateComparison:
     """Compares guests with their servers, and looks twice: hosts report power changes a moment after they happen."""
 
     def __init__(
-        self, database: Database, compute: ComputeAPI, clock: Clock, service_down_time: float, undisturbed: float
+        self,
+        database: Database,
+        compute: ComputeAPI,
+        clock: Clock,
+        service_down_time: float,
+        read_servers: ReadServers,
     ) -> None:
         self._database = database
         self._compute = compute
         self._clock = clock
         self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
-        self._undisturbed = undisturbed
+        self._read_servers = read_servers
 
     async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> list[Finding]:
         """Return guests that differ from their servers for longer than a report takes."""
@@ -81,7 +97,7 @@ class Looks:
         await self._clock.sleep(self._pause)
         begun = self._clock.now()
         again = await guests_of_all(self._compute, sorted({host for host, _ in first}), no_progress)
-        _, then = await self._database.snapshot(look_inside, begun, self._undisturbed)
+        then = await self._database.snapshot(self._read_servers, begun)
         second = _differing(again, then)
         by_hand = await self._database.read(_set_by_hand, sorted({uuid for _, uuid in second}))
         return [
@@ -89,19 +105,13 @@ class Looks:
                 kind="guest",
                 subject=uuid,
                 message=difference.message,
-                repairs=(
-                    Repair(
-                        name="power",
-                        text="Record the power state that the guest has.",
-                        about={"server": uuid, "host": host},
-                    ),
-                )
-                if difference.of_power
+                repairs=(offer("power", GuestOnHost(uuid, host), "Record the power state that the guest has."),)
+                if difference.can_be_recorded
                 else (),
-                advice="" if difference.of_power else difference.advice,
+                advice="" if difference.can_be_recorded else difference.advice,
             )
             for (host, uuid), difference in second.items()
-            if first.get((host, uuid)) == difference and not (difference.of_vm_state and uuid in by_hand)
+            if first.get((host, uuid)) == difference and not (difference.may_be_set_by_admin and uuid in by_hand)
         ]
 
 
@@ -109,8 +119,8 @@ class _Difference(NamedTuple):
     """In what a guest differs from its server."""
 
     message: str
-    of_vm_state: bool  # the power state is known, and the vm state is another: somebody may have set it
-    of_power: bool = False  # the server can be set to what its guest is
+    may_be_set_by_admin: bool  # the power state is known, and the vm state is another
+    can_be_recorded: bool = False  # the server can be set to what its guest is
     advice: str = "Reboot the server with the type HARD."
 
 
@@ -147,7 +157,7 @@ def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None
         return _Difference(
             f"The guest on {host} has {size[0]} CPUs and {size[1]} MB, and a guest of the server's flavor has "
             f"{server.size.cpus} CPUs and {server.size.memory_mb} MB.",
-            of_vm_state=False,
+            may_be_set_by_admin=False,
             advice="Migrate the server, or resize it: its guest is then built as its flavor says.",
         )
     follows = states.after_power_change(server.vm_state, guest.power_state) == server.vm_state
@@ -156,24 +166,24 @@ def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None
     power = power_state.NAMES.get(guest.power_state, str(guest.power_state))
     return _Difference(
         f"The guest on {host} is {power}, and the server is {server.vm_state}.",
-        of_vm_state=guest.power_state == server.power_state,
-        of_power=not follows,
+        may_be_set_by_admin=guest.power_state == server.power_state,
+        can_be_recorded=not follows,
     )
 
 
 # --- repairs ---
 
 
-async def guest_on(means: Means, host: str, server: str) -> Guest | None:
+async def guest_on(dependencies: RepairDependencies, host: str, server: str) -> Guest | None:
     """Ask a host for its guest of a server; raise what its silence raises."""
-    for guest in await means.hosts().list_guests(Context(request_id="req-repair"), host):
+    for guest in await dependencies.hosts().list_guests(Context(request_id="req-repair"), host):
         if guest.uuid == server:
             return guest
     return None
 
 
-async def _repair_lost_guest(means: Means, about: dict[str, Any]) -> str:
-    server, host, now = about["server"], about["host"], means.now()
+async def _set_to_error(dependencies: RepairDependencies, about: GuestOnHost) -> str:
+    server, host, now = about.server, about.host, dependencies.now()
 
     def record(conn: sa.Connection, epoch: int) -> str:
         row = instance_rows.lock_existing(conn, server)
@@ -182,18 +192,18 @@ async def _repair_lost_guest(means: Means, about: dict[str, Any]) -> str:
             return ""
         return set_to_error(conn, server, f"Its host {host} has no guest of this server any more.", now)
 
-    before = await means.database.read(instance_rows.get_existing, server)
-    if await guest_on(means, host, server) is not None:
+    before = await dependencies.database.read(instance_rows.get_existing, server)
+    if await guest_on(dependencies, host, server) is not None:
         return ""
-    return await means.database.write(record, before["epoch"])
+    return await dependencies.database.write(record, before["epoch"])
 
 
-async def _repair_power(means: Means, about: dict[str, Any]) -> str:
-    server, host = about["server"], about["host"]
-    guest = await guest_on(means, host, server)
+async def _record_power_state(dependencies: RepairDependencies, about: GuestOnHost) -> str:
+    server, host = about.server, about.host
+    guest = await guest_on(dependencies, host, server)
     if guest is None:
         raise Conflict(f"{host} has no guest of server {server} any more.")
-    return await means.database.write(_follow_guest, host, guest, means.now())
+    return await dependencies.database.write(_follow_guest, host, guest, dependencies.now())
 
 
 def _follow_guest(conn: sa.Connection, host: str, guest: Guest, now: int) -> str:
@@ -209,4 +219,7 @@ def _follow_guest(conn: sa.Connection, host: str, guest: Guest, now: int) -> str
     return f"server {guest.uuid} is {follows}, as its guest on {host} is"
 
 
-REPAIRS: dict[str, Repairer] = {"lost_guest": _repair_lost_guest, "power": _repair_power}
+REPAIRS: Repairs = {
+    "lost_guest": RepairKind(GuestOnHost, _set_to_error),
+    "power": RepairKind(GuestOnHost, _record_power_state),
+}

@@ -2,11 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.finding import (
+    Finding,
+    Repair,
+    RepairDependencies,
+    RepairKind,
+    Repairs,
+    offer,
+    refuse_busy,
+)
+from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
 from micronova.db.tables import block_devices, instances, operations
@@ -21,6 +31,13 @@ IMAGES_TOGETHER = 20
 """Images that it is asked for at the same time."""
 PAGE = 1000
 """Shelved servers that are read at once."""
+
+
+class ImageOfServer(msgspec.Struct, frozen=True):
+    """An image that was made of a server."""
+
+    image: str
+    server: str
 
 
 class MadeImages(Protocol):
@@ -83,7 +100,7 @@ async def _unfilled(images: _AskedImages, failed: Mapping[str, str]) -> list[Fin
     ]
 
 
-_BUSY = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
+_BUSY = operation_rows.busy_servers()
 _IMAGE = instances.c.system_metadata[shelved.SHELVED_IMAGE].as_string()
 _BOOTS_FROM_VOLUME = sa.exists().where(
     block_devices.c.instance_uuid == instances.c.uuid,
@@ -154,27 +171,29 @@ async def _wrong_shelved_images(images: _AskedImages, database: Database) -> lis
 
 
 def _delete(image: str, server: str) -> Repair:
-    return Repair(name="image", text=f"Delete image {image}.", about={"image": image, "server": server})
+    return offer("image", ImageOfServer(image, server), f"Delete image {image}.")
 
 
-async def _repair_image(means: Means, about: dict[str, Any]) -> str:
-    image, server = about["image"], about["server"]
+async def _delete_image(dependencies: RepairDependencies, about: ImageOfServer) -> str:
+    image, server = about.image, about.server
 
     def needed(conn: sa.Connection) -> bool:
         refuse_busy(conn, server)
         return conn.execute(sa.select(instances.c.uuid).where(image == _IMAGE)).first() is not None
 
-    if means.images is None:
+    if dependencies.images is None:
         raise Unavailable("There is no image service.")
-    if await means.database.read(needed):
+    if await dependencies.database.read(needed):
         raise Conflict(f"A shelved server needs image {image}: it stays.")
-    if image not in await means.database.read(_failed_images) | await means.database.read(_needless_images):
+    if image not in await dependencies.database.read(_failed_images) | await dependencies.database.read(
+        _needless_images
+    ):
         return ""
     try:
-        await means.images.delete_made(image)
+        await dependencies.images.delete_made(image)
     except NotFound:
         return ""
     return f"deleted image {image}"
 
 
-REPAIRS: dict[str, Repairer] = {"image": _repair_image}
+REPAIRS: Repairs = {"image": RepairKind(ImageOfServer, _delete_image)}

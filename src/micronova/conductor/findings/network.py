@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.conductor.findings.servers import Servers
 from micronova.db import instances
 from micronova.objects.errors import Conflict, Unavailable
 
 MOST, LONGEST = 100, 1000
 """Faults of one agent that are findings, and characters of each."""
+
+
+class PortsOfServer(msgspec.Struct, frozen=True):
+    """The ports of a server that is gone."""
+
+    server: str
 
 
 class Ports(Protocol):
@@ -34,10 +41,10 @@ def compare_ports(listed: Sequence[dict[str, Any]], servers: Servers) -> list[Fi
             subject=id,
             message=f"The port belongs to server {server}, which is gone.",
             repairs=(
-                Repair(
-                    name="ports",
-                    text=f"Remove the ports of server {server}: those made for it are deleted, others are unbound.",
-                    about={"server": server},
+                offer(
+                    "ports",
+                    PortsOfServer(server),
+                    f"Remove the ports of server {server}: those made for it are deleted, others are unbound.",
                 ),
             ),
         )
@@ -45,8 +52,8 @@ def compare_ports(listed: Sequence[dict[str, Any]], servers: Servers) -> list[Fi
     ]
 
 
-async def _repair_ports(means: Means, about: dict[str, Any]) -> str:
-    server: str = about["server"]
+async def _remove_ports(dependencies: RepairDependencies, about: PortsOfServer) -> str:
+    server = about.server
 
     def refuse_known(conn: sa.Connection) -> None:
         refuse_busy(conn, server)
@@ -54,16 +61,16 @@ async def _repair_ports(means: Means, about: dict[str, Any]) -> str:
             raise Conflict(f"There is a server {server}: its ports stay.")
 
     async def check() -> None:
-        await means.database.read(refuse_known)
+        await dependencies.database.read(refuse_known)
 
-    if means.network is None:
+    if dependencies.network is None:
         raise Unavailable("There is no network service.")
     await check()
-    await means.network.deallocate(server, check=check)
+    await dependencies.network.deallocate(server, check=check)
     return f"removed the ports of server {server}"
 
 
-REPAIRS: dict[str, Repairer] = {"ports": _repair_ports}
+REPAIRS: Repairs = {"ports": RepairKind(PortsOfServer, _remove_ports)}
 
 
 def compare_agents(agents: Sequence[dict[str, Any]], up: Sequence[str]) -> list[Finding]:

@@ -3,15 +3,22 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.findings.claims import misplaced, oversold, topologies_of
-from micronova.conductor.findings.counters import drifted_counters
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
-from micronova.db import allocation_audit, server_migrations
+from micronova.conductor.findings.finding import (
+    Finding,
+    Repair,
+    RepairDependencies,
+    RepairKind,
+    Repairs,
+    offer,
+    refuse_busy,
+)
 from micronova.db import allocations as allocation_rows
 from micronova.db import instances as instance_rows
 from micronova.db import operations as operation_rows
+from micronova.db import server_migrations
 from micronova.db.tables import (
     allocations,
     compute_nodes,
@@ -19,11 +26,24 @@ from micronova.db.tables import (
     departures,
     instances,
     migrations,
-    operations,
 )
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.instance import InstanceChanges, fault_of
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A server."""
+
+    server: str
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """A migration, and its server."""
+
+    migration: str
+    server: str
+
 
 EMULATOR_THREADS: Final = "hw:emulator_threads_policy"
 
@@ -57,10 +77,9 @@ class Servers:
     """What the database knows of servers, for the comparison with hypervisors and ports."""
 
     def __init__(self, conn: sa.Connection, begun: int) -> None:
-        open_operations = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
         gone = sa.select(deleted_instances.c.uuid).where(deleted_instances.c.deleted_at >= begun)
         # Servers that are left alone: an operation works on them, or they changed while others were asked.
-        self.busy = set(conn.execute(open_operations).scalars()) | set(conn.execute(gone).scalars())
+        self.busy = operation_rows.busy_server_ids(conn) | set(conn.execute(gone).scalars())
         self.known: set[str] = set()
         self.by_host: dict[str, dict[str, Recorded]] = {}  # host -> server
         # (host, server) -> the epoch up to which the host has to remove its guest, and since when
@@ -70,10 +89,12 @@ class Servers:
         self.kept: dict[str, set[str]] = {}  # host -> servers that left it, whose guests it keeps for a revert
 
 
-def look_inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list[Finding], Servers]:
-    """Return the contradictions within the database, and what it knows of servers."""
+def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Servers]:
+    """Return servers and migrations that nobody continues, and what the database knows of servers.
+
+    Servers that have changed since a time are left alone.
+    """
     findings: list[Finding] = []
-    since = micros(begun)
     servers = Servers(conn, since)
     busy = servers.busy
     columns = (
@@ -108,33 +129,32 @@ def look_inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[
                 )
             )
         elif row.vm_state == states.ERROR and not row.fault:
-            repair = Repair(
-                name="fault", text="Record a fault that says that the reason is not known.", about={"server": row.uuid}
-            )
+            text = "Record a fault that says that the reason is not known."
             findings.append(
                 Finding(
                     kind="fault",
                     subject=row.uuid,
                     message="The server is in ERROR without a fault.",
-                    repairs=(repair,),
+                    repairs=(offer("fault", Server(row.uuid), text),),
                 )
             )
         elif row.vm_state in states.NEEDS_GUEST and row.host is None:
+            text = "Set the server to ERROR, so that its owner can delete it."
             findings.append(
                 Finding(
                     kind="host",
                     subject=row.uuid,
                     message=f"The server is {row.vm_state} and has no host.",
-                    repairs=(
-                        Repair(
-                            name="no_host",
-                            text="Set the server to ERROR, so that its owner can delete it.",
-                            about={"server": row.uuid},
-                        ),
-                    ),
+                    repairs=(offer("no_host", Server(row.uuid), text),),
                 )
             )
-    findings += [
+    findings += _unfinished_moves(conn, servers)
+    return findings, servers
+
+
+def late_operations(conn: sa.Connection, since: int, undisturbed: float) -> list[Finding]:
+    """Return operations past their deadline, although a conductor has worked undisturbed for so many seconds."""
+    return [
         Finding(
             kind="operation",
             subject=row["id"],
@@ -143,12 +163,6 @@ def look_inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[
         )
         for row in operation_rows.list_late(conn, since, micros(undisturbed))
     ]
-    findings += drifted_counters(conn, busy)
-    findings += [oversold(each) for each in allocation_audit.oversold(conn)]
-    findings += topologies_of(conn, busy)
-    findings += misplaced(conn, busy)
-    findings += _unfinished_moves(conn, servers)
-    return findings, servers
 
 
 def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
@@ -165,11 +179,8 @@ def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
             continue
         if migration["status"] != migration_states.FINISHED or uuid not in servers.known:
             message = f"The migration of server {uuid} is {migration['status']} and no operation works on it."
-            repair = Repair(
-                name="migration",
-                text="Set the migration to error, and release what it holds.",
-                about={"migration": migration["uuid"], "server": uuid},
-            )
+            text = "Set the migration to error, and release what it holds."
+            repair = offer("migration", Migration(migration["uuid"], uuid), text)
             findings.append(Finding(kind="migration", subject=migration["uuid"], message=message, repairs=(repair,)))
             continue
         if held.get(migration["uuid"], set()) != {migration["source_node_uuid"]}:
@@ -186,11 +197,11 @@ def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
 
 def _reset(server: str, vm_state: str) -> Repair:
     text = "Set the server to ERROR." if vm_state == states.BUILDING else "Take the task state back."
-    return Repair(name="reset", text=text, about={"server": server})
+    return offer("reset", Server(server), text)
 
 
-async def _repair_reset(means: Means, about: dict[str, Any]) -> str:
-    return await means.database.write(_take_back_task, about["server"], means.now())
+async def _reset_server(dependencies: RepairDependencies, about: Server) -> str:
+    return await dependencies.database.write(_take_back_task, about.server, dependencies.now())
 
 
 def _take_back_task(conn: sa.Connection, server: str, now: int) -> str:
@@ -211,8 +222,8 @@ def set_to_error(conn: sa.Connection, server: str, reason: str, now: int) -> str
     return f"server {server} is in ERROR: {reason}"
 
 
-async def _repair_fault(means: Means, about: dict[str, Any]) -> str:
-    server, now = about["server"], means.now()
+async def _record_fault(dependencies: RepairDependencies, about: Server) -> str:
+    server, now = about.server, dependencies.now()
 
     def record(conn: sa.Connection) -> str:
         row = instance_rows.lock_existing(conn, server)
@@ -221,11 +232,11 @@ async def _repair_fault(means: Means, about: dict[str, Any]) -> str:
             return ""
         return set_to_error(conn, server, "The reason is not recorded.", now)
 
-    return await means.database.write(record)
+    return await dependencies.database.write(record)
 
 
-async def _repair_no_host(means: Means, about: dict[str, Any]) -> str:
-    server, now = about["server"], means.now()
+async def _end_without_host(dependencies: RepairDependencies, about: Server) -> str:
+    server, now = about.server, dependencies.now()
 
     def record(conn: sa.Connection) -> str:
         row = instance_rows.lock_existing(conn, server)
@@ -234,11 +245,11 @@ async def _repair_no_host(means: Means, about: dict[str, Any]) -> str:
             return ""
         return set_to_error(conn, server, "The server has no host.", now)
 
-    return await means.database.write(record)
+    return await dependencies.database.write(record)
 
 
-async def _repair_migration(means: Means, about: dict[str, Any]) -> str:
-    uuid, server, now = about["migration"], about["server"], means.now()
+async def _end_migration(dependencies: RepairDependencies, about: Migration) -> str:
+    uuid, server, now = about.migration, about.server, dependencies.now()
 
     def end(conn: sa.Connection) -> str:
         instance_rows.lock(conn, server)
@@ -250,12 +261,12 @@ async def _repair_migration(means: Means, about: dict[str, Any]) -> str:
         allocation_rows.release(conn, uuid, now=now)
         return f"migration {uuid} is in error and holds nothing"
 
-    return await means.database.write(end)
+    return await dependencies.database.write(end)
 
 
-REPAIRS: dict[str, Repairer] = {
-    "reset": _repair_reset,
-    "fault": _repair_fault,
-    "no_host": _repair_no_host,
-    "migration": _repair_migration,
+REPAIRS: Repairs = {
+    "reset": RepairKind(Server, _reset_server),
+    "fault": RepairKind(Server, _record_fault),
+    "no_host": RepairKind(Server, _end_without_host),
+    "migration": RepairKind(Migration, _end_migration),
 }

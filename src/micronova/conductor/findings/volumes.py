@@ -1,16 +1,17 @@
 """The part of the audit about volumes: the volume service's attachments, the servers' devices, and what guests have."""
 
 from collections.abc import Mapping, Set
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.db import instances as instance_rows
+from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
-from micronova.db.tables import block_devices, deleted_instances, instances, operations
+from micronova.db.tables import block_devices, deleted_instances, instances
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, Unavailable
@@ -18,6 +19,14 @@ from micronova.objects.orders import Guest
 
 ACCEPTED_WITHIN = 2.0
 """Seconds after which a request that reserves a volume is accepted or refused; then its reservation is looked for."""
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """An attachment of a volume to a server."""
+
+    attachment: str
+    server: str
+    volume: str
 
 
 class Attachments(Protocol):
@@ -38,7 +47,6 @@ class Devices(NamedTuple):
 
 def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
     """Return what is known of servers that have volumes, or that attachments name."""
-    open_operations = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
     by_server: dict[str, list[BlockDevice]] = {}
     rows = conn.execute(
         sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(block_devices.c.volume_id.is_not(None))
@@ -50,13 +58,13 @@ def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
         set(conn.execute(sa.select(table.c.uuid).where(one_of(table.c.uuid, "uuids")), named).scalars())
         for table in (instances, deleted_instances)
     )
-    return Devices(known, gone, set(conn.execute(open_operations).scalars()), by_server)
+    return Devices(known, gone, operation_rows.busy_server_ids(conn), by_server)
 
 
 async def compare_volumes(
     database: Database, clock: Clock, volumes: Attachments, answers: Mapping[str, tuple[Guest, ...] | str]
 ) -> list[Finding]:
-    """Return what contradicts itself.
+    """Return volumes whose attachments, devices and guests disagree.
 
     The API reserves volumes before it records their server. So what is wrong is looked at again after a while, and only
     what is wrong both times counts.
@@ -84,14 +92,14 @@ def _differences(
         # Users may write any id into an attachment of their own: one that was never a server's is their affair.
         if server in devices.busy or id in recorded or server not in devices.known | devices.gone:
             continue
-        gone = "which has it not" if server in devices.known else "which is gone"
-        about: dict[str, str | int] = {"attachment": id, "server": server, "volume": volume}
+        why = "which does not have the volume" if server in devices.known else "which is gone"
+        text = f"Delete attachment {id} of the volume."
         found.append(
             Finding(
                 kind="volume",
                 subject=volume,
-                message=f"The volume has the attachment {id} of server {server}, {gone}.",
-                repairs=(Repair(name="attachment", text=f"Delete attachment {id} of the volume.", about=about),),
+                message=f"The volume has attachment {id} of server {server}, {why}.",
+                repairs=(offer("attachment", Attachment(id, server, volume), text),),
             )
         )
     for server, held in devices.by_server.items():
@@ -120,23 +128,31 @@ def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
     where = f"The guest of server {guest.uuid} on host {host}"
     found = [
         Finding(
-            kind="volume", subject=each, message=f"{where} has it not.", advice="Reboot the server with the type HARD."
+            kind="volume",
+            subject=each,
+            message=f"{where} does not have the volume.",
+            advice="Reboot the server with the type HARD.",
         )
         for each in sorted(wanted - has)
     ]
     if held:
         found += [
-            Finding(kind="volume", subject=each, message=f"{where} has it.", advice="Stop the server, and start it.")
+            Finding(
+                kind="volume",
+                subject=each,
+                message=f"{where} has the volume, which the server does not have.",
+                advice="Stop the server, and start it.",
+            )
             for each in sorted(has - wanted)
         ]
     return found
 
 
-async def _repair_attachment(means: Means, about: dict[str, Any]) -> str:
-    id, server = about["attachment"], about["server"]
-    if means.volumes is None:
+async def _delete_attachment(dependencies: RepairDependencies, about: Attachment) -> str:
+    id, server = about.attachment, about.server
+    if dependencies.volumes is None:
         raise Unavailable("There is no volume service.")
-    if id not in await means.volumes.server_attachments():
+    if id not in await dependencies.volumes.server_attachments():
         return ""
 
     def refuse_held(conn: sa.Connection) -> None:
@@ -144,9 +160,9 @@ async def _repair_attachment(means: Means, about: dict[str, Any]) -> str:
         if any(device.attachment_id == id for device in instance_rows.volumes_of(conn, server)):
             raise Conflict(f"Server {server} has attachment {id}: it stays.")
 
-    await means.database.read(refuse_held)
-    await means.volumes.delete_attachment(id)
-    return f"deleted attachment {id} of volume {about['volume']}"
+    await dependencies.database.read(refuse_held)
+    await dependencies.volumes.delete_attachment(id)
+    return f"deleted attachment {id} of volume {about.volume}"
 
 
-REPAIRS: dict[str, Repairer] = {"attachment": _repair_attachment}
+REPAIRS: Repairs = {"attachment": RepairKind(Attachment, _delete_attachment)}

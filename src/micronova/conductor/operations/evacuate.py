@@ -93,16 +93,26 @@ class Evacuate(MoveKind):
 
     # --- the beginning ---------------------------------------------------------------------------------------
 
-    async def _begin(self, operation: Operation, error: Exception | None = None) -> None:
-        """Begin the evacuation, or end it because of an error."""
-        result = await self._engine.database.write(self._begun, operation, error)
+    async def _begin(self, operation: Operation) -> None:
+        """Begin the evacuation, or end it if the server cannot be evacuated as it is now."""
+        await self._continue_from_new(operation, await self._engine.database.write(self._begun, operation))
+
+    async def _refuse(self, operation: Operation, error: Exception) -> None:
+        """End an evacuation that has not begun."""
+        await self._continue_from_new(operation, await self._engine.database.write(self._ended, operation, error))
+
+    async def _continue_from_new(self, operation: Operation, result: StepResult | None) -> None:
         self._engine.committed(self.name, "new")
         if result is None:
             await self.overtaken(operation)
         else:
             await self.continue_with(operation, result)
 
-    def _begun(self, conn: sa.Connection, operation: Operation, error: Exception | None) -> StepResult | None:
+    def _ended(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
+        row = self._lock(conn, operation)
+        return None if row is None else self._refused(conn, operation, row, error)
+
+    def _begun(self, conn: sa.Connection, operation: Operation) -> StepResult | None:
         """End all other work on the server if its host is lost; else end the evacuation.
 
         Return None if another conductor has the operation, or a later request has ended it. Raise HostUnavailable if it
@@ -112,12 +122,12 @@ class Evacuate(MoveKind):
         if row is None:
             return None
         payload = operation.payload_as(EvacuatePayload)
-        reason = error or self._reason_against(conn, row, payload)
+        reason = self._reason_against(conn, row, payload)
         if reason is not None:
             return self._refused(conn, operation, row, reason)
         now, epoch = self._engine.now(), row["epoch"] + 1
         others = [each for each in operation_rows.open_of(conn, row["uuid"]) if each["id"] != operation.id]
-        payload.interrupted = any(map(_leaves_half_done, others))
+        payload.interrupted = any(map(_may_change_guest_halfway, others))
         begun = msgspec.structs.replace(operation, step="schedule", epoch=epoch, payload=payload.encode())
         self.transitions.persist(conn, operation, begun.step, epoch=epoch, payload=begun.payload)
         changes: InstanceChanges = {"task_state": ACTION.task_state, "progress": 0, "epoch": epoch}
@@ -338,7 +348,7 @@ class Evacuate(MoveKind):
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give the evacuation up; its ports return to the host that it belongs to."""
         if operation.step == "new":
-            await self._begin(operation, error)
+            await self._refuse(operation, error)
         elif not await self.commit_failure(operation, error, self._failed):
             await self.overtaken(operation)
 
@@ -413,12 +423,14 @@ class HostNotLost(OperationFailed):
         super().__init__("The server's host is not lost: the server stays on it. Force its service down if it is.")
 
 
-_LEAVES_NOTHING: Final = frozenset({*FOLLOW_UP_KINDS, *MOVE_KINDS, "create_image", "create_backup", "change_password"})
+_CHANGES_NO_GUEST_HALFWAY: Final = frozenset(
+    {*FOLLOW_UP_KINDS, *MOVE_KINDS, "create_image", "create_backup", "change_password"}
+)
 """Kinds whose early end leaves no guest half changed: a move is undone (`conductor/operations/undo_move.py`)."""
 
 
-def _leaves_half_done(operation: OperationRow) -> bool:
+def _may_change_guest_halfway(operation: OperationRow) -> bool:
     """Return whether the early end of an operation leaves its server half changed."""
     if operation["kind"] == "evacuate":  # it has changed nothing on the host, but may have ended other work
         return EvacuatePayload.decode(operation["payload"]).interrupted
-    return operation["kind"] not in _LEAVES_NOTHING
+    return operation["kind"] not in _CHANGES_NO_GUEST_HALFWAY

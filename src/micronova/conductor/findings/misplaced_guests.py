@@ -7,12 +7,21 @@ elsewhere.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.findings.claims import claim_anew, ports_of
-from micronova.conductor.findings.finding import Finding, Means, Repair, Repairer, refuse_busy
+from micronova.conductor.findings.finding import (
+    Finding,
+    Repair,
+    RepairDependencies,
+    RepairKind,
+    Repairs,
+    offer,
+    refuse_busy,
+)
 from micronova.conductor.findings.guests import guest_on
 from micronova.conductor.findings.servers import Servers, guest_size_of
 from micronova.db import departures, server_migrations
@@ -26,6 +35,22 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.orders import Guest
 
 Answers = Mapping[str, tuple[Guest, ...] | str]
+
+
+class RemoveGuest(msgspec.Struct, frozen=True):
+    """Remove the guest of a server that a host has, if it is still the one that was built at this epoch."""
+
+    server: str
+    host: str
+    epoch: int
+
+
+class AdoptGuest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Let a server belong to the host that has its guest."""
+
+    server: str
+    host: str
+    replaces: int | None = None  # the epoch of the older guest on the server's own host
 
 
 class _Owner(NamedTuple):
@@ -46,7 +71,7 @@ def _owners(conn: sa.Connection, uuids: list[str]) -> dict[str, _Owner]:
     return found
 
 
-async def strangers(database: Database, answers: Answers, servers: Servers) -> list[Finding]:
+async def misplaced_guests(database: Database, answers: Answers, servers: Servers) -> list[Finding]:
     """Return guests of servers that are not, or not any more, on the hosts that have them."""
     found = [
         (host, guest)
@@ -64,7 +89,6 @@ async def strangers(database: Database, answers: Answers, servers: Servers) -> l
 
 
 def _finding(host: str, guest: Guest, owner: _Owner | None, answers: Answers) -> Finding:
-    about: dict[str, str | int] = {"server": guest.uuid, "host": host, "epoch": guest.epoch}
     project = (owner.project if owner else guest.project_id) or "unknown"
 
     def found(reason: str, *repairs: Repair, advice: str = "") -> Finding:
@@ -72,40 +96,40 @@ def _finding(host: str, guest: Guest, owner: _Owner | None, answers: Answers) ->
         return Finding(kind="guest", subject=guest.uuid, message=message, repairs=repairs, advice=advice)
 
     def remove(text: str, *, destroys: bool) -> Repair:
-        return Repair(name="remove_guest", text=text, about=about, destroys=destroys)
+        return offer("remove_guest", RemoveGuest(guest.uuid, host, guest.epoch), text, destroys=destroys)
 
-    unasked = remove(f"Remove the guest from {host}, with its disks.", destroys=True)
+    removal = remove(f"Remove the guest from {host}, with its disks.", destroys=True)
     if owner is None:
         reason = "the database does not know the server. It may be newer than the database."
         advice = "It cannot be adopted, because its record has no flavor and no ports: copy its disks if needed."
-        return found(reason, unasked, advice=advice)
+        return found(reason, removal, advice=advice)
     if owner.deleted:
         safe = guest.epoch <= owner.epoch
-        repair = remove(f"Remove the guest from {host}: its server is deleted.", destroys=False) if safe else unasked
+        repair = remove(f"Remove the guest from {host}: its server is deleted.", destroys=False) if safe else removal
         return found("the server is deleted.", repair)
     reason = f"the server is on {owner.host or 'no host'}."
     text = f"Adopt the guest: record that the server is on {host}."
     if owner.host is None:
         text += " Nothing but this host says that it has the server's guest."  # a stolen host can say it of any server
-        return found(reason, Repair(name="adopt_guest", text=text, about=about, destroys=True), unasked)
+        return found(reason, offer("adopt_guest", AdoptGuest(guest.uuid, host), text, destroys=True), removal)
     there = answers.get(owner.host)
     if not isinstance(there, tuple):  # nobody knows whether that host has the server's guest
         advice = f"Repeat the audit when {owner.host} answers: only then it is known which guest is the server's."
-        return found(reason, unasked, advice=advice)
+        return found(reason, removal, advice=advice)
     other = next((each for each in there if each.uuid == guest.uuid), None)
     if other is not None and other.epoch >= guest.epoch:
         repair = remove(f"Remove the guest from {host}: the server's guest on {owner.host} is newer.", destroys=False)
         return found(reason, repair)
     if other is not None:  # a host can report any epoch, also of a guest that it does not have
         text += f" {owner.host} has an older guest of the server, and removes it, with its disks."
-        about = {**about, "replaces": other.epoch}
-    adopt = Repair(name="adopt_guest", text=text, about=about, destroys=other is not None)
-    return found(reason, adopt, unasked)
+    about = AdoptGuest(guest.uuid, host, None if other is None else other.epoch)
+    adopt = offer("adopt_guest", about, text, destroys=other is not None)
+    return found(reason, adopt, removal)
 
 
-async def _repair_remove_guest(means: Means, about: dict[str, Any]) -> str:
-    server, host, epoch = about["server"], about["host"], about["epoch"]
-    guest = await guest_on(means, host, server)
+async def _remove_guest(dependencies: RepairDependencies, about: RemoveGuest) -> str:
+    server, host, epoch = about.server, about.host, about.epoch
+    guest = await guest_on(dependencies, host, server)
     if guest is None:
         return ""
     if guest.epoch != epoch:
@@ -114,10 +138,10 @@ async def _repair_remove_guest(means: Means, about: dict[str, Any]) -> str:
     def record(conn: sa.Connection) -> str:
         row = instance_rows.lock(conn, server)
         _refuse_own(conn, server, host, row["host"] if row is not None else None)
-        departures.record(conn, host, server, epoch, means.now())
+        departures.record(conn, host, server, epoch, dependencies.now())
         return f"{host} removes its guest of server {server} with its next heartbeat"
 
-    return await means.database.write(record)
+    return await dependencies.database.write(record)
 
 
 def _refuse_own(conn: sa.Connection, server: str, host: str, own: str | None) -> None:
@@ -128,19 +152,19 @@ def _refuse_own(conn: sa.Connection, server: str, host: str, own: str | None) ->
         raise Conflict(f"Server {server} is on {host} by now: its guest stays.")
 
 
-async def _repair_adopt_guest(means: Means, about: dict[str, Any]) -> str:
-    server, host = about["server"], about["host"]
-    guest = await guest_on(means, host, server)
+async def _adopt_guest(dependencies: RepairDependencies, about: AdoptGuest) -> str:
+    server, host = about.server, about.host
+    guest = await guest_on(dependencies, host, server)
     if guest is None:
         raise Conflict(f"{host} has no guest of server {server} any more.")
-    before = await means.database.read(instance_rows.get_existing, server)
+    before = await dependencies.database.read(instance_rows.get_existing, server)
     if before["host"] is not None:
-        other = await guest_on(means, before["host"], server)
+        other = await guest_on(dependencies, before["host"], server)
         if other is not None and other.epoch >= guest.epoch:
             raise Conflict(f"{before['host']} has a newer guest of server {server}.")
-        if other is not None and other.epoch != about.get("replaces"):
+        if other is not None and other.epoch != about.replaces:
             raise Conflict(f"{before['host']} has a guest of server {server}, which was not there before.")
-    ports, operation = await ports_of(means, server), new_uuid(means.random)
+    ports, operation = await ports_of(dependencies, server), new_uuid(dependencies.random)
 
     def adopt(conn: sa.Connection) -> str:
         row = instance_rows.lock_existing(conn, server)
@@ -160,11 +184,11 @@ async def _repair_adopt_guest(means: Means, about: dict[str, Any]) -> str:
         if node is None:
             raise Conflict(f"The node {guest.node} of {host} has not been reported yet.")
         if row["host"] is not None:  # that host may come back with an older guest
-            departures.record(conn, row["host"], server, row["epoch"], means.now())
+            departures.record(conn, row["host"], server, row["epoch"], dependencies.now())
         instance_rows.update(
             conn,
             server,
-            means.now(),
+            dependencies.now(),
             {
                 "host": host,
                 "node": node.hypervisor_hostname,
@@ -176,10 +200,13 @@ async def _repair_adopt_guest(means: Means, about: dict[str, Any]) -> str:
                 "fault": None,
             },
         )
-        claim_anew(conn, server, ports, operation, means.aliases, means.now())
+        claim_anew(conn, server, ports, operation, dependencies.aliases, dependencies.now())
         return f"server {server} is on {host}, with the guest that is there"
 
-    return await means.database.write(adopt)
+    return await dependencies.database.write(adopt)
 
 
-REPAIRS: dict[str, Repairer] = {"remove_guest": _repair_remove_guest, "adopt_guest": _repair_adopt_guest}
+REPAIRS: Repairs = {
+    "remove_guest": RepairKind(RemoveGuest, _remove_guest),
+    "adopt_guest": RepairKind(AdoptGuest, _adopt_guest),
+}
