@@ -1,7 +1,7 @@
 """What a request, a flavor or an image may ask for and this cloud does not do: refused, never ignored.
 
-Create, resize and rebuild refuse it. A name that nobody knows, where only Nova gives names, is accepted as in Nova, and
-reported in the log and in dry runs.
+Create, resize and rebuild refuse it. An unknown name in a namespace of Nova's is accepted, as in Nova. The log and dry
+runs say that it has no effect.
 
 Enabled filters of the scheduler may honour scheduler hints and namespaces of extra specs (`Honoured`). Extra specs
 without a namespace are not refused, because they may belong to a filter or to another program.
@@ -19,6 +19,7 @@ from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProper
 from micronova.objects.host_limits import cut_text
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
+from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
 
@@ -110,7 +111,7 @@ class Unsupported:
                     f"The scheduler hint {hint} is not supported: no enabled filter honours it "
                     f"(in Nova {_HINTS[hint]} does). Remove it from the request."
                 )
-        if hints.keys() - {"group"}:  # no filter checks it; the others may be those of a plugin's filter
+        if hints.keys() - {GROUP_HINT}:  # no filter checks it; the others may be those of a plugin's filter
             for check in self._honoured().checks:
                 check(hints, {})
 
