@@ -114,7 +114,12 @@ class HostAgent:
             began = self.host.clock.monotonic()
             with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
                 outcome = await self._carry_out(work)
-            said = "is withdrawn" if outcome is None or work.cancelled else f"ends with {outcome.outcome}"
+            if work.cancelled:
+                said = "is withdrawn"
+            elif outcome is None:
+                said = "has done nothing: the guest is at a newer epoch"
+            else:
+                said = f"ends with {outcome.outcome}"
             took = self.host.clock.monotonic() - began
             order = work.order
             log.info("host %s: order %s (%s) %s after %.2f s", order.host, order.operation_id, order.kind, said, took)

@@ -3,7 +3,9 @@
 from collections import OrderedDict
 
 REMEMBERED = 4_096
-"""How many instances that left are remembered. A late order for another is carried out, and its report is refused."""
+"""How many instances that left are remembered.
+
+A late order for an instance that is no longer remembered is carried out, and its report is refused."""
 
 
 class Epochs:

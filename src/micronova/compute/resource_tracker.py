@@ -2,9 +2,9 @@
 
 An instance holds what the scheduler claims for it, by the same rule (`placement.extra_specs.node_resources`); its guest
 may use more or less, if the flavor has extra specs `resources:CLASS`. A claim counts at once, before the hypervisor
-knows of the guest. The periodic update takes over what the hypervisor reports, keeps the claims of instances that are
-being built, and drops other claims without a guest. The scheduler has claimed the resources in the database before an
-order arrives, so the tracker may only refuse.
+knows of the guest. The periodic update takes over what the hypervisor reports: instances that are worked on keep
+what they hold, and other claims without a guest are dropped. The scheduler has claimed the resources in the database
+before an order arrives, so the tracker may only refuse.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -89,8 +89,8 @@ class ResourceTracker:
                 self._used[name] -= amount
             self.changed = True
 
-    def update(self, resources: NodeResources, guests: Iterable[Guest], building: Collection[str]) -> None:
-        """Take over what the hypervisor reports; instances that are being built keep their claims."""
+    def update(self, resources: NodeResources, guests: Iterable[Guest], busy: Collection[str]) -> None:
+        """Take over what the hypervisor reports; instances that are worked on keep what they hold."""
         before = self.report()
         self._resources = resources
         # Dedicated CPUs have no limit here: they are claimed by name, and drivers refuse those that a guest still has.
@@ -110,9 +110,9 @@ class ResourceTracker:
             }
             for name, amount in amounts.items():
                 ours[name] += amount
-            if guest.uuid not in building:
+            if guest.uuid not in busy:
                 self._set_held(guest.uuid, amounts if guest.claimed is None else _counted(guest.claimed))
-        for uuid in self._held.keys() - present - set(building):
+        for uuid in self._held.keys() - present - set(busy):
             self.release(uuid)
         seen = {
             "VCPU": resources.vcpus_used,

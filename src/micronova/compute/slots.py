@@ -9,7 +9,7 @@ class Slots:
     """Slots for work that runs at the same time; 0: any number.
 
     A slot that becomes free is given to the project that has the fewest, and then to the work that has waited longest.
-    One project has all slots but one at most. So its work, which may last long, does not make all others wait.
+    A project gets at most all slots but one. So its work, which may last long, does not make all others wait.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,7 +25,7 @@ class Slots:
 
     async def acquire(self, project: str) -> None:
         """Wait for a slot."""
-        # Work that waits could not have the slot that is free now, or it would have got it: none is overtaken.
+        # Waiting work is not overtaken: the slots that are free now are ones its project may not have.
         if self._has_room(project):
             self._taken[project] += 1
             return

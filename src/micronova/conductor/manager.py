@@ -230,7 +230,7 @@ class ConductorManager:
     # --- messages from the API -------------------------------------------------------------------------------
 
     async def run_operations(self, context: Context, request: RunOperations) -> None:
-        """Run these operations: builds, deletes or actions."""
+        """Lease and run operations that were just recorded."""
         await self.engine.lease_and_run(request.ids)
 
     async def cache_images(self, context: Context, request: CacheImages) -> None:

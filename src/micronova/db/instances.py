@@ -405,7 +405,7 @@ def pin_to_zone(conn: sa.Connection, uuid: str, now: int, values: InstanceChange
 def change_image(conn: sa.Connection, uuid: str, image: ImageMeta | None) -> None:
     """Change the image in an instance's request spec and in its root disk; its row has another copy."""
     _change_spec(conn, uuid, image=image)
-    for device in devices(conn, [uuid]).get(uuid, ()):
+    for device in devices_of(conn, uuid):
         if device.boot_index == 0 and device.source_type == "image":
             change_device(conn, msgspec.structs.replace(device, image_id=None if image is None else image.id))
 

@@ -433,7 +433,7 @@ def accept_action(
 
 def follow_up(
     conn: sa.Connection,
-    row: InstanceRow,
+    instance_uuid: str,
     kind: str,
     *,
     id: str,
@@ -442,23 +442,39 @@ def follow_up(
     context: Context,
     payload: Payload | None = None,
 ) -> None:
-    """Record an operation that follows from another change of an instance; it has no deadline and no instance action.
+    """Record an operation that follows from another change of an instance."""
+    row = follow_up_row(instance_uuid, kind, id=id, epoch=epoch, now=now, context=context, payload=payload)
+    insert(conn, [row])
 
-    `kind` is one of FOLLOW_UP_KINDS.
+
+def follow_up_row(
+    instance_uuid: str,
+    kind: str,
+    *,
+    id: str,
+    epoch: int,
+    now: int,
+    context: Context,
+    payload: Payload | None = None,
+    deferred_until: int = 0,
+) -> OperationRow:
+    """Return the row of an operation that follows from another change: without a deadline and an instance action.
+
+    `kind` is one of FOLLOW_UP_KINDS; `deferred_until` is as in `new_row`.
     """
-    operation = new_row(
+    return new_row(
         id=id,
         kind=kind,
-        instance_uuid=row["uuid"],
-        batch_id=row["uuid"],
+        instance_uuid=instance_uuid,
+        batch_id=instance_uuid,
         step="new",
         epoch=epoch,
         now=now,
         deadline=NO_DEADLINE,
         context=context,
         payload=payload,
+        deferred_until=deferred_until,
     )
-    insert(conn, [operation])
 
 
 def start_deferred(conn: sa.Connection, id: str, step: Step, payload: Payload) -> bool:

@@ -128,6 +128,11 @@ def _charge_owner(
         taken[resource] = amount
 
 
+def exceeds(limits: Mapping[str, int], resource: str, amount: int) -> bool:
+    """Return whether an amount of a resource is more than its limit; a negative limit is none."""
+    return amount > _most_of(limits, resource)
+
+
 def _most_of(limits: Mapping[str, int], resource: str) -> int:
     limit = limits.get(resource, -1)
     return limit if limit >= 0 else _NO_LIMIT

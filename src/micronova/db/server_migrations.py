@@ -108,7 +108,7 @@ def new_row(
     }
 
 
-def insert(conn: sa.Connection, row: Mapping[str, Any]) -> None:
+def insert(conn: sa.Connection, row: MigrationRow) -> None:
     """Insert a migration; the database chooses its `id`."""
     conn.execute(migrations.insert(), {key: value for key, value in row.items() if key != "id"})
 
@@ -123,9 +123,10 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
     return cast(MigrationRow | None, _OPEN_OF.first(conn, {"instance": instance_uuid}))
 
 
-def of_instance(conn: sa.Connection, instance_uuid: str) -> list[Any]:
+def of_instance(conn: sa.Connection, instance_uuid: str) -> list[MigrationRow]:
     """Return the migrations of an instance, the newest first."""
-    return list(conn.execute(_OF_INSTANCE.order_by(_m.id.desc()), {"instance": instance_uuid}))
+    found = conn.execute(_OF_INSTANCE.order_by(_m.id.desc()), {"instance": instance_uuid}).mappings()
+    return cast(list[MigrationRow], list(found))
 
 
 def list_open(conn: sa.Connection) -> list[MigrationRow]:
@@ -139,7 +140,10 @@ def any_on_host(conn: sa.Connection, host: str) -> bool:
 
 
 def unconfirmed(conn: sa.Connection, before: int, most: int, *, after: str = "") -> list[tuple[str, str]]:
-    """Return (migration, instance) of resizes that can be confirmed and finished before this time, by id, after one."""
+    """Return (migration, instance) of resizes that finished before this time and can be confirmed.
+
+    They are ordered by id, after the id `after`.
+    """
     found = conn.execute(_UNCONFIRMED, {"before": before, "most": most, "after": after})
     return [(uuid, instance) for uuid, instance in found]
 
@@ -176,7 +180,7 @@ def list_page(
     changes_before: int | None = None,
     marker: str | None = None,
     limit: int | None = None,
-) -> tuple[list[Any], bool] | None:
+) -> tuple[list[MigrationRow], bool] | None:
     """Return migrations whose columns have these values, the newest first, and whether there are more.
 
     `host` is the host of the source or the destination, `node` its node. Return None if there is no migration with the
@@ -191,12 +195,19 @@ def list_page(
     hosts = [()] if host is None else [(_m.source_compute == host,), (_m.dest_compute == host,)]
     parts = [[*equal, *of_host, *changed] for of_host in hosts for changed in _changed(changes_since, changes_before)]
     if len(parts) == 1:
-        return keyset.fetch(conn, sa.select(migrations).where(*parts[0]), _SORT, after, limit)
+        return _fetched(conn, sa.select(migrations).where(*parts[0]), after, limit)
     # Each part gives its first rows by an index, and some may be in two of them: an OR would walk all migrations.
     most = None if limit is None else limit + 1
     pages = [keyset.page(sa.select(_m.id, _m.created_at).where(*part), _SORT, after, most) for part in parts]
     ids = sa.union_all(*(sa.select(page.subquery().c.id) for page in pages))
-    return keyset.fetch(conn, sa.select(migrations).where(_m.id.in_(ids)), _SORT, None, limit)
+    return _fetched(conn, sa.select(migrations).where(_m.id.in_(ids)), None, limit)
+
+
+def _fetched(
+    conn: sa.Connection, statement: sa.Select[Any], after: Sequence[Any] | None, limit: int | None
+) -> tuple[list[MigrationRow], bool]:
+    rows, more = keyset.fetch(conn, statement, _SORT, after, limit)
+    return [cast(MigrationRow, row._mapping) for row in rows], more
 
 
 def _changed(since: int | None, before: int | None) -> Sequence[Sequence[sa.ColumnElement[bool]]]:
@@ -371,7 +382,7 @@ def abandon(
     if context is None or undo is None:
         return ()
     id = str(uuid5(_NAMESPACE, migration["uuid"]))
-    operation_rows.follow_up(conn, row, UNDO_MOVE, id=id, epoch=epoch, now=now, context=context, payload=undo)
+    operation_rows.follow_up(conn, row["uuid"], UNDO_MOVE, id=id, epoch=epoch, now=now, context=context, payload=undo)
     return (id,)
 
 

@@ -208,7 +208,7 @@ _LOCK = sa.select(_s.uuid).where(_OF_HOSTS).order_by(_s.uuid).with_for_update()
 def silent(conn: sa.Connection, binary: str, hosts: Sequence[str], before: int) -> dict[str, int]:
     """Return those of the hosts that were last heard of before a time, and when.
 
-    If there are some, their rows stay locked: of two transactions that record a heartbeat, one finds a host silent.
+    If there are some, their rows stay locked, so only one of two concurrent transactions reports a host as back.
     """
     values = {"b_binary": binary, "b_hosts": sorted(set(hosts))}
     if conn.execute(_SILENT, {**values, "before": before}).first() is None:

@@ -10,6 +10,7 @@ from micronova.http import welcome
 from micronova.http.asgi import App, Receive, Scope, Send
 from micronova.http.cors import Cors
 from micronova.http.proxies import TrustedProxies
+from micronova.http.service import Route
 
 _ID = re.compile(r"[0-9a-f-]+")  # of a project
 
@@ -77,6 +78,34 @@ def below_project(path: str, resources: Collection[str]) -> tuple[str, str]:
     if rest and first not in resources and (rest.partition("/")[0] in resources or _ID.fullmatch(first)):
         return first, rest
     return "", path
+
+
+def below_versions(
+    api: App, documents: App, routes: Collection[Route], *, version: str, relaxed: str | None = None
+) -> App:
+    """Return the application of an API whose resources are below /VERSION and /VERSION/PROJECT.
+
+    `below_project` says what is taken for a project. Below `relaxed` are the same resources with relaxed validation
+    and without microversions. Paths above the versions go to the version documents.
+    """
+    resources = frozenset(route.path.split("/")[1] for route in routes if route.path)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        first, _, rest = scope["path"].lstrip("/").partition("/")
+        if first != version and (relaxed is None or first != relaxed):
+            await documents(scope, receive, send)
+            return
+        inner = dict(scope)
+        inner["micronova.path"] = scope["path"]  # as the client wrote it, which access rules are about
+        if first == relaxed:
+            inner["micronova.is_v2"] = True
+        project, rest = below_project(rest, resources)
+        if project:
+            inner["micronova.project"] = project
+        inner["path"] = f"/{version}/{rest}" if rest else f"/{version}"
+        await api(inner, receive, send)
+
+    return app
 
 
 def _below(scope: Scope) -> tuple[str, Scope]:

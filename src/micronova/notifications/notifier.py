@@ -64,7 +64,24 @@ class Notifier(Announcer, Protocol):
         """
 
 
-class NoNotifications:
+class ProcessNotifier(Notifier, Protocol):
+    """The notifier of a process: of all its roles."""
+
+    def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
+        """Send the notification that the scheduler begins or ends a decision, without waiting."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of notifications by outcome, for metrics."""
+        ...
+
+    async def start(self) -> None:
+        """Start to publish."""
+
+    async def stop(self) -> None:
+        """Publish what waits, for a short time, and stop."""
+
+
+class NoNotifications(ProcessNotifier):
     """Discards all notifications."""
 
     enabled = False
@@ -101,7 +118,7 @@ class NoNotifications:
         """Do nothing."""
 
 
-class BusNotifier(NoNotifications):
+class BusNotifier(ProcessNotifier):
     """Sends notifications in each format that has topics."""
 
     enabled = True
@@ -267,7 +284,7 @@ class BusNotifier(NoNotifications):
 
 
 def on_change(
-    notifier: NoNotifications, clock: Clock, *, with_task_states: bool, period: str
+    notifier: Announcer, clock: Clock, *, with_task_states: bool, period: str
 ) -> Callable[[InstanceChange], None]:
     """Return the watcher of a database that sends instance.update of each change, in the present audit period."""
 
@@ -283,7 +300,7 @@ def on_change(
     return watch
 
 
-def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random) -> NoNotifications:
+def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random) -> ProcessNotifier:
     """Return the notifier for the settings; without a broker or a format it is one that discards everything."""
     options = settings.notifications
     url = options.transport_url or settings.default.transport_url

@@ -1,8 +1,9 @@
 """The bus as roles use it: send a message to a topic or a host, serve an interface, connect by URL.
 
-The way of a message through the modules. Sender: rpcapi.py of the called role → BaseBus.cast or call (base.py) →
-envelope.py → a transport (local.py; or unix/bus.py and amqp/bus.py, which share reconnecting.py). Receiver: the
-transport's server (server.py) → Dispatcher (dispatch.py) → a method of the role's manager.
+The way of a message through the modules. Sender: rpcapi.py of the called role → traced.py, if traces are on →
+BaseBus.cast or call (base.py) → envelope.py → a transport (local.py; or unix/bus.py and amqp/bus.py, which share
+reconnecting.py). Receiver: the transport's server (server.py) → Dispatcher (dispatch.py) → guard.py, where the users of
+the broker are known, and traced.py, which wrap the handler (wrapper.py) → a method of the role's manager.
 """
 
 from __future__ import annotations

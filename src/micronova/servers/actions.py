@@ -1,4 +1,7 @@
-"""Server actions: one transaction sets the task state and records the operation.
+"""Requests on a server that exists.
+
+These are the actions of the table of states, delete and restore, and changes that the API makes itself (lock, unlock,
+reset of the state).
 
 A request is accepted when its transaction is committed. Only then a message tells a conductor, and that message may be
 lost.
@@ -32,7 +35,7 @@ HOST_ANSWER_TIMEOUT: Final = 5.0
 
 
 class ServerActions:
-    """Accepts the actions that the table of states allows."""
+    """Accepts these requests."""
 
     def __init__(self, dependencies: RequestDependencies, compute: ComputeAPI, *, reclaim_interval: float) -> None:
         """`reclaim_interval` is how many seconds a deleted server can be restored; 0: it is deleted at once."""
@@ -140,7 +143,8 @@ class ServerActions:
                 return self._begin_soft_delete(conn, asked, context, row)
         changes: InstanceChanges = {"task_state": states.DELETING}
         operations = self._recorder.record(conn, context, row, "delete", changes, None, endless=True)
-        # Of two hosts, the order to delete goes to the server's own.
+        # If the server is moving, its own host gets the order to delete; `abandon` records a departure for the other
+        # host.
         now, epoch = micros(self._clock.now()), row["epoch"] + 1
         failed = migration_states.FAILED
         server_migrations.abandon(conn, row, now, epoch=epoch, status=failed, down_time=None, context=None)
@@ -313,7 +317,7 @@ class ServerActions:
     def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
         """Record and return the operation that binds the ports and volumes of a server to its host again."""
         id = new_uuid(self._random)
-        operation_rows.follow_up(conn, row, BIND_PORTS, id=id, epoch=epoch, now=now, context=context)
+        operation_rows.follow_up(conn, row["uuid"], BIND_PORTS, id=id, epoch=epoch, now=now, context=context)
         return id
 
 

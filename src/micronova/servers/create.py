@@ -79,10 +79,11 @@ class _Accepted:
     ports: PlannedPorts
     security_groups: list[str]
     password: str
-    reservation: str
+    reservation_id: str
     # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
     allowed_count: int
     disk_config: str
+    trusted_certs: list[str] | None
 
 
 def _resources(plan: NetworkPlan, request: CreateRequest) -> tuple[PortResources, ...]:
@@ -132,7 +133,7 @@ class ServerCreator:
         if accepted.spec.server_group is not None and self._notifier.enabled:
             await self._announce_members(context, accepted.spec.server_group.id, uuids)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))
-        created = Created(uuids, accepted.reservation, accepted.password, accepted.disk_config)
+        created = Created(uuids, accepted.reservation_id, accepted.password, accepted.disk_config)
         self._hooks.post("create_instance", created, context, request)
         return created
 
@@ -142,7 +143,8 @@ class ServerCreator:
         flavor, key, group, zone = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
-        image, volumes = await self._plan_disks(context, request, flavor, image)
+        trusted_certs = self._signatures.trusted(request.trusted_certs)
+        image, volumes = await self._plan_disks(context, request, flavor, image, trusted_certs)
         spec = RequestSpec(
             project_id=context.project_id,
             user_id=context.user_id,
@@ -167,13 +169,19 @@ class ServerCreator:
             ports=plan.ports,
             security_groups=list(plan.security_groups),
             password=request.admin_password or make_password(self._random),
-            reservation="r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8)),
+            reservation_id="r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8)),
             allowed_count=allowed_count(request, plan),
             disk_config=chosen_disk_config(request, image),
+            trusted_certs=trusted_certs,
         )
 
     async def _plan_disks(
-        self, context: RequestContext, request: CreateRequest, flavor: Flavor, image: ImageMeta | None
+        self,
+        context: RequestContext,
+        request: CreateRequest,
+        flavor: Flavor,
+        image: ImageMeta | None,
+        trusted_certs: Sequence[str] | None,
     ) -> tuple[ImageMeta | None, VolumePlan]:
         """Return the image as a host gets it, and the volumes; check both against the flavor.
 
@@ -184,8 +192,7 @@ class ServerCreator:
         of_image = await self._devices_of_image(context, request, image)
         devices = merge_devices(request.block_devices, flavor, image, of_image)
         from_volume = root_volume(devices) is not None
-        request.trusted_certs = self._signatures.trusted(request.trusted_certs)
-        if from_volume and request.trusted_certs:
+        if from_volume and trusted_certs:
             raise Invalid("Image certificate validation is not supported when booting from volume.")
         volumes = await self._volumes.plan(
             context, devices, count=request.max_count, may_be_shared=request.may_share_volumes
@@ -201,7 +208,7 @@ class ServerCreator:
         self._unsupported.check_devices(flavor, image)
         if image is not None and not from_volume:
             image = await self._boot_images.complete(
-                image, request.trusted_certs, ram=flavor.ram, token=context.token, seen_by=context.token
+                image, trusted_certs, ram=flavor.ram, user_token=context.token, image_token=context.token
             )
         return image, volumes
 
@@ -296,7 +303,7 @@ class ServerCreator:
             limits,
             context.user_id,
         )
-        if spec.server_group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
+        if spec.server_group is not None and quotas.exceeds(limits, "server_group_members", members + count):
             raise QuotaExceeded("Quota exceeded, too many servers in group")
         uuids = list(ids[:count]) or [new_uuid(self._random) for _ in range(count)]
         self._volumes.record(conn, accepted.volumes, uuids)
@@ -310,8 +317,9 @@ class ServerCreator:
                     spec,
                     public_key=accepted.public_key,
                     security_groups=accepted.security_groups,
-                    reservation=accepted.reservation,
+                    reservation_id=accepted.reservation_id,
                     disk_config=accepted.disk_config,
+                    trusted_certs=accepted.trusted_certs,
                     id=id,
                     index=index,
                     count=count,
@@ -345,7 +353,7 @@ class ServerCreator:
             id=id,
             kind="build",
             instance_uuid=instance_uuid,
-            batch_id=accepted.reservation,
+            batch_id=accepted.reservation_id,
             step="schedule",
             epoch=1,
             now=now,

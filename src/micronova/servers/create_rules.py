@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from micronova.db import quotas
 from micronova.objects import power_state, states
 from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, bad_mapping, blank_device, root_volume
 from micronova.objects.context import RequestContext
@@ -252,9 +253,8 @@ def check_item_limits(metadata: Mapping[str, str], files: Sequence[InjectedFile]
             ("injected_file_path_bytes", len(item.path.encode()), "Quota exceeded, a path has more than {} bytes.")
         )
     for resource, amount, message in checks:
-        limit = limits.get(resource, -1)
-        if 0 <= limit < amount:
-            raise QuotaExceeded(message.format(limit))
+        if quotas.exceeds(limits, resource, amount):
+            raise QuotaExceeded(message.format(limits[resource]))
 
 
 def _numbered(name: str, number: int) -> str:
@@ -270,8 +270,9 @@ def instance_row(
     *,
     public_key: str | None,
     security_groups: list[str],
-    reservation: str,
+    reservation_id: str,
     disk_config: str,
+    trusted_certs: list[str] | None,
     id: str,
     index: int,
     count: int,
@@ -284,7 +285,7 @@ def instance_row(
         "uuid": id,
         "project_id": context.project_id,
         "user_id": context.user_id,
-        "reservation_id": reservation,
+        "reservation_id": reservation_id,
         "launch_index": index,
         "display_name": name,
         "display_description": request.description,
@@ -320,7 +321,7 @@ def instance_row(
         "security_groups": security_groups,
         "hints": request.hints,
         "server_group_id": spec.server_group.id if spec.server_group else None,
-        "trusted_certs": request.trusted_certs,
+        "trusted_certs": trusted_certs,
         "system_metadata": _creator(context),
         "fault": None,
         "created_at": now,

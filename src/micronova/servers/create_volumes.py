@@ -25,10 +25,10 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
-from micronova.objects.operations import BuildPayload, ReleasedVolume, SettlePayload
+from micronova.objects.operations import SETTLE_VOLUMES, BuildPayload, ReleasedVolume, SettlePayload
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
-from micronova.servers.volume_reservations import Reservations, recorded
+from micronova.servers.volume_reservations import Reservations, withdraw_recorded
 from micronova.servers.volumes import NO_SERVICE, check_free, check_usable
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 CREATION_TIME: Final = 120.0
 """Seconds in which the API asks for the volumes of a request; later a conductor does it."""
 LAST_REQUEST: Final = 50.0
-"""Seconds after which the API begins to make none any more: a request to the volume service may take 60."""
+"""Seconds after which the API asks for no further volume: a request to the volume service may take 60."""
 AT_ONCE: Final = 10  # volumes that are asked for at the same time
 # The attributes of an image that a volume keeps, beside the properties of the image, in its image metadata.
 _ATTRIBUTES: Final = frozenset(
@@ -197,7 +197,7 @@ class NewServerVolumes:
         for device in plan.devices:
             if device.volume_id is not None and not device.multiattach:
                 check_free(conn, device.volume_id, shared_by=None)
-        recorded(conn, [plan.announced[uuid] for uuid in uuids if uuid in plan.announced])
+        withdraw_recorded(conn, [plan.announced[uuid] for uuid in uuids if uuid in plan.announced])
 
     async def release(
         self, context: RequestContext, plan: VolumePlan, kept: Sequence[str] = (), *, complete: bool = True
@@ -225,8 +225,8 @@ class NewServerVolumes:
     async def create(self, context: RequestContext, uuids: Sequence[str], operations: Sequence[str]) -> list[str]:
         """Make the volumes of servers that are accepted, record them, and let their builds begin.
 
-        Return the operations that delete those of servers that are deleted meanwhile. The servers are accepted: if the
-        database does not answer, the user is not told that they are not, and conductors go on.
+        Return the operations that delete those of servers that are deleted meanwhile. If the database does not answer,
+        the request succeeds nevertheless: the servers are recorded, and a conductor makes their volumes.
         """
         slots = asyncio.Semaphore(AT_ONCE)
         try:
@@ -302,19 +302,16 @@ class NewServerVolumes:
         if not (release or unrecorded):
             return None
         if operation_rows.get(conn, id) is None:  # else the answer to the first commit was lost
-            operation = operation_rows.new_row(
+            operation_rows.follow_up(
+                conn,
+                uuid,
+                SETTLE_VOLUMES,
                 id=id,
-                kind="settle_volumes",
-                instance_uuid=uuid,
-                batch_id=uuid,
-                step="new",
                 epoch=0,
                 now=micros(self._clock.now()),
-                deadline=operation_rows.NO_DEADLINE,
                 context=context.for_bus(),
                 payload=SettlePayload(release=release, unrecorded=unrecorded),
             )
-            operation_rows.insert(conn, [operation])
         return id
 
 

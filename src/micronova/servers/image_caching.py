@@ -50,6 +50,6 @@ class CacheImagesRequests:
             raise Invalid(f"Image {id} could not be found.") from None
         if image.status != "active":
             raise Invalid(f"Image {id} is not active: it is {image.status}.")
-        image = await self._signatures.signed(image, None, token=context.token, seen_by=context.token)
+        image = await self._signatures.signed(image, None, user_token=context.token, image_token=context.token)
         # A cache needs none of the properties, which may be large.
         return msgspec.structs.replace(image, properties={})

@@ -39,26 +39,26 @@ class BootImages:
         trusted: Sequence[str] | None,
         *,
         ram: int,
-        token: str,
-        seen_by: str | None,
+        user_token: str,
+        image_token: str | None,
     ) -> ImageMeta:
         """Return an image with its signature, and with the kernel and the ramdisk that its properties name.
 
         Raise Invalid if one of them cannot be used: the guest has both in its memory of `ram` MB, and its host copies
         them beside the disks, which alone are claimed.
-        The user with `seen_by`, or without it the service user, must see them; `trusted` and `token` are as in
+        The user with `image_token`, or without it the service user, must see them; `trusted` and `user_token` are as in
         `ImageSignatures.signed`.
         """
-        image = await self._signatures.signed(image, trusted, token=token, seen_by=seen_by)
+        image = await self._signatures.signed(image, trusted, user_token=user_token, image_token=image_token)
         kernel_id, ramdisk_id = (image.properties.get(f"{what}_id") for what in ("kernel", "ramdisk"))
         if not kernel_id or kernel_id == NO_KERNEL:
             if ramdisk_id and kernel_id != NO_KERNEL:
                 raise Invalid(f"Image {image.id} has a ramdisk_id and no kernel_id: give it both, or none.")
             return msgspec.structs.replace(image, kernel=None, ramdisk=None)
-        kernel = await self._find(image, "kernel", str(kernel_id), KERNEL_FORMATS, seen_by)
+        kernel = await self._find(image, "kernel", str(kernel_id), KERNEL_FORMATS, image_token)
         ramdisk = None
         if ramdisk_id:
-            ramdisk = await self._find(image, "ramdisk", str(ramdisk_id), RAMDISK_FORMATS, seen_by)
+            ramdisk = await self._find(image, "ramdisk", str(ramdisk_id), RAMDISK_FORMATS, image_token)
         found = [each for each in (kernel, ramdisk) if each is not None]
         size = sum(each.size for each in found)
         if size > ram << 20:
@@ -68,15 +68,18 @@ class BootImages:
                 f"The kernel and the ramdisk of image {image.id} have {size} bytes: {self._most_mb} MB are allowed "
                 "(glance.max_kernel_images_mb)."
             )
-        signed = [await self._signatures.signed(each, trusted, token=token, seen_by=seen_by) for each in found]
+        signed = [
+            await self._signatures.signed(each, trusted, user_token=user_token, image_token=image_token)
+            for each in found
+        ]
         return msgspec.structs.replace(image, kernel=signed[0], ramdisk=signed[1] if ramdisk is not None else None)
 
     async def _find(
-        self, image: ImageMeta, what: str, id: str, formats: Sequence[str], seen_by: str | None
+        self, image: ImageMeta, what: str, id: str, formats: Sequence[str], image_token: str | None
     ) -> ImageMeta:
         assert self._image_client is not None  # it knows the properties of the image
         try:
-            found = await self._image_client.get(id, seen_by)
+            found = await self._image_client.get(id, image_token)
         except NotFound:
             raise Invalid(f"The {what} {id} of image {image.id} could not be found.") from None
         if found.status != "active":

@@ -53,12 +53,13 @@ class ImageSignatures:
         return list(rules.default_trusted) or None if rules.verify and rules.validate else None
 
     async def signed(
-        self, image: ImageMeta, trusted: Sequence[str] | None, *, token: str, seen_by: str | None = None
+        self, image: ImageMeta, trusted: Sequence[str] | None, *, user_token: str, image_token: str | None = None
     ) -> ImageMeta:
         """Return the image with the signature that hosts verify, or without one if none has to be verified.
 
-        Raise Invalid if the image has no signature, or none by a certificate that is trusted. The user with `token`
-        asks for the certificates; the one with `seen_by`, or without it the service user, sees the image.
+        Raise Invalid if the image has no signature, or none by a certificate that is trusted. The user with
+        `user_token` asks for the certificates; the one with `image_token`, or without it the service user, sees the
+        image.
         """
         rules = self._rules
         if not trusted and rules.validate:
@@ -66,35 +67,35 @@ class ImageSignatures:
         if not trusted and not rules.verify:
             return msgspec.structs.replace(image, signature=None)
         try:
-            signature = await self._signature(image.id, trusted or (), token, seen_by)
+            signature = await self._signature(image.id, trusted or (), user_token, image_token)
         except Invalid as error:
             raise Invalid(f"The signature of image {image.id} cannot be verified: {error.message}.") from error
         return msgspec.structs.replace(image, signature=signature)
 
     async def _signature(
-        self, image_id: str, trusted: Sequence[str], token: str, seen_by: str | None
+        self, image_id: str, trusted: Sequence[str], user_token: str, image_token: str | None
     ) -> ImageSignature:
         if self._image_client is None:
             raise Invalid("there is no image service")
         # Read again, because images have only the beginnings of long properties.
         try:
-            properties = properties_of(await self._image_client.document(image_id, seen_by))
+            properties = properties_of(await self._image_client.document(image_id, image_token))
             id = certificate_of(properties)
-            certificate = await self._certificates.get(id, token)
+            certificate = await self._certificates.get(id, user_token)
         except NotFound as error:
             raise Invalid(error.message.removesuffix(".")) from error
         signature = read_signature(properties, certificate)
         if trusted:
-            others = await asyncio.gather(*(self._trusted(each, token) for each in trusted if each != id))
+            others = await asyncio.gather(*(self._trusted(each, user_token) for each in trusted if each != id))
             anchors = [each for each in others if each is not None]
             check_trusted(certificate, [certificate, *anchors] if id in trusted else anchors, self._clock.now())
         elif self._rules.validate:
             raise Invalid("certificates have to be trusted here, and trusted_image_certificates names none")
         return signature
 
-    async def _trusted(self, id: str, token: str) -> bytes | None:
+    async def _trusted(self, id: str, user_token: str) -> bytes | None:
         """Return a trusted certificate, or None if it does not exist."""
         try:
-            return await self._certificates.get(id, token)
+            return await self._certificates.get(id, user_token)
         except NotFound:
             return None

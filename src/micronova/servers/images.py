@@ -70,9 +70,8 @@ class ServerImages:
     async def check_metadata_quota(self, context: RequestContext, metadata: Mapping[str, str]) -> None:
         """Raise QuotaExceeded if an image may not have so many items of metadata."""
         limits = await self._database.read(quotas.limits_for, context.project_id, self._quota_defaults)
-        most = limits["metadata_items"]
-        if 0 <= most < len(metadata):
-            raise QuotaExceeded(f"Image metadata limit exceeded: at most {most} items.")
+        if quotas.exceeds(limits, "metadata_items", len(metadata)):
+            raise QuotaExceeded(f"Image metadata limit exceeded: at most {limits['metadata_items']} items.")
 
     async def is_volume_backed(self, row: InstanceRow) -> bool:
         """Return whether the root disk of a server is a volume."""

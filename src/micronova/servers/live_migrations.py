@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -17,6 +17,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, Unavailable
 from micronova.objects.instance import InstanceRow
+from micronova.objects.migration import MigrationRow
 from micronova.rpc.errors import RpcError
 from micronova.servers.actions import check_lock
 
@@ -68,10 +69,10 @@ class LiveMigrations:
         allowed = {migration_states.RUNNING}
         if early:
             allowed |= {migration_states.ACCEPTED, migration_states.QUEUED, migration_states.PREPARING}
-        if migration.status not in allowed:
+        if migration["status"] not in allowed:
             raise Invalid(
-                f"Migration {number} state of instance {id} is {migration.status}. Cannot abort live migration while "
-                "the migration is in this state."
+                f"Migration {number} state of instance {id} is {migration['status']}. Cannot abort live migration "
+                "while the migration is in this state."
             )
         if any(operation["step"] in UNDONE for operation in operation_rows.open_of(conn, id)):
             raise Invalid(f"Migration {number} of instance {id} has failed and is being undone. Cannot abort it.")
@@ -79,14 +80,14 @@ class LiveMigrations:
         instances.update(conn, id, now, {"progress": 0, "epoch": epoch})
         operation_rows.cancel_open(conn, id, now)
         event = "compute_live_migration_abort"
-        instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration.source_compute)
+        instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration["source_compute"])
         # The guest has not arrived: the status is none of those.
         cancelled, bus_context = migration_states.CANCELLED, context.for_bus()
         undo = server_migrations.abandon(
             conn, row, now, epoch=epoch, status=cancelled, down_time=None, context=bus_context
         )
         instances.update(conn, id, now, {"task_state": server_migrations.idle_task_state(conn, id)})
-        return str(migration.status), undo or ()
+        return str(migration["status"]), undo or ()
 
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
         """Let a live migration that runs end soon; the guest may be paused for it."""
@@ -123,12 +124,12 @@ class LiveMigrations:
         migration = _of_instance(conn, id, number)
         if migration is None:
             raise Invalid(f"Migration {number} not found for instance {id}")
-        if migration.status != migration_states.RUNNING:
+        if migration["status"] != migration_states.RUNNING:
             raise Invalid(
-                f"Migration {number} state of instance {id} is {migration.status}. Cannot force complete while the "
+                f"Migration {number} state of instance {id} is {migration['status']}. Cannot force complete while the "
                 "migration is in this state."
             )
-        now, source = micros(self._clock.now()), str(migration.source_compute)
+        now, source = micros(self._clock.now()), str(migration["source_compute"])
         request = context.request_id
         instance_actions.start(conn, id, request, FORCE_COMPLETE, context.user_id, context.project_id, now)
         instance_actions.event_start(conn, id, request, row["epoch"], f"compute_{FORCE_COMPLETE}", now, source)
@@ -151,9 +152,9 @@ class LiveMigrations:
         instance_actions.finish(conn, id, request, now, None if problem is None else "Error")
 
 
-def _of_instance(conn: sa.Connection, id: str, number: int | None) -> Any:
+def _of_instance(conn: sa.Connection, id: str, number: int | None) -> MigrationRow | None:
     """Return the live migration of a server by its number, or None."""
     for migration in server_migrations.of_instance(conn, id):
-        if migration.id == number and migration.migration_type == migration_states.LIVE_MIGRATION:
+        if migration["id"] == number and migration["migration_type"] == migration_states.LIVE_MIGRATION:
             return migration
     return None

@@ -97,7 +97,7 @@ class ServerRebuilder:
         trusted = request.changes.get("trusted_certs", row["trusted_certs"])
         if root is None:
             image = await self._boot_images.complete(
-                image, trusted, ram=row["flavor"]["ram"], token=context.token, seen_by=context.token
+                image, trusted, ram=row["flavor"]["ram"], user_token=context.token, image_token=context.token
             )
         else:
             if trusted:

@@ -100,9 +100,9 @@ class ServerRescue:
 
         As in Nova, an image that names no kernel is booted with that of the server, if that has one.
         """
-        seen_by = context.token if requested else None
+        image_token = context.token if requested else None
         image = await self._boot_images.complete(
-            image, row["trusted_certs"], ram=row["flavor"]["ram"], token=context.token, seen_by=seen_by
+            image, row["trusted_certs"], ram=row["flavor"]["ram"], user_token=context.token, image_token=image_token
         )
         if image.properties.get("kernel_id") or row["image"] is None:
             return image

@@ -14,6 +14,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, asks
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
+from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
 from micronova.servers.honoured import HonouredBy
@@ -83,7 +84,7 @@ class Unsupported:
                     f"The scheduler hint {hint} is not supported: no enabled filter honours it "
                     f"(in Nova {_HINTS[hint]} does). Remove it from the request."
                 )
-        if hints.keys() - {"group"}:  # no filter checks it; the others may be those of a plugin's filter
+        if hints.keys() - {GROUP_HINT}:  # no filter checks it; the others may be those of a plugin's filter
             for check in self._honoured().checks:
                 check(hints, {})
             self._report("hints", hints_without_effect(hints, self._honoured))

@@ -1,9 +1,9 @@
 """Reservations of volumes that a request makes before it is recorded: none is left, whatever becomes of the request.
 
 Before the API reserves volumes for a server, it announces them: by an operation that gives back what is not recorded,
-and that no conductor takes for `TIME`. The transaction that records the request withdraws the announcement. If the
-answer of the volume service is lost, or the API dies, the operation remains. A request that comes meanwhile for the
-same server and volume postpones it, because the volume service may give both the same reservation.
+and that no conductor takes for `ANNOUNCED_FOR`. The transaction that records the request withdraws the announcement.
+If the answer of the volume service is lost, or the API dies, the operation remains. A request that comes meanwhile for
+the same server and volume postpones it, because the volume service may give both the same reservation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unavailable
 from micronova.objects.operations import SETTLE_VOLUMES, OperationRow, SettlePayload
 
-TIME: Final = 180.0
+ANNOUNCED_FOR: Final = 180.0
 """Seconds after which reservations are given back whose request is not recorded; a request takes less."""
 
 
@@ -42,7 +42,7 @@ class Reservations:
         self, conn: sa.Connection, context: RequestContext, wanted: Mapping[str, tuple[str, Sequence[str]]]
     ) -> None:
         now = micros(self._clock.now())
-        until = now + micros(TIME)
+        until = now + micros(ANNOUNCED_FOR)
         rows: list[OperationRow] = []
         open_ = operation_rows.open_of_many(conn, wanted)
         for server, (id, volumes) in wanted.items():
@@ -55,15 +55,12 @@ class Reservations:
                 if not operation_rows.defer(conn, [row["id"]], until):
                     raise Unavailable("An earlier reservation of the volume is being given back. Try again.")
             rows.append(
-                operation_rows.new_row(
+                operation_rows.follow_up_row(
+                    server,
+                    SETTLE_VOLUMES,
                     id=id,
-                    kind=SETTLE_VOLUMES,
-                    instance_uuid=server,
-                    batch_id=server,
-                    step="new",
                     epoch=0,
                     now=now,
-                    deadline=operation_rows.NO_DEADLINE,
                     context=context.for_bus(),
                     payload=SettlePayload(reserved=list(volumes)),
                     deferred_until=until,
@@ -81,7 +78,7 @@ class Reservations:
         await self._conductor.run_operations(context.for_bus(), tuple(ids))
 
 
-def recorded(conn: sa.Connection, ids: Sequence[str]) -> None:
+def withdraw_recorded(conn: sa.Connection, ids: Sequence[str]) -> None:
     """Withdraw announcements in the transaction that records what was reserved.
 
     Raise Unavailable if a conductor has begun to give it back.

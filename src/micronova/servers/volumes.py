@@ -36,7 +36,7 @@ from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import SETTLE_VOLUMES, ReleasedVolume, SettlePayload, VolumePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.dependencies import RequestDependencies
-from micronova.servers.volume_reservations import Reservations, recorded
+from micronova.servers.volume_reservations import Reservations, withdraw_recorded
 from micronova.servers.waiting import DeviceChanges, wait_for_operation
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class ServerVolumes:
             else:
                 operations = self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             instances.add_device(conn, row["uuid"], named)
-            recorded(conn, [reservation.announced])
+            withdraw_recorded(conn, [reservation.announced])
             return operations
 
         operations = await self._begin(row, WAIT, record)
@@ -325,7 +325,7 @@ class ServerVolumes:
             connected_host=None,
         )
         payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id, replacement=replacement)
-        recorded(conn, [reservation.announced])
+        withdraw_recorded(conn, [reservation.announced])
         return self._actions.check_and_record(conn, context, uuid, action.name, action, payload)
 
     async def _begin_detaching(self, context: RequestContext, client: VolumeClient, volume_id: str) -> bool:
@@ -389,7 +389,7 @@ class ServerVolumes:
         id, now = new_uuid(self._random), micros(self._clock.now())
         operation_rows.follow_up(
             conn,
-            row,
+            row["uuid"],
             SETTLE_VOLUMES,
             id=id,
             epoch=row["epoch"],

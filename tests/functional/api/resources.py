@@ -22,7 +22,6 @@ from micronova.api.compute import (
     instance_actions,
     keypairs,
     limits,
-    paths,
     quota_class_sets,
     quota_sets,
     removed,
@@ -37,6 +36,7 @@ from micronova.conf.api import QuotaSettings
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
 from micronova.http.faults import compute_fault
+from micronova.http.mount import below_versions
 from micronova.http.service import Route, Service
 from micronova.http.versions import Versions
 from micronova.notifications.notifier import NoNotifications
@@ -200,7 +200,9 @@ async def cloud_on(kind: str, request: pytest.FixtureRequest, max_limit: int = 1
             "compute", routes, prefix="/v2.1", versions=VERSIONS, vendor_type=versions_doc.VENDOR_TYPE, **shared
         )
         documents = Service("compute", versions_doc.root_routes(), **shared)
-        yield Cloud(database, clock, routes, paths.dispatch(service.app, documents.app, routes))
+        yield Cloud(
+            database, clock, routes, below_versions(service.app, documents.app, routes, version="v2.1", relaxed="v2")
+        )
 
 
 @pytest.fixture

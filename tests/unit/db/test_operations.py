@@ -30,7 +30,7 @@ async def test_an_operation_that_is_deferred_is_not_woken(database: Database) ->
     def record(conn: sa.Connection) -> None:
         row = instances.lock(conn, "i-1")
         assert row is not None
-        operation_rows.follow_up(conn, row, "discard_image", id="first", epoch=row["epoch"], now=1, context=Context())
+        operation_rows.follow_up(conn, "i-1", "discard_image", id="first", epoch=row["epoch"], now=1, context=Context())
         operation_rows.accept_action(
             conn,
             row,

@@ -1,7 +1,7 @@
 """Migrations as rows, on both databases: what completes them, what is listed, and who holds what."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from micronova.db.tables import allocations as allocation_table
 from micronova.db.tables import compute_nodes, instances, inventories, migrations
 from micronova.objects import migration_states
 from micronova.objects.errors import Conflict, HostNotHeard
+from micronova.objects.migration import MigrationRow
 from micronova.objects.service_names import COMPUTE
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import add_instances
@@ -27,12 +28,13 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         yield opened
 
 
-def _row(uuid: str, **values: Any) -> dict[str, Any]:
-    return {
+def _row(uuid: str, **values: Any) -> MigrationRow:
+    values = {
         "uuid": uuid, "instance_uuid": f"server-{uuid}", "migration_type": "evacuation", "status": "done",
         "source_compute": "h1", "old_flavor": FLAVOR, "new_flavor": FLAVOR, "old_vm_state": "active",
         "user_id": "u", "project_id": "p", "request_id": "r", "created_at": 1, **values,
     }  # fmt: skip
+    return cast(MigrationRow, values)
 
 
 async def _statuses(database: Database) -> dict[str, str]:
@@ -59,10 +61,10 @@ async def test_pages_are_in_the_order_of_creation_and_end(database: Database) ->
         found = await database.read(server_migrations.list_page, {"project_id": "p"}, marker=marker, limit=3)
         assert found is not None
         rows, more = found
-        seen += [row.uuid for row in rows]
+        seen += [row["uuid"] for row in rows]
         if not more:
             break
-        marker = rows[-1].uuid
+        marker = rows[-1]["uuid"]
     assert seen == list("dcba")
     assert await database.read(server_migrations.list_page, {}, marker="x") is None
 
@@ -130,7 +132,7 @@ async def test_a_page_by_host_and_time_has_each_migration_once(database: Databas
     async def listed(limit: int | None = None, marker: str | None = None, **wanted: Any) -> tuple[str, bool]:
         found = await database.read(server_migrations.list_page, {}, limit=limit, marker=marker, **wanted)
         assert found is not None
-        return "".join(row.uuid for row in found[0]), found[1]
+        return "".join(row["uuid"] for row in found[0]), found[1]
 
     assert await listed(host="h1") == ("ecba", False)
     assert await listed(2, host="h1") == ("ec", True)

@@ -137,7 +137,7 @@ async def test_without_a_broker_or_a_format_nothing_is_sent(sections: dict[str, 
     settings = load(environ={}, **sections)
     made = make_notifier(settings, host="h", clock=SystemClock(), random=random.Random(1))
     assert isinstance(made, BusNotifier) is sends
-    assert isinstance(made, NoNotifications)
+    assert isinstance(made, NoNotifications) is not sends
     await made.start()
     await made.stop()
 

@@ -58,7 +58,7 @@ class World:
         )
 
     async def is_verified(self, id: str, trusted: list[str] | None, **rules: Any) -> bool:
-        made = await self.signatures(**rules).signed(ImageMeta(id=id), trusted, token="alice", seen_by="alice")
+        made = await self.signatures(**rules).signed(ImageMeta(id=id), trusted, user_token="alice", image_token="alice")
         return made.signature is not None
 
 
@@ -117,5 +117,5 @@ def test_what_a_server_keeps_as_trusted(
 
 
 async def test_the_image_of_an_operator_is_read_by_the_service_user(world: World) -> None:
-    await world.signatures(verify=True).signed(ImageMeta(id="signed"), None, token="alice")
+    await world.signatures(verify=True).signed(ImageMeta(id="signed"), None, user_token="alice")
     assert world.glance.tokens == ["service"]

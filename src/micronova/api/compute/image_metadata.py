@@ -87,9 +87,8 @@ class ImageMetadata:
     async def _check_quota(self, request: Request, count: int) -> None:
         project = request.context.project_id
         limits = await self._database.read(quotas.limits_for, project, self._quota_defaults)
-        most = limits["metadata_items"]
-        if 0 <= most < count:
-            raise QuotaExceeded(f"Image metadata limit exceeded: at most {most} items.")
+        if quotas.exceeds(limits, "metadata_items", count):
+            raise QuotaExceeded(f"Image metadata limit exceeded: at most {limits['metadata_items']} items.")
 
 
 def routes(database: Database, client: ImageClient | None, quota_defaults: Mapping[str, int]) -> list[Route]:

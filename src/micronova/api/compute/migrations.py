@@ -18,6 +18,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since, until
 from micronova.objects.errors import Invalid
+from micronova.objects.migration import MigrationRow
 from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 
 RULE = "os_compute_api:os-migrations:index"
@@ -40,15 +41,15 @@ class Shown(NamedTuple):
     links: Links | None = None
 
 
-def _links(row: Any, shown: Shown) -> Any:
+def _links(row: MigrationRow, shown: Shown) -> Any:
     """Return the links of a live migration that is in progress; others are not shown anywhere else."""
-    if shown.links is None or row.migration_type != LIVE_MIGRATION or row.status not in IN_PROGRESS_LIVE:
+    if shown.links is None or row["migration_type"] != LIVE_MIGRATION or row["status"] not in IN_PROGRESS_LIVE:
         return OMIT
-    return shown.links.of(f"servers/{row.instance_uuid}/migrations", str(row.id))
+    return shown.links.of(f"servers/{row['instance_uuid']}/migrations", str(row["id"]))
 
 
 def _host(name: str) -> Field:
-    return Field(name, lambda row, shown: getattr(row, name) if shown.hosts else None, type=str | None)
+    return Field(name, lambda row, shown: row[name] if shown.hosts else None, type=str | None)
 
 
 HOSTS: Final = tuple(map(_host, ("dest_compute", "dest_host", "dest_node", "source_compute", "source_node")))
@@ -56,16 +57,17 @@ MIGRATION = View(
     Field("id", "id", type=int),
     Field("instance_uuid", "instance_uuid", type=str),
     Field("status", "status", type=str),
-    Field("old_instance_type_id", lambda row, _: flavor_number(row.old_flavor), type=int),
-    Field("new_instance_type_id", lambda row, _: flavor_number(row.new_flavor), type=int),
-    Field("created_at", lambda row, _: iso_micros(row.created_at), type=str),
-    Field("updated_at", lambda row, _: iso_micros(row.updated_at), type=str | None),
+    Field("old_instance_type_id", lambda row, _: flavor_number(row["old_flavor"]), type=int),
+    Field("new_instance_type_id", lambda row, _: flavor_number(row["new_flavor"]), type=int),
+    Field("created_at", lambda row, _: iso_micros(row["created_at"]), type=str),
+    Field("updated_at", lambda row, _: iso_micros(row["updated_at"]), type=str | None),
     *HOSTS,
     Field("migration_type", "migration_type", since(23), type=str),
     Field("links", _links, since(23), optional=True, type=LINKS),
     Field("uuid", "uuid", since(59), type=str),
     Field("user_id", "user_id", since(80), type=str),
     Field("project_id", "project_id", since(80), type=str),
+    keyed=True,
 )
 
 
@@ -148,7 +150,7 @@ class Migrations:
         shown = Shown(request.allows(f"{RULE}:host"), links)
         body: dict[str, Any] = {"migrations": [shape(row, shown) for row in rows]}
         if more and limit:
-            body["migrations_links"] = links.next(request, "os-migrations", rows[-1].uuid)
+            body["migrations_links"] = links.next(request, "os-migrations", rows[-1]["uuid"])
         return body
 
 

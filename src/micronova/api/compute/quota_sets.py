@@ -119,7 +119,7 @@ class QuotaSets:
         if not force:
             used = quotas.usage(conn, project, user)
             for name, limit in asked.items():
-                if 0 <= limit < used.get(name, 0):
+                if quotas.exceeds(asked, name, used.get(name, 0)):
                     raise Invalid(
                         f"Quota limit {limit} for {name} must be greater than or equal to already used "
                         f"and reserved {used[name]}."

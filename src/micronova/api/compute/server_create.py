@@ -33,7 +33,7 @@ from micronova.objects.block_device import (
 )
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
-from micronova.objects.scheduling import SERVER_HINTS
+from micronova.objects.scheduling import GROUP_HINT, SERVER_HINTS
 from micronova.servers.create import ServerCreator
 from micronova.servers.create_rules import Created, CreateRequest, parse_zone
 
@@ -320,7 +320,9 @@ def _device(item: Device) -> BlockDevice:
 
 
 MOST_HINT_BYTES: Final = 8192
-"""Bytes that the scheduler hints of a request may have as JSON, about 200 ids: its servers keep them twice each."""
+"""Bytes that the scheduler hints of a request may have as JSON, about 200 ids.
+
+Each server stores them twice: in its row and in its request spec."""
 
 
 def _hints(body: Body) -> dict[str, list[str]]:
@@ -335,7 +337,7 @@ def _hints(body: Body) -> dict[str, list[str]]:
             if isinstance(value, list)
             else [value if isinstance(value, str) else msgspec.json.encode(value).decode()]
         )
-        if name == "group" and (len(values) != 1 or not re.match(UUID, values[0])):
+        if name == GROUP_HINT and (len(values) != 1 or not re.match(UUID, values[0])):
             raise Invalid("Invalid input for field/attribute os:scheduler_hints.group: it must be one uuid.")
         if name in SERVER_HINTS and not all(re.match(UUID, each) for each in values):
             raise Invalid(f"Invalid input for field/attribute os:scheduler_hints.{name}: it must be uuids of servers.")

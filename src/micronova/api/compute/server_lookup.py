@@ -47,8 +47,11 @@ async def authorized_server_to_show(
 
 
 def _with_volumes(
-    conn: sa.Connection, get: Callable[[sa.Connection, str, str | None], Any], id: str, project: str | None
-) -> tuple[Any, tuple[BlockDevice, ...]]:
+    conn: sa.Connection,
+    get: Callable[[sa.Connection, str, str | None], InstanceRow | None],
+    id: str,
+    project: str | None,
+) -> tuple[InstanceRow | None, tuple[BlockDevice, ...]]:
     return get(conn, id, project), instances.volumes_of(conn, id)
 
 

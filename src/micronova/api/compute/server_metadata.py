@@ -84,9 +84,9 @@ class ServerMetadata:
     def _set_items(self, conn: sa.Connection, id: str, items: dict[str, str], *, replace: bool) -> dict[str, str]:
         row = lock_changeable(conn, id, "update metadata")
         wanted = dict(items) if replace else {**row["metadata"], **items}
-        limit = quotas.limits_for(conn, row["project_id"], self._quota_defaults)["metadata_items"]
-        if 0 <= limit < len(wanted):
-            raise QuotaExceeded(f"Maximum number of metadata items exceeds {limit}")
+        limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults)
+        if quotas.exceeds(limits, "metadata_items", len(wanted)):
+            raise QuotaExceeded(f"Maximum number of metadata items exceeds {limits['metadata_items']}")
         instances.update(conn, id, micros(self._clock.now()), {"metadata": wanted})
         return wanted
 

@@ -13,6 +13,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import NotFound
+from micronova.objects.migration import MigrationRow
 from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 from micronova.servers.live_migrations import LiveMigrations
 
@@ -23,13 +24,14 @@ MIGRATION = View(
     Field("id", "id", type=int),
     Field("server_uuid", "instance_uuid", type=str),
     Field("status", "status", type=str),
-    Field("created_at", lambda row, _: iso_micros(row.created_at), type=str),
-    Field("updated_at", lambda row, _: iso_micros(row.updated_at), type=str | None),
+    Field("created_at", lambda row, _: iso_micros(row["created_at"]), type=str),
+    Field("updated_at", lambda row, _: iso_micros(row["updated_at"]), type=str | None),
     *HOSTS,
     *(Field(f"{name}_bytes", lambda _row, _shown: None, type=int | None) for name in _PROGRESS),
     Field("uuid", "uuid", since(59), type=str),
     Field("user_id", "user_id", since(80), type=str),
     Field("project_id", "project_id", since(80), type=str),
+    keyed=True,
 )
 
 
@@ -58,10 +60,10 @@ class ServerMigrations:
         """Show a live migration that is in progress."""
         server = await authorized_server(self._database, request, id)
         rows = await self._database.read(server_migrations.of_instance, server["uuid"])
-        found = next((row for row in rows if row.id == number(migration_id)), None)
+        found = next((row for row in rows if row["id"] == number(migration_id)), None)
         if found is None:
             raise NotFound(f"In-progress live migration {migration_id[:64]} is not found for server {id}.")
-        if found.migration_type != LIVE_MIGRATION:
+        if found["migration_type"] != LIVE_MIGRATION:
             raise NotFound(f"Migration {migration_id} for server {id} is not live-migration.")
         if not _in_progress(found):
             raise NotFound(f"Live migration {migration_id} for server {id} is not in progress.")
@@ -78,8 +80,8 @@ class ServerMigrations:
         await self._live.force_complete(request.context, server, number(migration_id))
 
 
-def _in_progress(row: Any) -> bool:
-    return row.migration_type == LIVE_MIGRATION and row.status in IN_PROGRESS_LIVE
+def _in_progress(row: MigrationRow) -> bool:
+    return row["migration_type"] == LIVE_MIGRATION and row["status"] in IN_PROGRESS_LIVE
 
 
 def routes(database: Database, live: LiveMigrations) -> list[Route]:

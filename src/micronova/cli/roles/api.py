@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from micronova.api.compute import paths
 from micronova.api.compute.app import APIDependencies, routes
 from micronova.api.compute.extensions import load_extensions
 from micronova.api.compute.versions_doc import VENDOR_TYPE, VERSIONS, root_routes
@@ -16,6 +15,7 @@ from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db import flavors, schema
 from micronova.db.tables import flavors as table
 from micronova.http.faults import compute_fault
+from micronova.http.mount import below_versions
 from micronova.http.service import Route, Service
 from micronova.objects.clock import micros
 from micronova.objects.flavor import Flavor
@@ -78,7 +78,7 @@ async def make(process: Process) -> Role:
     )
     for each in (service, above):
         process.register(each)
-    process.apps[service.mount] = paths.dispatch(service.app, above.app, found)
+    process.apps[service.mount] = below_versions(service.app, above.app, found, version="v2.1", relaxed="v2")
     process.mount(_placement(process))
     return _Bootstrap(process)
 

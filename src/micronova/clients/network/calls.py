@@ -18,7 +18,7 @@ RESOURCE_REQUESTS = "port-resource-request"  # the extension with which ports sh
 GUARANTEES = ("minimum_bandwidth", "minimum_packet_rate")  # types of QoS rules that ask for resources
 _POLICIES = ("qos_policy_id", "qos_network_policy_id")  # of a port; its own comes first
 ASKING = ("id", "resource_request", *_POLICIES)  # the attributes of ports that say what they ask for
-CACHE_TIME = 5.0  # seconds for which networks and subnets are cached
+NETWORK_CACHE_TIME = 5.0  # seconds for which networks and subnets are cached
 PAGE = 1000
 
 
@@ -45,7 +45,7 @@ class Calls:
 
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
-        self._networks = ExpiringCache(CACHE_TIME)  # by id, as the service user sees them
+        self._networks = ExpiringCache(NETWORK_CACHE_TIME)  # by id, as the service user sees them
         self._extensions = ExpiringCache(600.0)
 
     async def get(self, path: str, query: Iterable[tuple[str, str]] = (), *, token: str | None = None) -> Any:

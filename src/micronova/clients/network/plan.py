@@ -21,7 +21,7 @@ from micronova.objects.errors import (
 from micronova.objects.network import NetworkPlan, NetworkRequest, PlannedPort, RequestedNetworks
 from micronova.objects.port_resources import PortResources
 
-CACHE_TIME = 2.0  # seconds for which the networks and the free port quota of a project are cached
+PLAN_CACHE_TIME = 2.0  # seconds for which the networks and the free port quota of a project are cached
 SPARE_PORTS = 50  # if the quota has this many more ports than requested, its cached value is good enough
 
 _OUTSIDE = {  # addresses for documentation and benchmarks, one of which is in none of a network's subnets
@@ -42,8 +42,9 @@ class Planner:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._seen = ExpiringCache(CACHE_TIME)  # (project, network) -> Network, and (project,) -> usable networks
-        self._free_ports = ExpiringCache(CACHE_TIME)  # project -> ports that its quota still allows
+        self._known_networks = ExpiringCache(PLAN_CACHE_TIME)  # (project, network) -> Network
+        self._usable_networks = ExpiringCache(PLAN_CACHE_TIME)  # project -> its usable networks
+        self._free_ports = ExpiringCache(PLAN_CACHE_TIME)  # project -> ports that its quota still allows
 
     async def plan(
         self,
@@ -86,7 +87,7 @@ class Planner:
 
     async def _default_port(self, token: str, project_id: str) -> list[_PortDraft] | None:
         """Return a port on the only network that the project can use; None if there is no network."""
-        found = await self._seen.get((project_id,), lambda: self._available(token, project_id))
+        found = await self._usable_networks.get(project_id, lambda: self._available(token, project_id))
         if len(found) > 1:
             raise Conflict("Multiple possible networks found, use a Network ID to be more specific.")
         await self._check_no_guarantees(found)
@@ -142,7 +143,7 @@ class Planner:
         return found
 
     async def _networks(self, ids: Sequence[str], token: str, project_id: str) -> dict[str, Network]:
-        known = {id: self._seen.peek((project_id, id)) for id in ids}
+        known = {id: self._known_networks.peek((project_id, id)) for id in ids}
         missing = [id for id, network in known.items() if network is None]
         if missing:
             fetched = await self._calls.networks_seen_by(missing, token)
@@ -150,7 +151,7 @@ class Planner:
                 if id not in fetched:
                     raise RequestedNotFound(f"Network {id} could not be found.")
                 known[id] = fetched[id]
-                self._seen.put((project_id, id), fetched[id])
+                self._known_networks.put((project_id, id), fetched[id])
         return known
 
     async def _ports(

@@ -45,7 +45,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "rollback_live_migration": moves.rollback_live_migration,
     "post_live_migration_at_destination": moves.post_live_migration_at_destination,
 }
-"""By the kind of the order. One that reverts a resize removes the guest on the destination."""
+"""By the kind of the order. The order `revert_resize` removes the guest on the destination."""
 
 UNDO: Final[dict[str, Handler]] = {
     "attach_interface": guests.detach_interface,

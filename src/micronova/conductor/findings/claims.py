@@ -189,7 +189,9 @@ def claim_anew(
         raise Conflict(f"Host {row['host']} lacks room for server {server} ({lack}): migrate it, or another one.")
     if instance_rows.has_ports_or_volumes(conn, row) and operation_rows.get(conn, operation) is None:
         context = Context(request_id="req-repair", project_id=row["project_id"], user_id=row["user_id"])
-        operation_rows.follow_up(conn, row, BIND_PORTS, id=operation, epoch=row["epoch"], now=now, context=context)
+        operation_rows.follow_up(
+            conn, row["uuid"], BIND_PORTS, id=operation, epoch=row["epoch"], now=now, context=context
+        )
     return f"server {server} holds what it asks for of node {row['node_uuid']}"
 
 

@@ -52,7 +52,7 @@ def record_discard(conn: sa.Connection, operation: Operation, row: InstanceRow, 
         return {}
     operation_rows.follow_up(
         conn,
-        row,
+        row["uuid"],
         DISCARD_IMAGE,
         id=discard_operation_ids(row)[0],
         epoch=operation.epoch,

@@ -144,7 +144,7 @@ class Offloading:
         if not instances.has_ports_or_volumes(conn, row):
             return NoMoreWork(ended="error")
         id, context = str(uuid.uuid5(NAMESPACE, f"{operation.id} {operation.epoch}")), operation.context
-        operation_rows.follow_up(conn, row, BIND_PORTS, id=id, epoch=operation.epoch, now=now, context=context)
+        operation_rows.follow_up(conn, row["uuid"], BIND_PORTS, id=id, epoch=operation.epoch, now=now, context=context)
         return NoMoreWork(ended="error", follow_ups=(id,))
 
 

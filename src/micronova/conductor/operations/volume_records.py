@@ -32,7 +32,7 @@ def record_settle(
     id = str(uuid.uuid5(NAMESPACE, " ".join((operation.id, str(operation.epoch), *told))))
     context = operation.context
     operation_rows.follow_up(
-        conn, row, SETTLE_VOLUMES, id=id, epoch=operation.epoch, now=now, context=context, payload=payload
+        conn, row["uuid"], SETTLE_VOLUMES, id=id, epoch=operation.epoch, now=now, context=context, payload=payload
     )
     return (id,)
 

@@ -25,7 +25,7 @@ from micronova.embedded.volume.api.snapshots import SnapshotHandlers
 from micronova.embedded.volume.api.transfers import TransferHandlers
 from micronova.embedded.volume.api.type_encryption import TypeEncryptionHandlers
 from micronova.embedded.volume.api.types import TypeHandlers
-from micronova.embedded.volume.api.versions import VERSIONS, dispatch, root_routes
+from micronova.embedded.volume.api.versions import VERSIONS, root_routes
 from micronova.embedded.volume.api.volume_encryption import VolumeEncryptionHandlers
 from micronova.embedded.volume.api.volume_sources import Sources
 from micronova.embedded.volume.api.volumes import VolumeHandlers
@@ -55,6 +55,7 @@ from micronova.embedded.volume.store import service_rows, type_queries
 from micronova.embedded.volume.tables import metadata
 from micronova.http.client import ServiceClient
 from micronova.http.faults import compute_fault
+from micronova.http.mount import below_versions
 from micronova.http.service import Authenticator, Observer, Policy, Route, Service
 from micronova.objects.clock import Clock
 
@@ -127,7 +128,7 @@ class VolumeService:
         )
         self.service = service("volume", found, prefix=PREFIX, versions=VERSIONS, types=TYPES)
         self.documents = service("volume-versions", root_routes())
-        self.app = dispatch(self.service.app, self.documents.app, found)
+        self.app = below_versions(self.service.app, self.documents.app, found, version="v3")
 
     async def start(self) -> None:
         """Bring the schema up to date, and continue the operations that earlier processes have not finished."""

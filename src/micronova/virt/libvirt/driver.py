@@ -454,7 +454,7 @@ class LibvirtDriver:
 
     @property
     def _facts(self) -> HostFacts:
-        return self._launcher.host.facts
+        return self._launcher.profile.facts
 
     async def _ensure_daemon(self) -> None:
         if self._daemon is not None:

@@ -1,13 +1,10 @@
-"""The versions of the API: the documents that clients read to find them, and the paths below which they are.
+"""The versions of the API: the documents that clients read to find them.
 
 The documents need no token. The API's resources are below /v3 and /v3/PROJECT.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-from micronova.http.asgi import App, Receive, Scope, Send
-from micronova.http.mount import below_project
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Versions
@@ -45,23 +42,3 @@ def root_routes() -> list[Route]:
 def routes() -> list[Route]:
     """Declare the route of /v3 itself."""
     return [Route(method="GET", path="", handler=index, policy=None)]
-
-
-def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
-    """Return the application that is mounted at /volume; `below_project` says what is taken for a project."""
-    resources = frozenset(route.path.split("/")[1] for route in routes if route.path)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        version, _, rest = scope["path"].lstrip("/").partition("/")
-        if version != "v3":
-            await version_documents(scope, receive, send)
-            return
-        inner = dict(scope)
-        inner["micronova.path"] = scope["path"]  # as the client wrote it, which access rules are about
-        project, rest = below_project(rest, resources)
-        if project:
-            inner["micronova.project"] = project
-        inner["path"] = f"/v3/{rest}" if rest else "/v3"
-        await api(inner, receive, send)
-
-    return app

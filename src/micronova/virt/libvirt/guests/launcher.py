@@ -62,9 +62,9 @@ class Launcher:
         self._reserving = asyncio.Lock()
         self.mdevs = MediatedDevices(connection, guests.cloud)
 
-    def prepare(self, host: HostProfile, ids: range) -> None:
+    def prepare(self, profile: HostProfile, ids: range) -> None:
         """Set the profile of the host and the range of user ids of guests. No guest is started before."""
-        self._profile = host
+        self._profile = profile
         self._ids = ids
 
     @property
@@ -73,7 +73,7 @@ class Launcher:
         return self._profile is not None
 
     @property
-    def host(self) -> HostProfile:
+    def profile(self) -> HostProfile:
         """The profile of the host; raise DriverFailed if it is not set yet."""
         if self._profile is None:
             raise DriverFailed("The driver is not ready.")
@@ -93,12 +93,12 @@ class Launcher:
 
     def check(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Raise an error if a guest cannot be started here with these disks."""
-        compose(self.host, plan.instance, record, plan.network_info, plan.volumes)
+        compose(self.profile, plan.instance, record, plan.network_info, plan.volumes)
 
     def renew(self, plan: GuestPlan, record: GuestRecord, before: GuestRecord) -> GuestRecord:
         """Return the record of a guest that takes the CPUs and the user of the one before; check that it fits here."""
         record = msgspec.structs.replace(record, pins=before.pins, uid=before.uid)
-        compose(self.host, plan.instance, record, plan.network_info, plan.volumes)
+        self.check(plan, record)
         return record
 
     async def reserve_again(self, plan: GuestPlan, record: GuestRecord) -> None:
@@ -119,7 +119,7 @@ class Launcher:
         if both := sorted(wanted & cpus):
             log.warning("CPUs %s of guest %s belong to another one", both, record.uuid)
             raise Unavailable("CPUs of the server belong to another guest, which has to leave.")
-        if unknown := sorted(wanted - set(parse_cpus(self.host.settings.cpu_dedicated_set))):
+        if unknown := sorted(wanted - set(parse_cpus(self.profile.settings.cpu_dedicated_set))):
             raise InsufficientResources(
                 "CPUs of the server are no longer for pinned guests.", details=f"CPUs {', '.join(map(str, unknown))}"
             )
@@ -127,14 +127,16 @@ class Launcher:
             log.warning("PCI devices %s of guest %s belong to another one", same, record.uuid)
             raise Unavailable("PCI devices of the server belong to another guest, which has to leave.")
         pins = msgspec.structs.replace(pins, mdevs=await self.mdevs.choose(plan, mdevs))
-        compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info, plan.volumes)
+        compose(
+            self.profile, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info, plan.volumes
+        )
         return pins
 
     async def launch(self, plan: GuestPlan, record: GuestRecord, *, start: bool = True) -> GuestRecord:
         """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
         record = await self._admit(record, resumed=False)
         await self.admit_to_volumes(record, plan.volumes)
-        xml = domain_xml(compose(self.host, plan.instance, record, plan.network_info, plan.volumes))
+        xml = domain_xml(compose(self.profile, plan.instance, record, plan.network_info, plan.volumes))
         await self.mdevs.make(record)
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
@@ -171,7 +173,7 @@ class Launcher:
 
     async def resume(self, uuid: str) -> None:
         """Let the CPUs of a paused guest run."""
-        await self._files.run(self.host.layout.seal, uuid)
+        await self._files.run(self.profile.layout.seal, uuid)
         await self._guests.change(uuid, domains.resume, "resume the guest")
 
     async def _start(
@@ -217,7 +219,7 @@ class Launcher:
         return started
 
     def _share(self, record: GuestRecord) -> None:
-        layout = self.host.layout
+        layout = self.profile.layout
         for disk in record.attached:
             if disk.backing is not None:
                 layout.link_base(record.uuid, disk.backing, disk.file)
@@ -226,7 +228,7 @@ class Launcher:
             layout.admit(record.uuid, record.uid, files)
 
     def _free_id(self) -> int | None:
-        return free_id(self._ids, self._records.taken_ids()) if self.host.facts.is_qemu else None
+        return free_id(self._ids, self._records.taken_ids()) if self.profile.facts.is_qemu else None
 
     def _taken(self, guest: GuestRecord) -> tuple[set[int], set[str], set[str]]:
         """Return the CPUs, PCI devices and mediated devices of others, and those that the guest had before."""

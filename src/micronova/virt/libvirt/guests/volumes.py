@@ -53,7 +53,7 @@ class GuestVolumes:
         """Give a guest a volume, unless it has it; after a failure it has not got it."""
         uuid, export = plan.instance.uuid, volume.connection.export_name
         record, _ = await self._guests.require(uuid)
-        bus = volume_bus(self._launcher.host, plan.instance, volume)
+        bus = volume_bus(self._launcher.profile, plan.instance, volume)
         had = await self._change(uuid, lambda domain: _has(domain, export), "find the volume")
         await self._launcher.admit_to_volumes(record, (volume,))
         try:
@@ -77,7 +77,7 @@ class GuestVolumes:
         lacking = [live for live in scopes if not live or domain.isActive()]
         lacking = [live for live in lacking if domains.volume_xml(domain, export, live=live) is None]
         target = wanted_name(volume, bus, domains.disk_targets(domain))
-        xml = unparse(disk(volume_disk(volume, bus, target, None), self._launcher.host.facts.virt_type))
+        xml = unparse(disk(volume_disk(volume, bus, target, None), self._launcher.profile.facts.virt_type))
         for live in sorted(lacking, reverse=True):  # the running guest first: it may refuse
             domain.attachDeviceFlags(xml, scopes[live])
         if domain.isActive():
@@ -112,7 +112,7 @@ class GuestVolumes:
         record, _ = await self._guests.require(uuid)
         before, after = old.connection.export_name, new.connection.export_name
         await self._launcher.admit_to_volumes(record, (new,))
-        bus = volume_bus(self._launcher.host, plan.instance, new)
+        bus = volume_bus(self._launcher.profile, plan.instance, new)
         target = await self._change(uuid, lambda domain: domains.volume_target(domain, before), "find the volume")
         if target is not None:
             try:
@@ -176,7 +176,7 @@ class GuestVolumes:
             reconnecting.forget(domain, before)
         if domains.volume_xml(domain, new.connection.export_name, live=False) is None:
             target = domains.volume_target(domain, new.connection.export_name) or wanted_name(new, bus, ())
-            xml = unparse(disk(volume_disk(new, bus, target, None), self._launcher.host.facts.virt_type))
+            xml = unparse(disk(volume_disk(new, bus, target, None), self._launcher.profile.facts.virt_type))
             domain.attachDeviceFlags(xml, config)
 
     async def extend(self, uuid: str, volume: AttachedVolume, size: int) -> None:

@@ -154,7 +154,8 @@ class DiskMaker:
             path = self._layout.guest(record.uuid) / disk.file
             try:
                 if disk.role == "root":
-                    await self._root(plan, disk, path)
+                    assert plan.instance.image is not None
+                    await self._of_image(plan, plan.instance.image, disk, path, grows=True)
                 elif disk.role == "swap":
                     await self._formatted(path, plan.instance.flavor.swap * MIB, "swap")
                 elif disk.role == "ephemeral":
@@ -246,10 +247,6 @@ class DiskMaker:
         await tools.make_file_system(fresh, kind, path.name.removeprefix("disk."), size)
         await self._files.run(sync_file, fresh)
         await self._files.run(os.replace, fresh, path)
-
-    async def _root(self, plan: GuestPlan, disk: DiskRecord, path: Path) -> None:
-        assert plan.instance.image is not None
-        await self._of_image(plan, plan.instance.image, disk, path, grows=True)
 
     async def _of_image(self, plan: GuestPlan, image: ImageMeta, disk: DiskRecord, path: Path, *, grows: bool) -> None:
         """Create a disk of an image, which has to fit the flavor's disk; one that `grows` gets its size."""
