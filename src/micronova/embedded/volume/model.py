@@ -82,6 +82,11 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: int | None
 
     @property
+    def is_connected(self) -> bool:
+        """Whether a host can reach the volume through it."""
+        return self.connection_info is not None
+
+    @property
     def target(self) -> dict[str, str]:
         """The policy target."""
         return {"project_id": self.project_id}

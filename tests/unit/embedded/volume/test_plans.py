@@ -14,6 +14,7 @@ from micronova.embedded.volume.operations import engine, messages
 from micronova.embedded.volume.store import (
     attachment_queries,
     backup_queries,
+    connection_queries,
     paging,
     quotas,
     snapshot_queries,
@@ -113,6 +114,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "attachments of a server": lambda conn: attachment_queries.list_attachments(
         conn, page(attachments), [attachments.c.instance_uuid == "i7"]
     ),
+    "whether a volume is connected": lambda conn: connection_queries.connected(conn, "h", "v7"),
     "transfers": fetch(transfers),
     "messages": fetch(message_rows),
     "a new message": _message,

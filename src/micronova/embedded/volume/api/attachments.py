@@ -251,7 +251,7 @@ def _reserved_before(volume: Volume, asked: NewAttachment) -> Attachment | None:
         return None
     server = uuid(asked.instance_uuid)
     for each in volume.attachments:
-        if (each.instance_uuid, each.attach_status, each.connection_info) == (server, RESERVED, None):
+        if (each.instance_uuid, each.attach_status) == (server, RESERVED) and not each.is_connected:
             return each if asked.mode in (None, each.attach_mode) else None
     return None
 
@@ -273,7 +273,7 @@ async def check_unused(request: Request, found: Iterable[Attachment]) -> None:
     volume that another server may have by then. Administrators may delete such attachments, to clean up after a server
     that is gone.
     """
-    connected = [each for each in found if each.instance_uuid and each.connection_info]
+    connected = [each for each in found if each.instance_uuid and each.is_connected]
     if not connected or is_admin_or_service(request):
         return
     if not await request.service.is_from_service(request):

@@ -167,8 +167,6 @@ class FileActions:
             states.check_volume(found, action)
             if found.status == RESERVED:
                 request.authorize(found.target, "volume:reimage_reserved")
-            if any(each.connector is not None for each in found.attachments):
-                raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host: detach it before.")
             await self._core.begin_operation(
                 self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )

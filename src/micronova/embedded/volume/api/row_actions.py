@@ -185,9 +185,5 @@ class RowActions:
         volume_queries.update(conn, volume, values, self._core.now())
         if not same_encryption(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
             raise Changed  # since the request has compared them; from now on the volume keeps them as they are
-        before, after = (
-            {name: amount for name, amount in quotas.volume(id, volume.size).items() if id in name}
-            for id in (volume.volume_type_id, new.id)
-        )
-        quotas.charge(conn, volume.project_id, after, self._core.settings.quotas)
-        quotas.release(conn, volume.project_id, before)
+        before, after = (quotas.of_volume_type(id, volume.size) for id in (volume.volume_type_id, new.id))
+        quotas.move(conn, volume.project_id, after, before, self._core.settings.quotas)

@@ -264,13 +264,19 @@ class SnapshotHandlers:
         async def attempt() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
             states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(self.record_delete, snapshot, operation_id, request.context.request_id)
+            await self._core.begin_operation(self._record_delete, snapshot, operation_id, request.context.request_id)
 
         await repeat(f"Snapshot {snapshot_id}", attempt)
 
-    def record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        """Record that a snapshot is deleted, in the transaction of a request."""
-        new = operation_rows.begin(
+    def _record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+        if self.record_delete_operation(conn, snapshot, operation_id, request_id):
+            self.record_deleting(conn, snapshot)
+
+    def record_delete_operation(
+        self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str
+    ) -> bool:
+        """Write the operation that deletes a snapshot; return False if it is there already."""
+        return operation_rows.begin(
             conn,
             self._core,
             DeleteSnapshot,
@@ -280,9 +286,11 @@ class SnapshotHandlers:
             project_id=snapshot.project_id,
             request_id=request_id,
         )
-        if new:
-            values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
-            snapshot_queries.update(conn, snapshot, values, self._core.now())
+
+    def record_deleting(self, conn: sa.Connection, snapshot: Snapshot) -> None:
+        """Write the status of a snapshot that is deleted; raise Changed."""
+        values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
+        snapshot_queries.update(conn, snapshot, values, self._core.now())
 
     async def reset_status(self, request: Request, snapshot_id: str) -> None:
         """Set the status, whatever it is."""
@@ -329,7 +337,7 @@ class SnapshotHandlers:
 
     def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
         operation_rows.cancel(conn, snapshot.id, but=operation_id)
-        self.record_delete(conn, snapshot, operation_id, request_id)
+        self._record_delete(conn, snapshot, operation_id, request_id)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

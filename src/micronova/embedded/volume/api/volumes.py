@@ -396,10 +396,10 @@ class VolumeHandlers:
             operation_rows.cancel(conn, volume.id, but=operation_id)
         if operation_rows.get(conn, operation_id) is not None:
             return  # the answer to the first commit was lost
-        # The snapshots first: the operation of the volume waits for theirs, because they name it as their source.
+        # Those of the snapshots first: that of the volume waits for them, because they name it as their source.
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
-            self._snapshots.record_delete(conn, snapshot, self._core.new_id(), request_id)
+            self._snapshots.record_delete_operation(conn, snapshot, self._core.new_id(), request_id)
         operation_rows.begin(
             conn,
             self._core,
@@ -410,6 +410,8 @@ class VolumeHandlers:
             request_id=request_id,
         )
         volume_queries.update(conn, volume, {"status": states.VOLUME_ACTIONS["delete"].during}, self._core.now())
+        for snapshot in sorted(snapshots, key=lambda each: each.id):
+            self._snapshots.record_deleting(conn, snapshot)
 
 
 def _flag(request: Request, name: str) -> bool:

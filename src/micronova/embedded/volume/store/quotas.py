@@ -37,12 +37,12 @@ def of_type(resource: str, type_id: str) -> str:
 
 def volume(type_id: str, size: int, number: int = 1) -> dict[str, int]:
     """Return what a volume uses."""
-    return {
-        "volumes": number,
-        "gigabytes": size,
-        of_type("volumes", type_id): number,
-        of_type("gigabytes", type_id): size,
-    }
+    return {"volumes": number, "gigabytes": size, **of_volume_type(type_id, size, number)}
+
+
+def of_volume_type(type_id: str, size: int, number: int = 1) -> dict[str, int]:
+    """Return what a volume uses of the quota of its type."""
+    return {of_type("volumes", type_id): number, of_type("gigabytes", type_id): size}
 
 
 def snapshot(type_id: str, size: int) -> dict[str, int]:
@@ -79,6 +79,19 @@ def release(conn: sa.Connection, project_id: str, freed: Mapping[str, int]) -> N
     for resource, amount in sorted(freed.items()):
         if amount:
             conn.execute(_RELEASE, {"project": project_id, "kind": resource, "amount": amount})
+
+
+def move(
+    conn: sa.Connection,
+    project_id: str,
+    charged: Mapping[str, int],
+    released: Mapping[str, int],
+    defaults: Mapping[str, int],
+) -> None:
+    """Charge and release a project's quota in one order of the rows; raise as `charge` does."""
+    for resource in sorted({*charged, *released}):
+        charge(conn, project_id, {resource: charged.get(resource, 0)}, defaults)
+        release(conn, project_id, {resource: released.get(resource, 0)})
 
 
 def check_size(conn: sa.Connection, project_id: str, size: int, defaults: Mapping[str, int]) -> None:
