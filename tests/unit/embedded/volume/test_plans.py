@@ -47,6 +47,7 @@ FILL: Rows = (
     ("snapshot_metadata", VOLUMES, {"snapshot_id": "'s' || n", "key": "'k'", "value": "'v' || n"}),
     ("backups", VOLUMES, {**OF_PROJECT, "id": "'b' || n", "volume_id": "'v' || n"}),
     ("attachments", VOLUMES, {**OF_PROJECT, "id": "'a' || n", "volume_id": "'v' || n", "instance_uuid": "'i' || n"}),
+    ("volume_connections", VOLUMES, {"volume_id": "'v' || n", "host": "'h' || n"}),
     ("transfers", VOLUMES, {**OF_PROJECT, "id": "'x' || n", "volume_id": "'v' || n"}),
     ("messages", VOLUMES, {**OF_PROJECT, "id": "'m' || n", "expires_at": "1000000000 + n"}),
     (

@@ -15,7 +15,7 @@ from micronova.embedded.volume import states
 from micronova.embedded.volume.api.backups import brief
 from micronova.embedded.volume.api.request_bodies import Body, Items, Text, Uuid, uuid
 from micronova.embedded.volume.backend.keys import KeyNotReadable
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_of
 from micronova.embedded.volume.model import CREATING, MAX_SIZE, Backup
 from micronova.embedded.volume.operations import operation_rows
@@ -124,14 +124,14 @@ class BackupRecordHandlers:
         self._check_key(backup)
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             if await self._core.database.read(backup_queries.get, backup.id) is not None:
                 raise Invalid(f"Invalid backup: Backup {backup.id} exists already.")
             await self._core.begin_operation(
                 self._record, backup, uuid(record.file), operation_id, request.context.request_id
             )
 
-        await repeat(f"Backup {backup.id}", attempt)
+        await retry_or_conflict(f"Backup {backup.id}", try_once)
         return {"backup": brief(request, backup)}
 
     def _check_key(self, backup: Backup) -> None:

@@ -15,7 +15,7 @@ from micronova.embedded.volume.api.snapshots import ForceDeleteBody, ResetStatus
 from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_columns, key_of
 from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
 from micronova.embedded.volume.operations import operation_rows
@@ -179,7 +179,7 @@ class BackupHandlers:
             raise Invalid(f"There is one availability zone, '{self._core.settings.availability_zone}'.")
         volume_id, new_id, operation_id = uuid(asked.volume_id), self._core.new_id(), self._core.new_id()
 
-        async def attempt() -> Backup:
+        async def try_once() -> Backup:
             volume = await self._core.load_volume(request, volume_id)
             snapshot: Snapshot | None = None
             if asked.snapshot_id is None:
@@ -218,7 +218,7 @@ class BackupHandlers:
             )
             return made
 
-        made = await repeat(f"Volume {volume_id}", attempt)
+        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
         return {"backup": brief(request, made)}
 
     def _record(
@@ -264,12 +264,12 @@ class BackupHandlers:
         if not values:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
-        async def attempt() -> Backup:
+        async def try_once() -> Backup:
             backup = await self._core.load_backup(request, backup_id, "backup:update")
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
             return await self._core.load_backup(request, backup_id)
 
-        changed = await repeat(f"Backup {backup_id}", attempt)
+        changed = await retry_or_conflict(f"Backup {backup_id}", try_once)
         return {"backup": brief(request, changed)}
 
     async def delete(self, request: Request, backup_id: str) -> None:
@@ -283,7 +283,7 @@ class BackupHandlers:
     async def _begin_delete(self, request: Request, backup_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             backup = await self._core.load_backup(request, backup_id)
             if not force:
                 states.check_backup(backup, "delete")
@@ -291,7 +291,7 @@ class BackupHandlers:
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
-        await repeat(f"Backup {backup_id}", attempt)
+        await retry_or_conflict(f"Backup {backup_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, backup: Backup, force: bool, operation_id: str, request_id: str
@@ -329,7 +329,7 @@ class BackupHandlers:
             )
             draft = await self._volumes.draft(request, source, name=name)
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             backup = await self._core.load_backup(request, backup_id, "backup:restore")
             states.check_backup(backup, "restore")
             volume = draft
@@ -347,7 +347,7 @@ class BackupHandlers:
             )
             return volume
 
-        volume = await repeat(f"Backup {backup_id}", attempt)
+        volume = await retry_or_conflict(f"Backup {backup_id}", try_once)
         return {"restore": {"backup_id": backup_id, "volume_id": volume.id, "volume_name": volume.name}}
 
     def _record_restore(
@@ -375,7 +375,7 @@ class BackupHandlers:
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)
         if is_new:
             self._volumes.insert(conn, volume)
-            volume_queries.record(conn, volume.id, values, now)
+            volume_queries.touch(conn, volume.id, values, now)
 
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
@@ -383,11 +383,11 @@ class BackupHandlers:
         if status not in states.BACKUP_STATUSES:
             raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
-        await repeat(f"Backup {backup_id}", attempt)
+        await retry_or_conflict(f"Backup {backup_id}", try_once)
 
 
 def brief(request: Request, backup: Backup) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from msgspec import Meta
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Size, Text, Uuid, gibibytes, truth, uuid
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.images import Images, check_fits, find, metadata_of, properties_of
 from micronova.embedded.volume.model import AVAILABLE, IN_USE, RESERVED, Volume
 from micronova.embedded.volume.operations import operation_rows
@@ -85,7 +85,7 @@ class FileActions:
         size = gibibytes(request.body.arguments.new_size, "new_size")
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             if request.minor >= 42 and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:extend_attached_volume")
@@ -98,7 +98,7 @@ class FileActions:
                 self._record_extend, volume, size, operation_id, request.context.request_id
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     def _record_extend(
         self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str
@@ -115,7 +115,7 @@ class FileActions:
         named = request.body.arguments.snapshot_id
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             found = await self._core.database.read(snapshot_queries.of_volume, volume.id)
             if not found or named != found[0].id:
@@ -138,7 +138,7 @@ class FileActions:
                 source_id=found[0].id,
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     async def reimage(self, request: Request, volume_id: str) -> None:
         """Replace the content of a volume by an image."""
@@ -162,7 +162,7 @@ class FileActions:
         )
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._core.load_volume(request, volume_id, "volume:reimage")
             states.check_volume(found, action)
             if found.status == RESERVED:
@@ -171,7 +171,7 @@ class FileActions:
                 self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     async def upload(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Make an image of a volume."""
@@ -201,7 +201,7 @@ class FileActions:
             "protected": False if asked.protected is None else truth(asked.protected),
         }
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
             # Without this process it begins later, and fails if there is no image by then.
@@ -217,7 +217,7 @@ class FileActions:
             )
             return found
 
-        volume = await repeat(f"Volume {volume_id}", attempt)
+        volume = await retry_or_conflict(f"Volume {volume_id}", try_once)
         try:
             image = await self._images.create(document, request.context.token)
         except Exception:

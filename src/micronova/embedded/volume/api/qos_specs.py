@@ -12,7 +12,7 @@ from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Key, Text, required_name
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import QosSpecs
 from micronova.embedded.volume.store import qos_queries, type_queries
 from micronova.embedded.volume.store.paging import Listed, fetch
@@ -140,11 +140,11 @@ class QosSpecsHandlers:
         text = last(request.raw_query, "force")
         force = text is not None and RULES.boolean("force", text)
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(specs_id)
             await self._core.database.write(qos_queries.delete, found, force, self._core.now())
 
-        await repeat(f"QoS specs {specs_id}", attempt)
+        await retry_or_conflict(f"QoS specs {specs_id}", try_once)
 
     async def associations(self, request: Request, specs_id: str) -> dict[str, Any]:
         """List the volume types that are associated with QoS specs."""
@@ -173,7 +173,7 @@ class QosSpecsHandlers:
         if not type_id:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._core.database.read(type_queries.existing, type_id)
             if value is not None and found.qos_specs_id not in (None, value):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
@@ -181,7 +181,7 @@ class QosSpecsHandlers:
                 return
             await self._core.database.write(type_queries.update, found, {"qos_specs_id": value}, self._core.now())
 
-        await repeat(f"Volume type {type_id}", attempt)
+        await retry_or_conflict(f"Volume type {type_id}", try_once)
 
     async def _load(self, specs_id: str) -> QosSpecs:
         found = await self._core.database.read(qos_queries.get, specs_id)
@@ -190,14 +190,14 @@ class QosSpecsHandlers:
         return found
 
     async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(specs_id)
             values, now = change(found), self._core.now()
             await self._core.database.write(
                 revisions.update, qos_specs.c.revision, found.id, found.revision, values, now
             )
 
-        await repeat(f"QoS specs {specs_id}", attempt)
+        await retry_or_conflict(f"QoS specs {specs_id}", try_once)
 
 
 def _view(found: QosSpecs) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
-from micronova.embedded.volume.core import UUID, Core, repeat
+from micronova.embedded.volume.core import UUID, Core, retry_or_conflict
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
 from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.store import quotas, snapshot_queries, type_queries, volume_queries
@@ -154,7 +154,7 @@ class TransferHandlers:
         volume_id, key, salt = uuid(asked.volume_id), secrets.token_hex(16), secrets.token_hex(8)
         new_id = self._core.new_id()
 
-        async def attempt() -> Transfer:
+        async def try_once() -> Transfer:
             volume = await self._core.load_volume(request, volume_id)
             states.check_volume(volume, "transfer")
             made = Transfer(
@@ -174,24 +174,24 @@ class TransferHandlers:
             await self._core.database.write(_insert, volume, made)
             return made
 
-        made = await repeat(f"Volume {volume_id}", attempt)
+        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
         return {"transfer": {**_full(request, base, made), "auth_key": key}}
 
     async def delete(self, request: Request, transfer_id: str) -> None:
         """Take an offer back."""
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(request, transfer_id, "volume:delete_transfer")
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
             await self._core.database.write(_delete, found, volume, self._core.now())
 
-        await repeat(f"Transfer {transfer_id}", attempt)
+        await retry_or_conflict(f"Transfer {transfer_id}", try_once)
 
     async def accept(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Take a volume over, with its snapshots unless the offer excludes them."""
         key = str(request.body.accept.auth_key)
 
-        async def attempt() -> Transfer:
+        async def try_once() -> Transfer:
             found = await self._core.database.read(_get, transfer_id) if UUID.fullmatch(transfer_id) else None
             # Who does not have the key learns nothing about a transfer, not even that there is one.
             if found is None or not hmac.compare_digest(found.key_hash, _hash(found.salt, key)):
@@ -207,7 +207,7 @@ class TransferHandlers:
             await self._core.database.write(self._take_over, found, volume, request.context)
             return found
 
-        accepted = await repeat(f"Transfer {transfer_id}", attempt)
+        accepted = await retry_or_conflict(f"Transfer {transfer_id}", try_once)
         return {"transfer": _brief(request, base, accepted)}
 
     def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:

@@ -29,7 +29,7 @@ from micronova.embedded.volume.api.snapshots import SnapshotHandlers
 from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.backend.keys import SealedKey
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
 from micronova.embedded.volume.model import CREATING, Volume, VolumeType
 from micronova.embedded.volume.operations import operation_rows
@@ -217,7 +217,7 @@ class VolumeHandlers:
         if asked.availability_zone not in (None, "", zone):
             raise Invalid(f"Availability zone '{asked.availability_zone}' is invalid: there is only '{zone}'.")
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             source = await self._sources.find(
                 request,
                 None if asked.size is None else gibibytes(asked.size),
@@ -239,7 +239,7 @@ class VolumeHandlers:
             )
             return volume
 
-        return {"volume": VolumeView(request).plain(await repeat("What the volume is made of", attempt))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict("What the volume is made of", try_once))}
 
     async def draft(
         self,
@@ -339,12 +339,12 @@ class VolumeHandlers:
         if request.minor >= 53 and not values and isinstance(given.metadata, UnsetType):
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             volume = await self._core.load_volume(request, volume_id, "volume:update")
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
             return await self._core.load_volume(request, volume_id, "volume:update")
 
-        return {"volume": VolumeView(request).plain(await repeat(f"Volume {volume_id}", attempt))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"Volume {volume_id}", try_once))}
 
     @staticmethod
     def _change(
@@ -371,7 +371,7 @@ class VolumeHandlers:
         """Check that a volume may be deleted, and begin the operation that deletes it."""
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id, rule)
             if not force:
                 states.check_volume(volume, "delete")
@@ -379,7 +379,7 @@ class VolumeHandlers:
                 self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str

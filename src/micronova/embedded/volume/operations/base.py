@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -53,6 +53,13 @@ class Attempt:
         return report
 
 
+class Touch(Protocol):
+    """Changes columns of a row, whatever others have changed."""
+
+    def __call__(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+        """Change columns of the row with this id."""
+
+
 class OperationKind(ABC):
     """One kind of work."""
 
@@ -60,6 +67,7 @@ class OperationKind(ABC):
     action: ClassVar[messages.Action]  # what the message about a failure says was tried
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
+    touch: ClassVar[Touch]  # changes the row of the resource
     failure_status: ClassVar[str] = ERROR  # of the resource, after a failure
 
     def __init__(self, core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> None:
@@ -76,7 +84,7 @@ class OperationKind(ABC):
         """
 
     async def existing(self, get: Callable[[sa.Connection, str], R | None], id: str) -> R:
-        """Return what an operation changes, whose row exists for as long as the operation does."""
+        """Return what an operation changes or reads, whose row exists for as long as the operation does."""
         found = await self.core.database.read(get, id)
         assert found is not None
         return found
@@ -91,13 +99,9 @@ class OperationKind(ABC):
             part = self.files.part(self.directory, operation.resource_id, operation.id, what)
             await self.files.remove(self.directory, part.name)
 
-    @abstractmethod
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the resource."""
-
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
-        self.record(conn, operation.resource_id, {"status": self.failure_status}, now)
+        self.touch(conn, operation.resource_id, {"status": self.failure_status}, now)
         self.give_back(conn, operation, now)
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:  # noqa: B027 (most hold nothing)

@@ -89,7 +89,7 @@ def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Any) -> No
     if volume is not None:
         if volume.status in states.WORKING:
             values["status"] = status_with(volume.attachments)
-        volume_queries.record(conn, volume_id, values, now)
+        volume_queries.touch(conn, volume_id, values, now)
 
 
 def _status_of(volume: Volume, following: Sequence[Attachment]) -> str:

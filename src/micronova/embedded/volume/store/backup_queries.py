@@ -15,7 +15,7 @@ SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: backups.c[name] for name in ("id", "name", "status", "size", "volume_id", "created_at", "updated_at")
 }
 _ROWS = Rows(backups)
-insert, update, record, ids = _ROWS.insert, _ROWS.update, _ROWS.record, _ROWS.ids
+insert, update, touch, ids = _ROWS.insert, _ROWS.update, _ROWS.touch, _ROWS.ids
 
 
 def get(conn: sa.Connection, backup_id: str) -> Backup | None:

@@ -30,6 +30,7 @@ def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int]
         for row in rows:
             fresh = box.reseal(SealedKey(id=row.encryption_key_id, sealed=row.sealed_key))
             if fresh is not None:
+                # `revisions.touch` would say that the resource was changed: its user sees `updated_at`.
                 values = {"sealed_key": fresh.sealed, "revision": columns.revision + 1}
                 conn.execute(table.update().where(columns.id == row.id).values(values))
                 changed += 1

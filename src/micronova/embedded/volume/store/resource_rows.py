@@ -66,7 +66,7 @@ class Rows:
         """Change a row; raise Changed if another request has changed it meanwhile."""
         revisions.update(conn, self.table.c.revision, read.id, read.revision, values, now)
 
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+    def touch(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
         """Change a row, whatever others have changed; the owner of its operation does that."""
         revisions.touch(conn, self.table.c.revision, self.table.c.id == id, now=now, **values)
 

@@ -16,7 +16,7 @@ SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: snapshots.c[name] for name in ("id", "status", "name", "created_at", "updated_at", "volume_id", "size")
 } | {"display_name": snapshots.c.name, "volume_size": snapshots.c.size}
 _ROWS, _METADATA = Rows(snapshots), Metadata(snapshot_metadata.c.snapshot_id)
-update, record, ids, set_metadata = _ROWS.update, _ROWS.record, _ROWS.ids, _METADATA.set
+update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
