@@ -57,7 +57,7 @@ async def _reseal(settings: Settings, place: StateDirectory) -> dict[str, tuple[
     from micronova.embedded.identity.blobs import BlobBox
     from micronova.embedded.identity.reseal import reseal as reseal_blobs
     from micronova.embedded.volume.backend.keys import KeyBox
-    from micronova.embedded.volume.store import key_rows
+    from micronova.embedded.volume.store import key_queries
 
     process = Process(settings, [], place)
     try:
@@ -73,7 +73,9 @@ async def _reseal(settings: Settings, place: StateDirectory) -> dict[str, tuple[
             counted["credentials of users"] = await _all(identity, reseal_blobs, BlobBox(key, others))
         volume = await process.open_database("volume")
         if await _has(process, volume, "volume", "backups", "sealed_key"):
-            counted["keys of volumes, snapshots and backups"] = await _all(volume, key_rows.reseal, KeyBox(key, others))
+            counted["keys of volumes, snapshots and backups"] = await _all(
+                volume, key_queries.reseal, KeyBox(key, others)
+            )
         return counted
     finally:
         await process.stop()

@@ -10,11 +10,13 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.db.keyset import SortKey
 from micronova.embedded.volume.model import Operation
-from micronova.embedded.volume.operations import engine, messages
+from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.store import (
     attachment_queries,
     backup_queries,
     connection_queries,
+    message_queries,
+    operation_queries,
     paging,
     quotas,
     snapshot_queries,
@@ -85,7 +87,8 @@ def fetch(table: sa.Table) -> Callable[[sa.Connection], Any]:
 
 def _message(conn: sa.Connection) -> None:
     resource, action = messages.Resource.VOLUME, messages.Action.CREATE_VOLUME
-    messages.add(conn, "new", OPERATION, resource, action, messages.Detail.UNKNOWN, 1000)
+    made = messages.message("new", OPERATION, resource, action, messages.Detail.UNKNOWN, 1000)
+    message_queries.add(conn, made)
 
 
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
@@ -122,7 +125,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "whether volumes have a type": lambda conn: type_queries.delete(
         conn, type_queries.get(conn, "t9")  # type: ignore[arg-type]
     ),
-    "the next operations": lambda conn: engine._ready(conn, "h", 1),
+    "the next operations": lambda conn: operation_queries.ready(conn, "h", 1, 16, 200),
     "a charge to the quota": lambda conn: quotas.charge(conn, "p7", quotas.volume("t1", 1), quotas.QUOTAS),
     "the usage of a project": lambda conn: quotas.usage_of(conn, "p7"),
 }  # fmt: skip

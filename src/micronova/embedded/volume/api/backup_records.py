@@ -18,7 +18,6 @@ from micronova.embedded.volume.backend.keys import KeyNotReadable
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_of
 from micronova.embedded.volume.model import CREATING, MAX_SIZE, Backup
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.backup_work import ImportBackup
 from micronova.embedded.volume.store import backup_queries, quotas
 from micronova.http.request import Request
@@ -146,10 +145,9 @@ class BackupRecordHandlers:
                 raise Invalid(f"Invalid backup: Backup {backup.id} is encrypted: {error.message}") from None
 
     def _record(self, conn: sa.Connection, backup: Backup, file: str, operation_id: str, request_id: str) -> None:
-        new = operation_rows.begin(
+        new = ImportBackup.begin(
             conn,
             self._core,
-            ImportBackup,
             id=operation_id,
             resource_id=backup.id,
             source_id=file,

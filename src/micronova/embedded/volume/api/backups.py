@@ -18,10 +18,9 @@ from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_columns, key_of
 from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, RestoreBackup
 from micronova.embedded.volume.operations.payloads import CreateBackupPayload, RestoreBackupPayload, RestoredValues
-from micronova.embedded.volume.store import backup_queries, quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import backup_queries, operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import backups
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -232,10 +231,9 @@ class BackupHandlers:
         request_id: str,
     ) -> None:
         source = volume if snapshot is None else snapshot
-        new = operation_rows.begin(
+        new = CreateBackup.begin(
             conn,
             self._core,
-            CreateBackup,
             id=operation_id,
             resource_id=backup.id,
             source_id=source.id,
@@ -297,11 +295,10 @@ class BackupHandlers:
         self, conn: sa.Connection, backup: Backup, force: bool, operation_id: str, request_id: str
     ) -> None:
         if force:
-            operation_rows.cancel(conn, backup.id, but=operation_id)
-        new = operation_rows.begin(
+            operation_queries.cancel(conn, backup.id, but=operation_id)
+        new = DeleteBackup.begin(
             conn,
             self._core,
-            DeleteBackup,
             id=operation_id,
             resource_id=backup.id,
             project_id=backup.project_id,
@@ -353,10 +350,9 @@ class BackupHandlers:
     def _record_restore(
         self, conn: sa.Connection, backup: Backup, volume: Volume, is_new: bool, operation_id: str, request_id: str
     ) -> None:
-        new = operation_rows.begin(
+        new = RestoreBackup.begin(
             conn,
             self._core,
-            RestoreBackup,
             id=operation_id,
             resource_id=volume.id,
             source_id=backup.id,

@@ -11,7 +11,6 @@ from micronova.embedded.volume.api.request_bodies import Body, Flag, Size, Text,
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.images import Images, check_fits, find, metadata_of, properties_of
 from micronova.embedded.volume.model import AVAILABLE, IN_USE, RESERVED, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.base import OperationKind
 from micronova.embedded.volume.operations.payloads import (
     ExtendVolumePayload,
@@ -20,7 +19,13 @@ from micronova.embedded.volume.operations.payloads import (
     UploadVolumePayload,
 )
 from micronova.embedded.volume.operations.volume_work import ExtendVolume, ReimageVolume, RevertVolume, UploadVolume
-from micronova.embedded.volume.store import attachment_queries, quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import (
+    attachment_queries,
+    operation_queries,
+    quotas,
+    snapshot_queries,
+    volume_queries,
+)
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE, Route
@@ -223,7 +228,7 @@ class FileActions:
         except Exception:
             await self._core.database.write(_end_upload, volume.id, operation_id, self._core.now())
             raise
-        await self._core.begin_operation(operation_rows.release, operation_id)
+        await self._core.begin_operation(operation_queries.release, operation_id)
         shown = {
             "id": volume.id,
             "updated_at": iso_micros(volume.updated_at),
@@ -252,10 +257,9 @@ class FileActions:
         source_id: str | None = None,
         not_before: int = 0,
     ) -> bool:
-        new = operation_rows.begin(
+        new = kind.begin(
             conn,
             self._core,
-            kind,
             id=operation_id,
             resource_id=volume.id,
             source_id=source_id,
@@ -272,5 +276,5 @@ class FileActions:
 
 def _end_upload(conn: sa.Connection, volume_id: str, operation_id: str, now: int) -> None:
     """End an upload to an image that could not be created."""
-    if operation_rows.remove(conn, operation_id):
+    if operation_queries.remove(conn, operation_id):
         attachment_queries.end_work(conn, volume_id, now)

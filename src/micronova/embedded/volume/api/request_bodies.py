@@ -23,7 +23,7 @@ Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)] | Annotated[str, Meta(pattern=r"^
 Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. /]{1,255}\Z")]
 MOST_ITEMS = 128
 Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
-"""Metadata and extra specs."""
+"""Metadata, image metadata and QoS specs."""
 
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(

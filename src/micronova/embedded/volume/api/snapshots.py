@@ -23,9 +23,8 @@ from micronova.embedded.volume.api.request_bodies import (
 )
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import AVAILABLE, CREATING, Snapshot, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.snapshot_work import CreateSnapshot, DeleteSnapshot
-from micronova.embedded.volume.store import quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import snapshots
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -224,10 +223,9 @@ class SnapshotHandlers:
     def _record(
         self, conn: sa.Connection, volume: Volume, snapshot: Snapshot, operation_id: str, request_id: str
     ) -> None:
-        new = operation_rows.begin(
+        new = CreateSnapshot.begin(
             conn,
             self._core,
-            CreateSnapshot,
             id=operation_id,
             resource_id=snapshot.id,
             source_id=volume.id,
@@ -276,10 +274,9 @@ class SnapshotHandlers:
         self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str
     ) -> bool:
         """Write the operation that deletes a snapshot; return False if it is there already."""
-        return operation_rows.begin(
+        return DeleteSnapshot.begin(
             conn,
             self._core,
-            DeleteSnapshot,
             id=operation_id,
             resource_id=snapshot.id,
             source_id=snapshot.volume_id,
@@ -336,7 +333,7 @@ class SnapshotHandlers:
         await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
     def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        operation_rows.cancel(conn, snapshot.id, but=operation_id)
+        operation_queries.cancel(conn, snapshot.id, but=operation_id)
         self._record_delete(conn, snapshot, operation_id, request_id)
 
 

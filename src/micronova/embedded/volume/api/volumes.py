@@ -32,9 +32,8 @@ from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
 from micronova.embedded.volume.model import CREATING, Volume, VolumeType
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.volume_work import CreateVolume, DeleteVolume
-from micronova.embedded.volume.store import quotas, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.tables import volumes
 from micronova.http.paging import check_filter
 from micronova.http.request import Request
@@ -297,10 +296,9 @@ class VolumeHandlers:
         return keys.make(id, cipher.key_bits) if source.key is None else keys.copy(id, source.key)
 
     def _record(self, conn: sa.Connection, volume: Volume, source: Source, operation_id: str, request_id: str) -> None:
-        new = operation_rows.begin(
+        new = CreateVolume.begin(
             conn,
             self._core,
-            CreateVolume,
             id=operation_id,
             resource_id=volume.id,
             project_id=volume.project_id,
@@ -393,17 +391,16 @@ class VolumeHandlers:
                 "before, or ask for cascade."
             )
         if force:
-            operation_rows.cancel(conn, volume.id, but=operation_id)
-        if operation_rows.get(conn, operation_id) is not None:
+            operation_queries.cancel(conn, volume.id, but=operation_id)
+        if operation_queries.get(conn, operation_id) is not None:
             return  # the answer to the first commit was lost
         # Those of the snapshots first: that of the volume waits for them, because they name it as their source.
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
             self._snapshots.record_delete_operation(conn, snapshot, self._core.new_id(), request_id)
-        operation_rows.begin(
+        DeleteVolume.begin(
             conn,
             self._core,
-            DeleteVolume,
             id=operation_id,
             resource_id=volume.id,
             project_id=volume.project_id,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event
@@ -15,6 +16,8 @@ from micronova.embedded.volume.export_manager import ExportManager
 from micronova.embedded.volume.images import Images
 from micronova.embedded.volume.model import ERROR, ERROR_DELETING, GIB, Operation
 from micronova.embedded.volume.operations import messages
+from micronova.embedded.volume.operations.payloads import Payload
+from micronova.embedded.volume.store import operation_queries, service_queries
 
 IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
 
@@ -75,6 +78,40 @@ class OperationKind(ABC):
         self.files = files
         self.images = images
         self.export_manager = export_manager
+
+    @classmethod
+    def begin(
+        cls,
+        conn: sa.Connection,
+        core: Core,
+        *,
+        id: str,
+        resource_id: str,
+        project_id: str,
+        request_id: str,
+        source_id: str | None = None,
+        payload: Payload | None = None,
+        not_before: int = 0,
+    ) -> bool:
+        """Write an operation of this kind. Transactions do this before they change other rows; see ARCHITECTURE.md.
+
+        Raise Invalid if the storage service is frozen. Return False if the operation exists already, because the answer
+        to the first commit was lost: then the transaction has nothing left to do.
+        """
+        service_queries.check_not_frozen(conn, core.host)
+        return operation_queries.begin(
+            conn,
+            cls.name,
+            core.host,
+            core.now(),
+            id=id,
+            resource_id=resource_id,
+            project_id=project_id,
+            request_id=request_id,
+            source_id=source_id,
+            payload={} if payload is None else msgspec.to_builtins(payload),
+            not_before=not_before,
+        )
 
     @abstractmethod
     async def run(self, attempt: Attempt) -> Apply:

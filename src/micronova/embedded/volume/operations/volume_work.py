@@ -34,7 +34,7 @@ from micronova.embedded.volume.operations.volume_events import EXTENDED, REIMAGE
 from micronova.embedded.volume.store import (
     attachment_queries,
     quotas,
-    service_rows,
+    service_queries,
     snapshot_queries,
     type_queries,
     volume_queries,
@@ -150,7 +150,7 @@ class CreateVolume(ImageReader):
         volume = await self.volume(operation)
         size = volume.size * GIB
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
-        disabled = await self.core.database.read(service_rows.is_disabled, volume.host)
+        disabled = await self.core.database.read(service_queries.is_disabled, volume.host)
         if disabled or (volume_type is not None and not satisfy(volume_type.extra_specs)):
             raise Failed(Detail.NO_BACKEND)
         payload = CreateVolumePayload.of(operation)

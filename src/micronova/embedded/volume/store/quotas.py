@@ -121,6 +121,19 @@ def class_limits_of(conn: sa.Connection, class_name: str) -> dict[str, int]:
     return {row.resource: row.maximum for row in conn.execute(chosen.where(class_limits.c.class_name == class_name))}
 
 
+def set_limit(conn: sa.Connection, owner: sa.Column[str], id: str, resource: str, maximum: int) -> None:
+    """Set a limit of a project or a class; `owner` is the column of its id."""
+    row = {owner.name: id, "resource": resource, "maximum": maximum}
+    if not insert_if_absent(conn, owner.table, row):
+        mine = sa.and_(owner == id, owner.table.c.resource == resource)
+        conn.execute(owner.table.update().where(mine).values(maximum=maximum))
+
+
+def delete_limits(conn: sa.Connection, project_id: str) -> None:
+    """Give a project the default limits."""
+    conn.execute(limits.delete().where(limits.c.project_id == project_id))
+
+
 def usage_of(conn: sa.Connection, project_id: str) -> dict[str, int]:
     """Return the usage of a project by resource."""
     rows = conn.execute(sa.select(usages.c.resource, usages.c.used).where(usages.c.project_id == project_id))

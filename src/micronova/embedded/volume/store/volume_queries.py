@@ -9,7 +9,7 @@ from micronova.db.prepared import Prepared
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.volume.model import Attachment, Volume
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
-from micronova.embedded.volume.store.resource_rows import Metadata, Rows
+from micronova.embedded.volume.store.resource_queries import Metadata, Rows
 from micronova.embedded.volume.tables import attachments, volume_metadata, volume_types, volumes
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
