@@ -76,7 +76,7 @@ async def _reseal(settings: Settings, place: StateDirectory, lost: list[str]) ->
     from micronova.embedded.identity.blobs import BlobBox
     from micronova.embedded.identity.reseal import reseal as reseal_blobs
     from micronova.embedded.volume.backend.keys import KeyBox
-    from micronova.embedded.volume.store import key_rows
+    from micronova.embedded.volume.store import key_queries
 
     process = Process(settings, [], place)
     try:
@@ -93,7 +93,7 @@ async def _reseal(settings: Settings, place: StateDirectory, lost: list[str]) ->
         volume = await process.open_database("volume")
         if await _has(process, volume, "volume", "backups", "sealed_key"):
             counted["keys of volumes, snapshots and backups"] = await _all(
-                volume, key_rows.reseal, KeyBox(key, others), lost
+                volume, key_queries.reseal, KeyBox(key, others), lost
             )
         return counted
     finally:

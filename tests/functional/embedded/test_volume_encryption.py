@@ -19,7 +19,7 @@ from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.backend.keys import KeyBox, SealedKey
 from micronova.embedded.volume.backend.luks import BadCipher, Cipher, cipher_of, header_size
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.store import key_rows
+from micronova.embedded.volume.store import key_queries
 from micronova.embedded.volume.tables import backups, snapshots, usages, volumes
 from micronova.objects.errors import MicronovaError
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, SECRET_KEY, SERVICE, World, world
@@ -172,7 +172,7 @@ async def rotate(cloud: World) -> KeyBox:
     """Encrypt all keys anew, as `micronova key rotate` does; return what opens them from then on."""
     both, place = KeyBox(NEXT_KEY, [SECRET_KEY]), ""
     while True:
-        place, _, _ = await cloud.database.write(key_rows.reseal, both, place)
+        place, _, _ = await cloud.database.write(key_queries.reseal, both, place)
         if not place:
             return KeyBox(NEXT_KEY)
 

@@ -12,8 +12,7 @@ import pytest
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.operations import messages
-from micronova.embedded.volume.store import attachment_queries, connection_queries
+from micronova.embedded.volume.store import attachment_queries, connection_queries, message_queries
 from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
@@ -95,7 +94,7 @@ async def test_image_metadata_does_not_grow_without_end(cloud: World) -> None:
 
 
 async def test_messages_do_not_grow_without_end(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MOST_MESSAGES", 3)
+    monkeypatch.setattr(message_queries, "MOST_MESSAGES", 3)
     body = {"binary": "cinder-volume", "host": "here@files"}
     await cloud.do("PUT", "/os-services/disable", body, token=ADMIN)
     failed = []

@@ -131,9 +131,9 @@ def is_admin_or_service(request: Request) -> bool:
     return request.context.is_admin or SERVICE_ROLE in request.context.roles
 
 
-async def repeat(what: str, attempt: Callable[[], Awaitable[R]]) -> R:
-    """Run a change that reads, decides and writes, until no other request comes between; raise Conflict."""
+async def retry_or_conflict(what: str, try_once: Callable[[], Awaitable[R]]) -> R:
+    """Run `revisions.retry`; raise Conflict if other requests change the same at each attempt."""
     try:
-        return await retry(attempt)
+        return await retry(try_once)
     except Contended:
         raise Conflict(f"{what} is being changed by others all the time: try again.") from None

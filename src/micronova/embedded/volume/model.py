@@ -4,8 +4,11 @@ from typing import Any, Final
 
 import msgspec
 
+from micronova.objects.clock import micros
+
 GIB: Final = 1 << 30
 MAX_SIZE: Final = 0x7FFFFFFF  # GiB, as in Cinder
+DOWN_AFTER: Final = 60.0  # seconds after the last sign of life of a service
 
 # The statuses of volumes, snapshots and backups.
 CREATING: Final = "creating"
@@ -80,6 +83,11 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     attached_at: int | None
     created_at: int
     updated_at: int | None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a host can reach the volume through it."""
+        return self.connection_info is not None
 
     @property
     def target(self) -> dict[str, str]:
@@ -183,3 +191,56 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     not_before: int
     created_at: int
+
+
+class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `services`."""
+
+    binary: str
+    host: str
+    disabled: bool
+    disabled_reason: str | None
+    frozen: bool
+    seen_at: int
+
+    def is_up(self, now: int) -> bool:
+        """Return whether the service has shown a sign of life lately."""
+        return self.seen_at >= now - micros(DOWN_AFTER)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `messages`."""
+
+    id: str
+    project_id: str
+    request_id: str
+    resource_type: str
+    resource_uuid: str
+    event_id: str
+    message_level: str
+    user_message: str
+    created_at: int
+    expires_at: int
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id}
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `transfers`. The key itself is not stored."""
+
+    id: str
+    volume_id: str
+    project_id: str
+    name: str | None
+    salt: str
+    key_hash: str
+    no_snapshots: bool
+    created_at: int
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id}

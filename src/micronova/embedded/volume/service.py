@@ -51,7 +51,7 @@ from micronova.embedded.volume.operations.volume_work import (
     RevertVolume,
     UploadVolume,
 )
-from micronova.embedded.volume.store import service_rows, type_queries
+from micronova.embedded.volume.store import service_queries, type_queries
 from micronova.embedded.volume.tables import metadata
 from micronova.http.client import ServiceClient
 from micronova.http.faults import compute_fault
@@ -134,7 +134,7 @@ class VolumeService:
         """Bring the schema up to date, and continue the operations that earlier processes have not finished."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
         await self._database.write(type_queries.ensure, self._first_type())
-        await self._database.write(service_rows.record_alive, self.core.host, self.core.now())
+        await self._database.write(service_queries.record_alive, self.core.host, self.core.now())
         await self.files.start()
         await remove_leftovers(self.core, self.files)
         await self.engine.start()

@@ -1,6 +1,6 @@
 """What may be done with a volume, a snapshot or a backup in which status. The API's errors come from this table."""
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from micronova.embedded.volume.model import (
     ATTACHING,
@@ -42,9 +42,9 @@ class ActionRule(NamedTuple):
     starts: tuple[str, ...]
     during: str = ""  # empty if the action does not change the status
     multiattach: tuple[str, ...] = ()  # further statuses that volumes with multiattach may have
-    # Whether the action replaces the file. The volume must then have no attachments, whatever status an administrator
-    # has set: a server would go on to use the old file.
-    replaces: bool = False
+    # Which attachments the volume may have when the action starts, whatever status an administrator has set: a server
+    # would go on to use a file that is replaced.
+    attachments: Literal["any", "reserved", "none"] = "any"
 
 
 ATTACHABLE: Final = (IN_USE, ATTACHING, RESERVED)
@@ -56,14 +56,14 @@ VOLUME_ACTIONS: Final = {
     "delete": ActionRule((AVAILABLE, ERROR, ERROR_DELETING, ERROR_EXTENDING, ERROR_RESTORING), DELETING),
     "extend": ActionRule((AVAILABLE,), EXTENDING),
     "extend, attached or not": ActionRule((AVAILABLE, IN_USE), EXTENDING),
-    "revert": ActionRule((AVAILABLE,), REVERTING, replaces=True),
+    "revert": ActionRule((AVAILABLE,), REVERTING, attachments="none"),
     "upload": ActionRule((AVAILABLE,), UPLOADING),
     "upload by force": ActionRule((AVAILABLE, IN_USE), UPLOADING),
     "back up": ActionRule((AVAILABLE,), BACKING_UP),
     "back up by force": ActionRule((AVAILABLE, IN_USE), BACKING_UP),
-    "reimage": ActionRule((AVAILABLE, ERROR), DOWNLOADING),
-    "reimage, reserved or not": ActionRule((AVAILABLE, ERROR, RESERVED), DOWNLOADING),
-    "restore a backup": ActionRule((AVAILABLE,), RESTORING_BACKUP, replaces=True),
+    "reimage": ActionRule((AVAILABLE, ERROR), DOWNLOADING, attachments="reserved"),
+    "reimage, reserved or not": ActionRule((AVAILABLE, ERROR, RESERVED), DOWNLOADING, attachments="reserved"),
+    "restore a backup": ActionRule((AVAILABLE,), RESTORING_BACKUP, attachments="none"),
     "retype": ActionRule((AVAILABLE,)),
     "set readonly": ActionRule((AVAILABLE,)),
     "snapshot": ActionRule((AVAILABLE,)),
@@ -110,7 +110,9 @@ def check_volume(volume: Volume, action: str) -> ActionRule:
         raise Invalid(
             f"Invalid volume: Volume {volume.id} is {volume.status}; to {action}, it must be {' or '.join(starts)}."
         )
-    if entry.replaces and volume.attachments:
+    if entry.attachments == "reserved" and any(each.is_connected for each in volume.attachments):
+        raise Invalid(f"Invalid volume: Volume {volume.id} is connected to a host; to {action}, detach it before.")
+    if entry.attachments == "none" and volume.attachments:
         raise Invalid(f"Invalid volume: Volume {volume.id} is attached; to {action}, detach it before.")
     return entry
 

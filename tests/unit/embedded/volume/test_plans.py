@@ -10,10 +10,13 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.db.keyset import SortKey
 from micronova.embedded.volume.model import Operation
-from micronova.embedded.volume.operations import engine, messages
+from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.store import (
     attachment_queries,
     backup_queries,
+    connection_queries,
+    message_queries,
+    operation_queries,
     paging,
     quotas,
     snapshot_queries,
@@ -46,6 +49,7 @@ FILL: Rows = (
     ("snapshot_metadata", VOLUMES, {"snapshot_id": "'s' || n", "key": "'k'", "value": "'v' || n"}),
     ("backups", VOLUMES, {**OF_PROJECT, "id": "'b' || n", "volume_id": "'v' || n"}),
     ("attachments", VOLUMES, {**OF_PROJECT, "id": "'a' || n", "volume_id": "'v' || n", "instance_uuid": "'i' || n"}),
+    ("volume_connections", VOLUMES, {"volume_id": "'v' || n", "host": "'h' || n"}),
     ("transfers", VOLUMES, {**OF_PROJECT, "id": "'x' || n", "volume_id": "'v' || n"}),
     ("messages", VOLUMES, {**OF_PROJECT, "id": "'m' || n", "expires_at": "1000000000 + n"}),
     (
@@ -83,7 +87,8 @@ def fetch(table: sa.Table) -> Callable[[sa.Connection], Any]:
 
 def _message(conn: sa.Connection) -> None:
     resource, action = messages.Resource.VOLUME, messages.Action.CREATE_VOLUME
-    messages.add(conn, "new", OPERATION, resource, action, messages.Detail.UNKNOWN, 1000)
+    made = messages.message("new", OPERATION, resource, action, messages.Detail.UNKNOWN, 1000)
+    message_queries.add(conn, made)
 
 
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
@@ -113,13 +118,14 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "attachments of a server": lambda conn: attachment_queries.list_attachments(
         conn, page(attachments), [attachments.c.instance_uuid == "i7"]
     ),
+    "whether a volume is connected": lambda conn: connection_queries.connected(conn, "h", "v7"),
     "transfers": fetch(transfers),
     "messages": fetch(message_rows),
     "a new message": _message,
     "whether volumes have a type": lambda conn: type_queries.delete(
         conn, type_queries.get(conn, "t9")  # type: ignore[arg-type]
     ),
-    "the next operations": lambda conn: engine._ready(conn, "h", 1),
+    "the next operations": lambda conn: operation_queries.ready(conn, "h", 1, 16, 200),
     "a charge to the quota": lambda conn: quotas.charge(conn, "p7", quotas.volume("t1", 1), quotas.QUOTAS),
     "the usage of a project": lambda conn: quotas.usage_of(conn, "p7"),
 }  # fmt: skip

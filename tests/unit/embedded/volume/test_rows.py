@@ -6,19 +6,19 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.volume import tables
-from micronova.embedded.volume.api.messages import Message
-from micronova.embedded.volume.api.transfers import Transfer
 from micronova.embedded.volume.model import (
     Attachment,
     Backup,
+    Message,
     Operation,
     QosSpecs,
+    ServiceRow,
     Snapshot,
+    Transfer,
     TypeEncryption,
     Volume,
     VolumeType,
 )
-from micronova.embedded.volume.store.service_rows import ServiceRow
 
 TYPES: list[tuple[type, sa.Table, set[str]]] = [
     (Volume, tables.volumes, {"type_name", "metadata", "attachments"}),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import Volume
 from micronova.embedded.volume.store import volume_queries
 from micronova.http.request import Request
@@ -35,9 +35,9 @@ def action_route(action: str, handler: Any, policy: str, arguments: Any = Any, s
 async def change_row(core: Core, request: Request, volume_id: str, change: Change) -> Volume:
     """Write the columns that `change` returns for a volume; return the volume as it was before."""
 
-    async def attempt() -> Volume:
+    async def try_once() -> Volume:
         volume = await core.load_volume(request, volume_id)
         await core.database.write(volume_queries.update, volume, change(volume), core.now())
         return volume
 
-    return await repeat(f"Volume {volume_id}", attempt)
+    return await retry_or_conflict(f"Volume {volume_id}", try_once)

@@ -9,7 +9,7 @@ from micronova.embedded.volume.api.action_routes import action_route, change_row
 from micronova.embedded.volume.api.attachments import check_unused
 from micronova.embedded.volume.api.request_bodies import Body, Text, Uuid, uuid
 from micronova.embedded.volume.backend.exports import Connection
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_action_answer, check_mode
 from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, Volume
 from micronova.embedded.volume.store import attachment_queries, connection_queries
@@ -112,7 +112,7 @@ class AttachActions:
             raise Invalid("Name either instance_uuid or host_name.")
         new_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             states.check_volume(volume, "attach")
             now = self._core.now()
@@ -133,7 +133,7 @@ class AttachActions:
             )
             await self._core.database.write(attachment_queries.add, volume, attachment, now)
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     async def detach(self, request: Request, volume_id: str) -> None:
         """Record that a server or a host has given the volume back."""
@@ -147,7 +147,7 @@ class AttachActions:
         asked: Detach | ForceDetach | None = request.body.arguments
         named = None if asked is None or asked.attachment_id is None else uuid(asked.attachment_id)
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             if check and volume.status != AVAILABLE:  # one that is detached already needs nothing
                 states.check_volume(volume, "detach")
@@ -159,14 +159,14 @@ class AttachActions:
             await check_unused(request, [each for each in volume.attachments if each.id in ids])
             await self._core.database.write(attachment_queries.remove_by_action, volume, ids, self._core.now())
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
         await self._export_manager.stop_serving_unused(volume_id)
 
     async def initialize_connection(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Let a host connect to the volume."""
         connector = request.body.arguments.connector
 
-        async def attempt() -> Connection:
+        async def try_once() -> Connection:
             volume = await self._core.load_volume(request, volume_id)
             mode = check_mode(volume, connector.get("mode"))
             connection = await self._export_manager.describe(volume, connector, mode)
@@ -174,7 +174,7 @@ class AttachActions:
             await self._export_manager.serve(volume)
             return connection
 
-        return {"connection_info": as_action_answer(await repeat(f"Volume {volume_id}", attempt))}
+        return {"connection_info": as_action_answer(await retry_or_conflict(f"Volume {volume_id}", try_once))}
 
     async def terminate_connection(self, request: Request, volume_id: str) -> None:
         """End the connection of a host, or all without a connector; those of attachments stay."""

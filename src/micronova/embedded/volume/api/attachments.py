@@ -10,7 +10,7 @@ from msgspec import field
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.request_bodies import Body, Uuid, uuid
-from micronova.embedded.volume.core import Core, is_admin_or_service, repeat
+from micronova.embedded.volume.core import Core, is_admin_or_service, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_attachment, check_mode
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, DOWNLOADING, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.store import attachment_queries
@@ -137,7 +137,7 @@ class AttachmentHandlers:
         asked: NewAttachment = request.body.attachment
         new_id = self._core.new_id()
 
-        async def attempt() -> Attachment:
+        async def try_once() -> Attachment:
             volume = await self._core.load_volume(request, uuid(asked.volume_uuid), "volume:attachment_create")
             if (reserved := _reserved_before(volume, asked)) is not None:
                 return reserved
@@ -163,7 +163,7 @@ class AttachmentHandlers:
             await self._core.database.write(attachment_queries.add, volume, attachment, self._core.now())
             return attachment
 
-        attachment = await repeat(f"Volume {asked.volume_uuid}", attempt)
+        attachment = await retry_or_conflict(f"Volume {asked.volume_uuid}", try_once)
         if asked.connector:
             try:
                 attachment = await self._connect(request, attachment.id, asked.connector)
@@ -181,7 +181,7 @@ class AttachmentHandlers:
         return {"attachment": _full(request, await self._connect(request, attachment_id, connector))}
 
     async def _connect(self, request: Request, attachment_id: str, connector: dict[str, Any]) -> Attachment:
-        async def attempt() -> Attachment:
+        async def try_once() -> Attachment:
             attachment = await self._load(request, attachment_id, "volume:get")
             volume = await self._core.load_volume(request, attachment.volume_id, "volume:get")
             if volume.status == DOWNLOADING:  # its file is about to be replaced
@@ -204,19 +204,19 @@ class AttachmentHandlers:
             await self._export_manager.serve(volume)
             return following
 
-        return await repeat(f"Attachment {attachment_id}", attempt)
+        return await retry_or_conflict(f"Attachment {attachment_id}", try_once)
 
     async def complete(self, request: Request, attachment_id: str) -> None:
         """Record that the server has the volume."""
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             attachment = await self._load(request, attachment_id, "volume:attachment_complete")
             volume = await self._core.load_volume(request, attachment.volume_id, "volume:get")
             now = self._core.now()
             following = msgspec.structs.replace(attachment, attach_status=ATTACHED, attached_at=now)
             await self._core.database.write(attachment_queries.change, volume, following, now)
 
-        await repeat(f"Attachment {attachment_id}", attempt)
+        await retry_or_conflict(f"Attachment {attachment_id}", try_once)
 
     async def delete(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Delete an attachment, and list the others of the volume."""
@@ -225,13 +225,13 @@ class AttachmentHandlers:
         return {"attachments": [_brief(each) for each in volume.attachments if each.id != attachment_id]}
 
     async def _remove(self, request: Request, attachment_id: str) -> Volume:
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             attachment = await self._load(request, attachment_id, "volume:get")
             volume = await self._core.load_volume(request, attachment.volume_id, "volume:get")
             await self._core.database.write(attachment_queries.remove, volume, [attachment_id], self._core.now())
             return volume
 
-        volume = await repeat(f"Attachment {attachment_id}", attempt)
+        volume = await retry_or_conflict(f"Attachment {attachment_id}", try_once)
         await self._export_manager.stop_serving_unused(volume.id)
         return volume
 
@@ -251,7 +251,7 @@ def _reserved_before(volume: Volume, asked: NewAttachment) -> Attachment | None:
         return None
     server = uuid(asked.instance_uuid)
     for each in volume.attachments:
-        if (each.instance_uuid, each.attach_status, each.connection_info) == (server, RESERVED, None):
+        if (each.instance_uuid, each.attach_status) == (server, RESERVED) and not each.is_connected:
             return each if asked.mode in (None, each.attach_mode) else None
     return None
 
@@ -273,7 +273,7 @@ async def check_unused(request: Request, found: Iterable[Attachment]) -> None:
     volume that another server may have by then. Administrators may delete such attachments, to clean up after a server
     that is gone.
     """
-    connected = [each for each in found if each.instance_uuid and each.connection_info]
+    connected = [each for each in found if each.instance_uuid and each.is_connected]
     if not connected or is_admin_or_service(request):
         return
     if not await request.service.is_from_service(request):

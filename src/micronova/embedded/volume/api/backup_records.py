@@ -15,10 +15,9 @@ from micronova.embedded.volume import states
 from micronova.embedded.volume.api.backups import brief
 from micronova.embedded.volume.api.request_bodies import Body, Items, Text, Uuid, uuid
 from micronova.embedded.volume.backend.keys import KeyNotReadable
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_of
 from micronova.embedded.volume.model import CREATING, MAX_SIZE, Backup
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.backup_work import ImportBackup
 from micronova.embedded.volume.store import backup_queries, quotas
 from micronova.http.request import Request
@@ -124,14 +123,14 @@ class BackupRecordHandlers:
         self._check_key(backup)
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             if await self._core.database.read(backup_queries.get, backup.id) is not None:
                 raise Invalid(f"Invalid backup: Backup {backup.id} exists already.")
             await self._core.begin_operation(
                 self._record, backup, uuid(record.file), operation_id, request.context.request_id
             )
 
-        await repeat(f"Backup {backup.id}", attempt)
+        await retry_or_conflict(f"Backup {backup.id}", try_once)
         return {"backup": brief(request, backup)}
 
     def _check_key(self, backup: Backup) -> None:
@@ -146,10 +145,9 @@ class BackupRecordHandlers:
                 raise Invalid(f"Invalid backup: Backup {backup.id} is encrypted: {error.message}") from None
 
     def _record(self, conn: sa.Connection, backup: Backup, file: str, operation_id: str, request_id: str) -> None:
-        new = operation_rows.begin(
+        new = ImportBackup.begin(
             conn,
             self._core,
-            ImportBackup,
             id=operation_id,
             resource_id=backup.id,
             source_id=file,

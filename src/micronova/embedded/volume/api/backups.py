@@ -15,13 +15,12 @@ from micronova.embedded.volume.api.snapshots import ForceDeleteBody, ResetStatus
 from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import key_columns, key_of
 from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, RestoreBackup
 from micronova.embedded.volume.operations.payloads import CreateBackupPayload, RestoreBackupPayload, RestoredValues
-from micronova.embedded.volume.store import backup_queries, quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import backup_queries, operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import backups
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -179,7 +178,7 @@ class BackupHandlers:
             raise Invalid(f"There is one availability zone, '{self._core.settings.availability_zone}'.")
         volume_id, new_id, operation_id = uuid(asked.volume_id), self._core.new_id(), self._core.new_id()
 
-        async def attempt() -> Backup:
+        async def try_once() -> Backup:
             volume = await self._core.load_volume(request, volume_id)
             snapshot: Snapshot | None = None
             if asked.snapshot_id is None:
@@ -218,7 +217,7 @@ class BackupHandlers:
             )
             return made
 
-        made = await repeat(f"Volume {volume_id}", attempt)
+        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
         return {"backup": brief(request, made)}
 
     def _record(
@@ -232,10 +231,9 @@ class BackupHandlers:
         request_id: str,
     ) -> None:
         source = volume if snapshot is None else snapshot
-        new = operation_rows.begin(
+        new = CreateBackup.begin(
             conn,
             self._core,
-            CreateBackup,
             id=operation_id,
             resource_id=backup.id,
             source_id=source.id,
@@ -264,12 +262,12 @@ class BackupHandlers:
         if not values:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
-        async def attempt() -> Backup:
+        async def try_once() -> Backup:
             backup = await self._core.load_backup(request, backup_id, "backup:update")
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
             return await self._core.load_backup(request, backup_id)
 
-        changed = await repeat(f"Backup {backup_id}", attempt)
+        changed = await retry_or_conflict(f"Backup {backup_id}", try_once)
         return {"backup": brief(request, changed)}
 
     async def delete(self, request: Request, backup_id: str) -> None:
@@ -283,7 +281,7 @@ class BackupHandlers:
     async def _begin_delete(self, request: Request, backup_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             backup = await self._core.load_backup(request, backup_id)
             if not force:
                 states.check_backup(backup, "delete")
@@ -291,17 +289,16 @@ class BackupHandlers:
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
-        await repeat(f"Backup {backup_id}", attempt)
+        await retry_or_conflict(f"Backup {backup_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, backup: Backup, force: bool, operation_id: str, request_id: str
     ) -> None:
         if force:
-            operation_rows.cancel(conn, backup.id, but=operation_id)
-        new = operation_rows.begin(
+            operation_queries.cancel(conn, backup.id, but=operation_id)
+        new = DeleteBackup.begin(
             conn,
             self._core,
-            DeleteBackup,
             id=operation_id,
             resource_id=backup.id,
             project_id=backup.project_id,
@@ -329,7 +326,7 @@ class BackupHandlers:
             )
             draft = await self._volumes.draft(request, source, name=name)
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             backup = await self._core.load_backup(request, backup_id, "backup:restore")
             states.check_backup(backup, "restore")
             volume = draft
@@ -347,16 +344,15 @@ class BackupHandlers:
             )
             return volume
 
-        volume = await repeat(f"Backup {backup_id}", attempt)
+        volume = await retry_or_conflict(f"Backup {backup_id}", try_once)
         return {"restore": {"backup_id": backup_id, "volume_id": volume.id, "volume_name": volume.name}}
 
     def _record_restore(
         self, conn: sa.Connection, backup: Backup, volume: Volume, is_new: bool, operation_id: str, request_id: str
     ) -> None:
-        new = operation_rows.begin(
+        new = RestoreBackup.begin(
             conn,
             self._core,
-            RestoreBackup,
             id=operation_id,
             resource_id=volume.id,
             source_id=backup.id,
@@ -375,7 +371,7 @@ class BackupHandlers:
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)
         if is_new:
             self._volumes.insert(conn, volume)
-            volume_queries.record(conn, volume.id, values, now)
+            volume_queries.touch(conn, volume.id, values, now)
 
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
@@ -383,11 +379,11 @@ class BackupHandlers:
         if status not in states.BACKUP_STATUSES:
             raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
-        await repeat(f"Backup {backup_id}", attempt)
+        await retry_or_conflict(f"Backup {backup_id}", try_once)
 
 
 def brief(request: Request, backup: Backup) -> dict[str, Any]:

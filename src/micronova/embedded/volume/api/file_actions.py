@@ -8,10 +8,9 @@ from msgspec import Meta
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Size, Text, Uuid, gibibytes, truth, uuid
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.images import Images, check_fits, find, metadata_of, properties_of
 from micronova.embedded.volume.model import AVAILABLE, IN_USE, RESERVED, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.base import OperationKind
 from micronova.embedded.volume.operations.payloads import (
     ExtendVolumePayload,
@@ -20,7 +19,13 @@ from micronova.embedded.volume.operations.payloads import (
     UploadVolumePayload,
 )
 from micronova.embedded.volume.operations.volume_work import ExtendVolume, ReimageVolume, RevertVolume, UploadVolume
-from micronova.embedded.volume.store import attachment_queries, quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import (
+    attachment_queries,
+    operation_queries,
+    quotas,
+    snapshot_queries,
+    volume_queries,
+)
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE, Route
@@ -85,7 +90,7 @@ class FileActions:
         size = gibibytes(request.body.arguments.new_size, "new_size")
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             if request.minor >= 42 and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:extend_attached_volume")
@@ -98,7 +103,7 @@ class FileActions:
                 self._record_extend, volume, size, operation_id, request.context.request_id
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     def _record_extend(
         self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str
@@ -115,7 +120,7 @@ class FileActions:
         named = request.body.arguments.snapshot_id
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             found = await self._core.database.read(snapshot_queries.of_volume, volume.id)
             if not found or named != found[0].id:
@@ -138,7 +143,7 @@ class FileActions:
                 source_id=found[0].id,
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     async def reimage(self, request: Request, volume_id: str) -> None:
         """Replace the content of a volume by an image."""
@@ -162,18 +167,16 @@ class FileActions:
         )
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._core.load_volume(request, volume_id, "volume:reimage")
             states.check_volume(found, action)
             if found.status == RESERVED:
                 request.authorize(found.target, "volume:reimage_reserved")
-            if any(each.connector is not None for each in found.attachments):
-                raise Invalid(f"Invalid volume: Volume {found.id} is connected to a host: detach it before.")
             await self._core.begin_operation(
                 self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     async def upload(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Make an image of a volume."""
@@ -203,7 +206,7 @@ class FileActions:
             "protected": False if asked.protected is None else truth(asked.protected),
         }
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
             # Without this process it begins later, and fails if there is no image by then.
@@ -219,13 +222,13 @@ class FileActions:
             )
             return found
 
-        volume = await repeat(f"Volume {volume_id}", attempt)
+        volume = await retry_or_conflict(f"Volume {volume_id}", try_once)
         try:
             image = await self._images.create(document, request.context.token)
         except Exception:
             await self._core.database.write(_end_upload, volume.id, operation_id, self._core.now())
             raise
-        await self._core.begin_operation(operation_rows.release, operation_id)
+        await self._core.begin_operation(operation_queries.release, operation_id)
         shown = {
             "id": volume.id,
             "updated_at": iso_micros(volume.updated_at),
@@ -254,10 +257,9 @@ class FileActions:
         source_id: str | None = None,
         not_before: int = 0,
     ) -> bool:
-        new = operation_rows.begin(
+        new = kind.begin(
             conn,
             self._core,
-            kind,
             id=operation_id,
             resource_id=volume.id,
             source_id=source_id,
@@ -274,5 +276,5 @@ class FileActions:
 
 def _end_upload(conn: sa.Connection, volume_id: str, operation_id: str, now: int) -> None:
     """End an upload to an image that could not be created."""
-    if operation_rows.remove(conn, operation_id):
+    if operation_queries.remove(conn, operation_id):
         attachment_queries.end_work(conn, volume_id, now)

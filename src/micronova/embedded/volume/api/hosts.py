@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.store import service_rows
+from micronova.embedded.volume.store import host_queries, service_queries
 from micronova.embedded.volume.tables import snapshots, volumes
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -51,7 +51,7 @@ class HostHandlers:
                     "service-state": "disabled" if row.disabled else "enabled",
                     "last-update": iso_micros(row.seen_at),
                 }
-                for row in await self._core.database.read(service_rows.rows)
+                for row in await self._core.database.read(service_queries.rows)
             ]
         }
 
@@ -72,21 +72,22 @@ class HostHandlers:
         if status not in ("enable", "disable"):
             raise Invalid(f"Invalid status: '{status[:64]}' is neither enable nor disable.")
         disabled = status == "disable"
-        binary = service_rows.VOLUME_SERVICE
-        if not await self._core.database.write(service_rows.set_disabled, binary, host, disabled, None):
+        binary = service_queries.VOLUME_SERVICE
+        if not await self._core.database.write(service_queries.set_disabled, binary, host, disabled, None):
             raise _missing(host)
         return {"host": host, "status": f"{status}d"}
 
 
 def _used_by_project(conn: sa.Connection, host: str) -> dict[str, dict[str, int]]:
-    if service_rows.get(conn, service_rows.VOLUME_SERVICE, host) is None:
+    if service_queries.get(conn, service_queries.VOLUME_SERVICE, host) is None:
         raise _missing(host)
     used: dict[str, dict[str, int]] = {}
     for table, number, size in _COLUMNS:
-        sums = sa.select(table.c.project_id, sa.func.count(), sa.func.sum(table.c.size))
-        for project, count, gigabytes in conn.execute(sums.where(table.c.host == host).group_by(table.c.project_id)):
-            of_project = used.setdefault(project, dict.fromkeys((name for _, *names in _COLUMNS for name in names), 0))
-            of_project |= {number: count, size: int(gigabytes)}
+        for each in host_queries.sums(conn, table, host):
+            of_project = used.setdefault(
+                each.project_id, dict.fromkeys((name for _, *names in _COLUMNS for name in names), 0)
+            )
+            of_project |= {number: each.number, size: each.size}
     return dict(sorted(used.items()))
 
 

@@ -1,47 +1,22 @@
 """Messages: list, show, delete."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.store.paging import Listed, fetch
+from micronova.embedded.volume.model import Message
+from micronova.embedded.volume.store import message_queries
 from micronova.embedded.volume.tables import messages
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 
-SORTABLE: Mapping[str, sa.Column[Any]] = {
-    name: messages.c[name]
-    for name in ("id", "event_id", "message_level", "request_id", "resource_type", "resource_uuid", "created_at")
-}
 FILTERS = ("resource_uuid", "resource_type", "event_id", "request_id", "message_level")
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `messages`."""
-
-    id: str
-    project_id: str
-    request_id: str
-    resource_type: str
-    resource_uuid: str
-    event_id: str
-    message_level: str
-    user_message: str
-    created_at: int
-    expires_at: int
-
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id}
 
 
 class MessageHandlers:
@@ -63,19 +38,14 @@ class MessageHandlers:
     async def index(self, request: Request) -> dict[str, Any]:
         """List the messages of the caller's project."""
         query = request.raw_query if request.minor >= 5 else {}
-        page = listing.read_page(query, SORTABLE, self._core.settings.max_limit)
+        page = listing.read_page(query, message_queries.SORTABLE, self._core.settings.max_limit)
         conditions = [messages.c.expires_at > self._core.now()]
         if not listing.wants_all_projects(request):
             conditions.append(messages.c.project_id == request.context.project_id)
         conditions += [messages.c[name].in_(query[name]) for name in FILTERS if name in query]
         if request.minor >= 31:
             listing.refuse_unknown(query, frozenset(FILTERS))
-
-        def read(conn: sa.Connection) -> Listed[Message]:
-            rows, more = fetch(conn, messages.select().where(*conditions), page, *conditions)
-            return Listed([Message(**row._mapping) for row in rows], more)
-
-        found = await self._core.database.read(read)
+        found = await self._core.database.read(message_queries.list_messages, page, conditions)
         return listing.answer(request, "messages", "messages", found, partial(_view, Links(request)))
 
     async def show(self, request: Request, message_id: str) -> dict[str, Any]:
@@ -85,20 +55,15 @@ class MessageHandlers:
     async def delete(self, request: Request, message_id: str) -> None:
         """Delete a message."""
         await self._load(request, message_id, "message:delete")
-        await self._core.database.write(lambda conn: conn.execute(messages.delete().where(messages.c.id == message_id)))
+        await self._core.database.write(message_queries.delete, message_id)
 
     async def _load(self, request: Request, message_id: str, rule: str) -> Message:
         now = self._core.now()
 
         def get(conn: sa.Connection, id: str) -> Message | None:
-            return _get(conn, id, now)
+            return message_queries.get(conn, id, now)
 
         return await self._core.load(request, get, message_id, noun="Message", see="message:get", rule=rule)
-
-
-def _get(conn: sa.Connection, message_id: str, now: int) -> Message | None:
-    row = conn.execute(messages.select().where(messages.c.id == message_id, messages.c.expires_at > now)).one_or_none()
-    return None if row is None else Message(**row._mapping)
 
 
 def _view(links: Links, message: Message) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import Snapshot, Volume
 from micronova.embedded.volume.store import snapshot_queries, volume_queries
 from micronova.http.request import Request, Response
@@ -100,7 +100,7 @@ class MetadataHandlers:
         await self._change(request, id, without)
 
     async def _change(self, request: Request, id: str, change: Change) -> dict[str, str]:
-        async def attempt() -> dict[str, str]:
+        async def try_once() -> dict[str, str]:
             found = await self._load(request, id)
             wanted = request.header("if-match") if request.route.method == "PUT" and self._has_etags(request) else None
             if wanted is not None and not {"*", _etag(found.metadata)} & set(_tags(wanted)):
@@ -111,7 +111,7 @@ class MetadataHandlers:
             await self._core.database.write(self._write, found, items, self._core.now())
             return items
 
-        return await repeat(f"The {self._noun} {id}", attempt)
+        return await retry_or_conflict(f"The {self._noun} {id}", try_once)
 
     def _has_etags(self, request: Request) -> bool:
         return self._noun == "volume" and request.minor >= 15

@@ -1,31 +1,24 @@
 """QoS specs: limits for the I/O of volumes, which volume types are associated with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final
 
-import sqlalchemy as sa
 from msgspec import Meta
 
-from micronova.embedded.common import revisions
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import RULES, Links
-from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Key, Text, required_name
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items, required_name
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import QosSpecs
 from micronova.embedded.volume.store import qos_queries, type_queries
-from micronova.embedded.volume.store.paging import Listed, fetch
 from micronova.embedded.volume.tables import qos_specs
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
 CONSUMERS: Final = ("front-end", "back-end", "both")
-SORTABLE: Mapping[str, sa.Column[Any]] = {
-    name: qos_specs.c[name] for name in ("id", "name", "consumer", "created_at", "updated_at")
-}
-Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
 
 
 class SpecsBody(Body):
@@ -72,15 +65,10 @@ class QosSpecsHandlers:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List QoS specs."""
-        page = listing.read_page(request.raw_query, SORTABLE, self._core.settings.max_limit)
+        page = listing.read_page(request.raw_query, qos_queries.SORTABLE, self._core.settings.max_limit)
         query = request.raw_query
         conditions = [qos_specs.c[name].in_(query[name]) for name in ("id", "name", "consumer") if name in query]
-
-        def read(conn: sa.Connection) -> Listed[QosSpecs]:
-            rows, more = fetch(conn, qos_specs.select().where(*conditions), page, *conditions)
-            return Listed([QosSpecs(**row._mapping) for row in rows], more)
-
-        found = await self._core.database.read(read)
+        found = await self._core.database.read(qos_queries.list_qos_specs, page, conditions)
         return listing.answer(request, "qos_specs", "qos-specs", found, _view)
 
     async def create(self, request: Request) -> dict[str, Any]:
@@ -140,11 +128,11 @@ class QosSpecsHandlers:
         text = last(request.raw_query, "force")
         force = text is not None and RULES.boolean("force", text)
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(specs_id)
             await self._core.database.write(qos_queries.delete, found, force, self._core.now())
 
-        await repeat(f"QoS specs {specs_id}", attempt)
+        await retry_or_conflict(f"QoS specs {specs_id}", try_once)
 
     async def associations(self, request: Request, specs_id: str) -> dict[str, Any]:
         """List the volume types that are associated with QoS specs."""
@@ -173,7 +161,7 @@ class QosSpecsHandlers:
         if not type_id:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._core.database.read(type_queries.existing, type_id)
             if value is not None and found.qos_specs_id not in (None, value):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
@@ -181,7 +169,7 @@ class QosSpecsHandlers:
                 return
             await self._core.database.write(type_queries.update, found, {"qos_specs_id": value}, self._core.now())
 
-        await repeat(f"Volume type {type_id}", attempt)
+        await retry_or_conflict(f"Volume type {type_id}", try_once)
 
     async def _load(self, specs_id: str) -> QosSpecs:
         found = await self._core.database.read(qos_queries.get, specs_id)
@@ -190,14 +178,11 @@ class QosSpecsHandlers:
         return found
 
     async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(specs_id)
-            values, now = change(found), self._core.now()
-            await self._core.database.write(
-                revisions.update, qos_specs.c.revision, found.id, found.revision, values, now
-            )
+            await self._core.database.write(qos_queries.update, found, change(found), self._core.now())
 
-        await repeat(f"QoS specs {specs_id}", attempt)
+        await retry_or_conflict(f"QoS specs {specs_id}", try_once)
 
 
 def _view(found: QosSpecs) -> dict[str, Any]:

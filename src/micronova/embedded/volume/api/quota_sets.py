@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from msgspec import Meta
 
-from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api.listing import RULES
 from micronova.embedded.volume.api.request_bodies import Body, identifier
@@ -98,9 +97,7 @@ class QuotaHandlers:
     async def delete(self, request: Request, project: str) -> None:
         """Give a project the default limits."""
         request.authorize({"project_id": project})
-        await self._core.database.write(
-            lambda conn: conn.execute(limits.delete().where(limits.c.project_id == project))
-        )
+        await self._core.database.write(quotas.delete_limits, project)
 
     async def show_class(self, request: Request, class_name: str) -> dict[str, Any]:
         """Show the limits of a class; those of `default` hold for projects without limits of their own."""
@@ -170,7 +167,4 @@ class QuotaHandlers:
                 raise Invalid(
                     f"Quota {name} limit must be equal or greater than existing resources: {used[resource]} are used."
                 )
-            table, row = owner.table, {owner.name: id, "resource": resource}
-            if not insert_if_absent(conn, table, {**row, "maximum": maximum}):
-                mine = sa.and_(owner == id, table.c.resource == resource)
-                conn.execute(table.update().where(mine).values(maximum=maximum))
+            quotas.set_limit(conn, owner, id, resource, maximum)

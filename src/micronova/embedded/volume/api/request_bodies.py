@@ -25,7 +25,7 @@ Key = Annotated[
 ]
 MOST_ITEMS = 128
 Items = Annotated[dict[Key, Text], Meta(max_length=MOST_ITEMS)]
-"""Metadata and extra specs."""
+"""Metadata, image metadata and QoS specs."""
 
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(

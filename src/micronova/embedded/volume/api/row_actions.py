@@ -11,7 +11,7 @@ from micronova.embedded.volume.api.action_routes import action_route, change_row
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Items, Text, truth
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.capabilities import satisfy
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, same_encryption
 from micronova.embedded.volume.export_manager import ExportManager
 from micronova.embedded.volume.model import Volume, VolumeType
@@ -138,7 +138,7 @@ class RowActions:
         if asked.migration_status not in (None, "none"):
             raise Invalid("Volumes are not migrated here: migration_status can only be set to none.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             now = self._core.now()
             if asked.attach_status == "detached":
@@ -148,7 +148,7 @@ class RowActions:
                 values = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
         if asked.attach_status == "detached":
             await self._export_manager.stop_serving_unused(volume_id)
 
@@ -160,7 +160,7 @@ class RowActions:
         """Give a volume another type, which has the same back end."""
         named = request.body.arguments.new_type
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id)
             context = request.context
             found = await self._core.database.read(type_queries.usable, named, context.project_id, context.is_admin)
@@ -178,16 +178,12 @@ class RowActions:
                 request.authorize(volume.target, "volume:multiattach")
             await self._core.database.write(self._set_type, volume, found)
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     def _set_type(self, conn: sa.Connection, volume: Volume, new: VolumeType) -> None:
         values = {"volume_type_id": new.id, "multiattach": new.multiattach}
         volume_queries.update(conn, volume, values, self._core.now())
         if not same_encryption(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
             raise Changed  # since the request has compared them; from now on the volume keeps them as they are
-        before, after = (
-            {name: amount for name, amount in quotas.volume(id, volume.size).items() if id in name}
-            for id in (volume.volume_type_id, new.id)
-        )
-        quotas.charge(conn, volume.project_id, after, self._core.settings.quotas)
-        quotas.release(conn, volume.project_id, before)
+        before, after = (quotas.of_volume_type(id, volume.size) for id in (volume.volume_type_id, new.id))
+        quotas.move(conn, volume.project_id, after, before, self._core.settings.quotas)

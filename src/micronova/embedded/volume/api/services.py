@@ -6,8 +6,6 @@ role has a row for each of them, with what an operator has set.
 
 from typing import Any, Final
 
-import sqlalchemy as sa
-
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api.attachments import FILTERS as ATTACHMENT_FILTERS
 from micronova.embedded.volume.api.backups import FILTERS as BACKUP_FILTERS
@@ -19,8 +17,7 @@ from micronova.embedded.volume.backend.capabilities import BACKEND, CAPABILITIES
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import GIB
-from micronova.embedded.volume.store import service_rows, type_queries
-from micronova.embedded.volume.tables import snapshots, volumes
+from micronova.embedded.volume.store import host_queries, service_queries, type_queries
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
@@ -118,14 +115,14 @@ class ServiceHandlers:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List services."""
-        rows = await self._core.database.read(service_rows.rows)
+        rows = await self._core.database.read(service_queries.rows)
         query, now = request.raw_query, self._core.now()
         binary = last(query, "binary") or last(query, "service")
         host = last(query, "host")
         shown = []
         for row in rows:
             if binary not in (None, row.binary) or (
-                host is not None and host not in (row.host, service_rows.machine(row.host))
+                host is not None and host not in (row.host, service_queries.machine(row.host))
             ):
                 continue
             one: dict[str, Any] = {
@@ -137,7 +134,7 @@ class ServiceHandlers:
                 "updated_at": iso_micros(row.seen_at),
                 "disabled_reason": row.disabled_reason,
             }
-            if row.binary == service_rows.VOLUME_SERVICE:
+            if row.binary == service_queries.VOLUME_SERVICE:
                 one |= {"replication_status": "disabled", "active_backend_id": None, "frozen": row.frozen}
                 if request.minor >= 49:
                     one["backend_state"] = one["state"]
@@ -166,7 +163,7 @@ class ServiceHandlers:
         binary = body.binary or body.service
         if not binary:
             raise Invalid("Missing required element 'binary' in request body.")
-        if not await self._core.database.write(service_rows.set_disabled, binary, body.host, disabled, reason):
+        if not await self._core.database.write(service_queries.set_disabled, binary, body.host, disabled, reason):
             raise NotFound(f"Service {binary[:64]} on host {body.host[:64]} could not be found.")
         shown: dict[str, Any] = {
             "host": body.host,
@@ -186,14 +183,14 @@ class ServiceHandlers:
         await self._set_frozen(request.body.host, False)
 
     async def _set_frozen(self, host: str, frozen: bool) -> None:
-        if not await self._core.database.write(service_rows.set_frozen, host.partition("#")[0], frozen):
+        if not await self._core.database.write(service_queries.set_frozen, host.partition("#")[0], frozen):
             raise Invalid(f"There is no volume service on host {host[:64]}.")
 
     async def zones(self, request: Request) -> dict[str, Any]:
         """List availability zones."""
-        rows = await self._core.database.read(service_rows.rows)
+        rows = await self._core.database.read(service_queries.rows)
         now = self._core.now()
-        up = any(row.binary == service_rows.VOLUME_SERVICE and not row.disabled and row.is_up(now) for row in rows)
+        up = any(row.binary == service_queries.VOLUME_SERVICE and not row.disabled and row.is_up(now) for row in rows)
         zone = {"zoneName": self._core.settings.availability_zone, "zoneState": {"available": up}}
         return {"availabilityZoneInfo": [zone]}
 
@@ -207,7 +204,7 @@ class ServiceHandlers:
         shown: dict[str, Any] = {"name": name}
         if text is not None and (text == "" or RULES.boolean("detail", text)):
             total, free = await self._files.free()
-            allocated = await self._core.database.read(_allocated, self._core.host)
+            allocated = await self._core.database.read(host_queries.allocated, self._core.host)
             shown["capabilities"] = {
                 **CAPABILITIES,
                 "timestamp": iso_micros(self._core.now()),
@@ -288,10 +285,3 @@ EXTENSIONS: Final = {
     "encryption": "VolumeTypeEncryption",
     "os-volume-type-access": "VolumeTypeAccess",
 }
-
-
-def _allocated(conn: sa.Connection, host: str) -> int:
-    return sum(
-        conn.execute(sa.select(sa.func.coalesce(sa.func.sum(table.c.size), 0)).where(table.c.host == host)).scalar_one()
-        for table in (volumes, snapshots)
-    )

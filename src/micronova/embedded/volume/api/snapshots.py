@@ -21,11 +21,10 @@ from micronova.embedded.volume.api.request_bodies import (
     truth,
     uuid,
 )
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import AVAILABLE, CREATING, Snapshot, Volume
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.snapshot_work import CreateSnapshot, DeleteSnapshot
-from micronova.embedded.volume.store import quotas, snapshot_queries, volume_queries
+from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import snapshots
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -192,7 +191,7 @@ class SnapshotHandlers:
         volume_id = uuid(asked.volume_id)
         snapshot_id, operation_id = self._core.new_id(), self._core.new_id()
 
-        async def attempt() -> Snapshot:
+        async def try_once() -> Snapshot:
             volume = await self._core.load_volume(request, volume_id, "volume:create_snapshot")
             states.check_volume(volume, "snapshot by force" if force else "snapshot")
             snapshot = Snapshot(
@@ -219,15 +218,14 @@ class SnapshotHandlers:
             await self._core.begin_operation(self._record, volume, snapshot, operation_id, request.context.request_id)
             return snapshot
 
-        return {"snapshot": _plain(request, await repeat(f"Volume {volume_id}", attempt))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"Volume {volume_id}", try_once))}
 
     def _record(
         self, conn: sa.Connection, volume: Volume, snapshot: Snapshot, operation_id: str, request_id: str
     ) -> None:
-        new = operation_rows.begin(
+        new = CreateSnapshot.begin(
             conn,
             self._core,
-            CreateSnapshot,
             id=operation_id,
             resource_id=snapshot.id,
             source_id=volume.id,
@@ -250,39 +248,46 @@ class SnapshotHandlers:
         if request.minor >= 53 and not values:
             raise Invalid("The body changes nothing: give name or description.")
 
-        async def attempt() -> Snapshot:
+        async def try_once() -> Snapshot:
             snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:update_snapshot")
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
             return await self._core.load_snapshot(request, snapshot_id)
 
-        return {"snapshot": _plain(request, await repeat(f"Snapshot {snapshot_id}", attempt))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"Snapshot {snapshot_id}", try_once))}
 
     async def delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot and its file."""
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
             states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(self.record_delete, snapshot, operation_id, request.context.request_id)
+            await self._core.begin_operation(self._record_delete, snapshot, operation_id, request.context.request_id)
 
-        await repeat(f"Snapshot {snapshot_id}", attempt)
+        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
-    def record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        """Record that a snapshot is deleted, in the transaction of a request."""
-        new = operation_rows.begin(
+    def _record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+        if self.record_delete_operation(conn, snapshot, operation_id, request_id):
+            self.record_deleting(conn, snapshot)
+
+    def record_delete_operation(
+        self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str
+    ) -> bool:
+        """Write the operation that deletes a snapshot; return False if it is there already."""
+        return DeleteSnapshot.begin(
             conn,
             self._core,
-            DeleteSnapshot,
             id=operation_id,
             resource_id=snapshot.id,
             source_id=snapshot.volume_id,
             project_id=snapshot.project_id,
             request_id=request_id,
         )
-        if new:
-            values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
-            snapshot_queries.update(conn, snapshot, values, self._core.now())
+
+    def record_deleting(self, conn: sa.Connection, snapshot: Snapshot) -> None:
+        """Write the status of a snapshot that is deleted; raise Changed."""
+        values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
+        snapshot_queries.update(conn, snapshot, values, self._core.now())
 
     async def reset_status(self, request: Request, snapshot_id: str) -> None:
         """Set the status, whatever it is."""
@@ -290,17 +295,17 @@ class SnapshotHandlers:
         if status not in states.SNAPSHOT_STATUSES:
             raise Invalid(f"Must specify a valid status: {', '.join(states.SNAPSHOT_STATUSES)}, not '{status[:64]}'.")
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.database.write(snapshot_queries.update, snapshot, {"status": status}, self._core.now())
 
-        await repeat(f"Snapshot {snapshot_id}", attempt)
+        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
     async def update_status(self, request: Request, snapshot_id: str) -> None:
         """Record what compute reports of a snapshot that it makes or deletes."""
         reported: ReportedStatus = request.body.reported
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             if reported.status not in states.REPORTED_STATUSES.get(snapshot.status, ()):
                 raise Invalid(
@@ -313,23 +318,23 @@ class SnapshotHandlers:
             }
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
-        await repeat(f"Snapshot {snapshot_id}", attempt)
+        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
     async def force_delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot in any status."""
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.begin_operation(
                 self._record_force_delete, snapshot, operation_id, request.context.request_id
             )
 
-        await repeat(f"Snapshot {snapshot_id}", attempt)
+        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
     def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        operation_rows.cancel(conn, snapshot.id, but=operation_id)
-        self.record_delete(conn, snapshot, operation_id, request_id)
+        operation_queries.cancel(conn, snapshot.id, but=operation_id)
+        self._record_delete(conn, snapshot, operation_id, request_id)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,51 +3,33 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from micronova.db.upsert import insert_if_absent
-from micronova.embedded.common import revisions
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
-from micronova.embedded.volume.core import UUID, Core, repeat
-from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Volume
-from micronova.embedded.volume.operations import operation_rows
-from micronova.embedded.volume.store import quotas, snapshot_queries, type_queries, volume_queries
-from micronova.embedded.volume.store.paging import Listed, fetch
-from micronova.embedded.volume.tables import snapshots, transfers
+from micronova.embedded.volume.core import UUID, Core, retry_or_conflict
+from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Transfer, Volume
+from micronova.embedded.volume.store import (
+    operation_queries,
+    quotas,
+    snapshot_queries,
+    transfer_queries,
+    type_queries,
+    volume_queries,
+)
+from micronova.embedded.volume.tables import transfers
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
-
-SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("id", "name", "volume_id", "created_at")}
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `transfers`. The key itself is not stored."""
-
-    id: str
-    volume_id: str
-    project_id: str
-    name: str | None
-    salt: str
-    key_hash: str
-    no_snapshots: bool
-    created_at: int
-
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id}
 
 
 class NewTransfer(Body):
@@ -130,17 +112,12 @@ class TransferHandlers:
     ) -> dict[str, Any]:
         """List the transfers that the caller's project offers."""
         query = request.raw_query
-        page = listing.read_page(query, SORTABLE, self._core.settings.max_limit)
+        page = listing.read_page(query, transfer_queries.SORTABLE, self._core.settings.max_limit)
         conditions = []
         if not listing.wants_all_projects(request):
             conditions.append(transfers.c.project_id == request.context.project_id)
         conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
-
-        def read(conn: sa.Connection) -> Listed[Transfer]:
-            rows, more = fetch(conn, transfers.select().where(*conditions), page, *conditions)
-            return Listed([Transfer(**row._mapping) for row in rows], more)
-
-        found = await self._core.database.read(read)
+        found = await self._core.database.read(transfer_queries.list_transfers, page, conditions)
         path = f"{base.lstrip('/')}{rest}"
         return listing.answer(request, "transfers", path, found, partial(view, request, base))
 
@@ -154,7 +131,7 @@ class TransferHandlers:
         volume_id, key, salt = uuid(asked.volume_id), secrets.token_hex(16), secrets.token_hex(8)
         new_id = self._core.new_id()
 
-        async def attempt() -> Transfer:
+        async def try_once() -> Transfer:
             volume = await self._core.load_volume(request, volume_id)
             states.check_volume(volume, "transfer")
             made = Transfer(
@@ -174,25 +151,29 @@ class TransferHandlers:
             await self._core.database.write(_insert, volume, made)
             return made
 
-        made = await repeat(f"Volume {volume_id}", attempt)
+        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
         return {"transfer": {**_full(request, base, made), "auth_key": key}}
 
     async def delete(self, request: Request, transfer_id: str) -> None:
         """Take an offer back."""
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(request, transfer_id, "volume:delete_transfer")
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
             await self._core.database.write(_delete, found, volume, self._core.now())
 
-        await repeat(f"Transfer {transfer_id}", attempt)
+        await retry_or_conflict(f"Transfer {transfer_id}", try_once)
 
     async def accept(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Take a volume over, with its snapshots unless the offer excludes them."""
         key = str(request.body.accept.auth_key)
 
-        async def attempt() -> Transfer:
-            found = await self._core.database.read(_get, transfer_id) if UUID.fullmatch(transfer_id) else None
+        async def try_once() -> Transfer:
+            found = (
+                await self._core.database.read(transfer_queries.get, transfer_id)
+                if UUID.fullmatch(transfer_id)
+                else None
+            )
             # Who does not have the key learns nothing about a transfer, not even that there is one.
             if found is None or not hmac.compare_digest(found.key_hash, _hash(found.salt, key)):
                 raise NotFound(f"Transfer {transfer_id[:64]} could not be found, or the key is wrong.")
@@ -207,7 +188,7 @@ class TransferHandlers:
             await self._core.database.write(self._take_over, found, volume, request.context)
             return found
 
-        accepted = await repeat(f"Transfer {transfer_id}", attempt)
+        accepted = await retry_or_conflict(f"Transfer {transfer_id}", try_once)
         return {"transfer": _brief(request, base, accepted)}
 
     def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
@@ -218,8 +199,8 @@ class TransferHandlers:
         owner = {"project_id": context.project_id, "user_id": context.user_id}
         volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
         _check_unread(conn, volume)
-        revisions.touch(conn, snapshots.c.revision, snapshots.c.volume_id == volume.id, now=now, **owner)
-        conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
+        snapshot_queries.touch_of_volume(conn, volume.id, owner, now)
+        transfer_queries.delete(conn, transfer.id)
         amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
         for snapshot in moved:
             for name, amount in quotas.snapshot(snapshot.volume_type_id, snapshot.size).items():
@@ -233,25 +214,20 @@ class TransferHandlers:
 
     async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
         see = "volume:get_transfer"
-        return await self._core.load(request, _get, transfer_id, noun="Transfer", see=see, rule=rule)
-
-
-def _get(conn: sa.Connection, transfer_id: str) -> Transfer | None:
-    row = conn.execute(transfers.select().where(transfers.c.id == transfer_id)).one_or_none()
-    return None if row is None else Transfer(**row._mapping)
+        return await self._core.load(request, transfer_queries.get, transfer_id, noun="Transfer", see=see, rule=rule)
 
 
 def _insert(conn: sa.Connection, volume: Volume, made: Transfer) -> None:
     volume_queries.update(conn, volume, {"status": states.VOLUME_ACTIONS["transfer"].during}, made.created_at)
     _check_unread(conn, volume)
-    if not insert_if_absent(conn, transfers, msgspec.structs.asdict(made)):
+    if not transfer_queries.insert(conn, made):
         raise Invalid(f"Volume {volume.id} is being transferred already.")
 
 
 def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now: int) -> None:
     if volume is not None and volume.status == AWAITING_TRANSFER:
         volume_queries.update(conn, volume, {"status": AVAILABLE}, now)
-    conn.execute(transfers.delete().where(transfers.c.id == transfer.id))
+    transfer_queries.delete(conn, transfer.id)
 
 
 def _check_unread(conn: sa.Connection, volume: Volume) -> None:
@@ -259,7 +235,7 @@ def _check_unread(conn: sa.Connection, volume: Volume) -> None:
 
     The transaction has changed the volume before. So what is begun later finds that it is not available.
     """
-    if volume.attachments or operation_rows.uses(conn, volume.id):
+    if volume.attachments or operation_queries.uses(conn, volume.id):
         raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")
 
 

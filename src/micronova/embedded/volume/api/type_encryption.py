@@ -6,12 +6,10 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
-from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import TypeEncryption
 from micronova.embedded.volume.store import type_queries
-from micronova.embedded.volume.tables import type_encryptions, volumes
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -109,28 +107,27 @@ def _read(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
 
 
 def _insert(conn: sa.Connection, row: dict[str, Any]) -> None:
-    _check_unused(conn, row["volume_type_id"])
-    if not insert_if_absent(conn, type_encryptions, row):
-        raise Invalid(f"Volume type encryption for type {row['volume_type_id']} already exists.")
+    type_id = row["volume_type_id"]
+    _check_unused(conn, type_id)
+    if not type_queries.insert_encryption(conn, row):
+        raise Invalid(f"Volume type encryption for type {type_id} already exists.")
 
 
 def _update(conn: sa.Connection, type_id: str, key: str, values: dict[str, Any]) -> None:
     _check_unused(conn, type_id)
-    if not conn.execute(type_encryptions.update().where(*_this(type_id, key)).values(values)).rowcount:
+    if not type_queries.update_encryption(conn, type_id, _encryption_id(key), values):
         raise _missing(type_id)
 
 
 def _delete(conn: sa.Connection, type_id: str, key: str) -> None:
     _check_unused(conn, type_id)
-    if not conn.execute(type_encryptions.delete().where(*_this(type_id, key))).rowcount:
+    if not type_queries.delete_encryption(conn, type_id, _encryption_id(key)):
         raise _missing(type_id)
 
 
-def _this(type_id: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the condition for the row of a type; clients name it by its id, or by the word `provider`."""
-    row = type_encryptions.c
-    mine = row.volume_type_id == type_id
-    return (mine,) if key == "provider" else (mine, row.encryption_id == key)
+def _encryption_id(key: str) -> str | None:
+    """Return the id that a client names; None for that of the type, which clients name by the word `provider`."""
+    return None if key == "provider" else key
 
 
 def _check_unused(conn: sa.Connection, type_id: str) -> None:
@@ -138,7 +135,7 @@ def _check_unused(conn: sa.Connection, type_id: str) -> None:
     # A new volume has a foreign key to the type and so waits for this lock, or this transaction for it.
     type_queries.lock(conn, type_id)
     _read(conn, type_id)
-    if conn.execute(sa.select(volumes.c.id).where(volumes.c.volume_type_id == type_id).limit(1)).first():
+    if type_queries.has_volumes(conn, type_id):
         raise Invalid(f"The encryption of type {type_id} cannot change: volumes have this type.")
 
 

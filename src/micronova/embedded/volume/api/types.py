@@ -10,7 +10,7 @@ from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Text, identifier, required_name, truth
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import VolumeType
 from micronova.embedded.volume.store import type_queries
 from micronova.embedded.volume.tables import volume_types
@@ -239,13 +239,13 @@ class TypeHandlers:
     async def delete(self, request: Request, type_id: str) -> None:
         """Delete a type that nothing has."""
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             found = await self._load(request, type_id)
             if found.name == self._core.settings.default_volume_type:
                 raise Invalid(f"Volume Type {found.name} deletion is not allowed: it is the default of the cloud.")
             await self._core.database.write(type_queries.delete, found)
 
-        await repeat(f"Volume type {type_id}", attempt)
+        await retry_or_conflict(f"Volume type {type_id}", try_once)
 
     async def _load(self, request: Request, type_id: str) -> VolumeType:
         context = request.context
@@ -257,12 +257,12 @@ class TypeHandlers:
     async def _change(
         self, request: Request, type_id: str, change: Callable[[VolumeType], dict[str, Any]]
     ) -> VolumeType:
-        async def attempt() -> VolumeType:
+        async def try_once() -> VolumeType:
             found = await self._load(request, type_id)
             await self._core.database.write(type_queries.update, found, change(found), self._core.now())
             return await self._load(request, type_id)
 
-        return await repeat(f"Volume type {type_id}", attempt)
+        return await retry_or_conflict(f"Volume type {type_id}", try_once)
 
     # --- extra specs -----------------------------------------------------------------------------------------
 

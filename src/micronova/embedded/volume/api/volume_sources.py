@@ -14,6 +14,7 @@ from micronova.embedded.volume.encryption import key_of
 from micronova.embedded.volume.images import Images
 from micronova.embedded.volume.model import AVAILABLE, IN_USE, Backup, Snapshot, Volume
 from micronova.embedded.volume.operations.payloads import CreateVolumePayload
+from micronova.embedded.volume.store.resource_queries import lock_to_read
 from micronova.embedded.volume.tables import backups, snapshots, volumes
 from micronova.http.request import Request
 from micronova.objects.errors import Invalid
@@ -46,9 +47,7 @@ def lock_source(conn: sa.Connection, source: Source) -> None:
     """
     if source.rows is None:
         return
-    columns = source.rows.c
-    chosen = sa.select(columns.size, columns.status).where(columns.id == source.source_id)
-    found = conn.execute(chosen.with_for_update(read=True)).one_or_none()
+    found = lock_to_read(conn, source.rows, source.source_id or "")
     if found is None or found.size > source.size or found.status not in _READABLE:
         raise Changed
 

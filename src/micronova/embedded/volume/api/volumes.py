@@ -29,12 +29,11 @@ from micronova.embedded.volume.api.snapshots import SnapshotHandlers
 from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.backend.keys import SealedKey
-from micronova.embedded.volume.core import Core, repeat
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
 from micronova.embedded.volume.model import CREATING, Volume, VolumeType
-from micronova.embedded.volume.operations import operation_rows
 from micronova.embedded.volume.operations.volume_work import CreateVolume, DeleteVolume
-from micronova.embedded.volume.store import quotas, snapshot_queries, type_queries, volume_queries
+from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.tables import volumes
 from micronova.http.paging import check_filter
 from micronova.http.request import Request
@@ -217,7 +216,7 @@ class VolumeHandlers:
         if asked.availability_zone not in (None, "", zone):
             raise Invalid(f"Availability zone '{asked.availability_zone}' is invalid: there is only '{zone}'.")
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             source = await self._sources.find(
                 request,
                 None if asked.size is None else gibibytes(asked.size),
@@ -239,7 +238,7 @@ class VolumeHandlers:
             )
             return volume
 
-        return {"volume": VolumeView(request).plain(await repeat("What the volume is made of", attempt))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict("What the volume is made of", try_once))}
 
     async def draft(
         self,
@@ -297,10 +296,9 @@ class VolumeHandlers:
         return keys.make(id, cipher.key_bits) if source.key is None else keys.copy(id, source.key)
 
     def _record(self, conn: sa.Connection, volume: Volume, source: Source, operation_id: str, request_id: str) -> None:
-        new = operation_rows.begin(
+        new = CreateVolume.begin(
             conn,
             self._core,
-            CreateVolume,
             id=operation_id,
             resource_id=volume.id,
             project_id=volume.project_id,
@@ -339,12 +337,12 @@ class VolumeHandlers:
         if request.minor >= 53 and not values and isinstance(given.metadata, UnsetType):
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
-        async def attempt() -> Volume:
+        async def try_once() -> Volume:
             volume = await self._core.load_volume(request, volume_id, "volume:update")
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
             return await self._core.load_volume(request, volume_id, "volume:update")
 
-        return {"volume": VolumeView(request).plain(await repeat(f"Volume {volume_id}", attempt))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"Volume {volume_id}", try_once))}
 
     @staticmethod
     def _change(
@@ -371,7 +369,7 @@ class VolumeHandlers:
         """Check that a volume may be deleted, and begin the operation that deletes it."""
         operation_id = self._core.new_id()
 
-        async def attempt() -> None:
+        async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id, rule)
             if not force:
                 states.check_volume(volume, "delete")
@@ -379,7 +377,7 @@ class VolumeHandlers:
                 self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
-        await repeat(f"Volume {volume_id}", attempt)
+        await retry_or_conflict(f"Volume {volume_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str
@@ -393,23 +391,24 @@ class VolumeHandlers:
                 "before, or ask for cascade."
             )
         if force:
-            operation_rows.cancel(conn, volume.id, but=operation_id)
-        if operation_rows.get(conn, operation_id) is not None:
+            operation_queries.cancel(conn, volume.id, but=operation_id)
+        if operation_queries.get(conn, operation_id) is not None:
             return  # the answer to the first commit was lost
-        # The snapshots first: the operation of the volume waits for theirs, because they name it as their source.
+        # Those of the snapshots first: that of the volume waits for them, because they name it as their source.
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
-            self._snapshots.record_delete(conn, snapshot, self._core.new_id(), request_id)
-        operation_rows.begin(
+            self._snapshots.record_delete_operation(conn, snapshot, self._core.new_id(), request_id)
+        DeleteVolume.begin(
             conn,
             self._core,
-            DeleteVolume,
             id=operation_id,
             resource_id=volume.id,
             project_id=volume.project_id,
             request_id=request_id,
         )
         volume_queries.update(conn, volume, {"status": states.VOLUME_ACTIONS["delete"].during}, self._core.now())
+        for snapshot in sorted(snapshots, key=lambda each: each.id):
+            self._snapshots.record_deleting(conn, snapshot)
 
 
 def _flag(request: Request, name: str) -> bool:

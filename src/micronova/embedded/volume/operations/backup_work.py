@@ -1,8 +1,5 @@
 """The operations on backups."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 import sqlalchemy as sa
 
@@ -26,14 +23,11 @@ class BackupKind(OperationKind):
 
     resource = messages.Resource.BACKUP
     directory = BACKUPS
-
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the backup."""
-        backup_queries.record(conn, id, values, now)
+    touch = backup_queries.touch
 
     def show_failure(self, conn: sa.Connection, backup_id: str, reason: str, now: int) -> None:
         """Show a backup as failed, and why; it counts until it is deleted."""
-        self.record(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
+        self.touch(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
 
 
 class CreateBackup(BackupKind):
@@ -52,7 +46,7 @@ class CreateBackup(BackupKind):
 
         def done(conn: sa.Connection, now: int) -> None:
             self.give_back(conn, operation, now)
-            backup_queries.record(conn, backup.id, {"status": AVAILABLE}, now)
+            backup_queries.touch(conn, backup.id, {"status": AVAILABLE}, now)
 
         return done
 
@@ -97,7 +91,7 @@ class ImportBackup(BackupKind):
         original = backup_id if await self.files.exists(BACKUPS, backup_id) else source_id
         size = await self.file_size(backup.size, backup.encryption_key_id, self.files.path(BACKUPS, original))
         await self.files.link(BACKUPS, source_id, backup_id, size)
-        return lambda conn, now: backup_queries.record(conn, backup_id, {"status": AVAILABLE}, now)
+        return lambda conn, now: backup_queries.touch(conn, backup_id, {"status": AVAILABLE}, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show that there is no data."""
@@ -126,7 +120,7 @@ class RestoreBackup(VolumeKind):
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:
-            volume_queries.record(conn, volume.id, {"status": AVAILABLE, **values}, now)
+            volume_queries.touch(conn, volume.id, {"status": AVAILABLE, **values}, now)
             volume_queries.set_metadata(conn, volume.id, payload.metadata)
             self.give_back(conn, operation, now)
 

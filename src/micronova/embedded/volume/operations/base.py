@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event
@@ -15,6 +16,8 @@ from micronova.embedded.volume.export_manager import ExportManager
 from micronova.embedded.volume.images import Images
 from micronova.embedded.volume.model import ERROR, ERROR_DELETING, GIB, Operation
 from micronova.embedded.volume.operations import messages
+from micronova.embedded.volume.operations.payloads import Payload
+from micronova.embedded.volume.store import operation_queries, service_queries
 
 IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
 
@@ -53,6 +56,13 @@ class Attempt:
         return report
 
 
+class Touch(Protocol):
+    """Changes columns of a row, whatever others have changed."""
+
+    def __call__(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+        """Change columns of the row with this id."""
+
+
 class OperationKind(ABC):
     """One kind of work."""
 
@@ -60,6 +70,7 @@ class OperationKind(ABC):
     action: ClassVar[messages.Action]  # what the message about a failure says was tried
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
+    touch: ClassVar[Touch]  # changes the row of the resource
     failure_status: ClassVar[str] = ERROR  # of the resource, after a failure
 
     def __init__(self, core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> None:
@@ -67,6 +78,40 @@ class OperationKind(ABC):
         self.files = files
         self.images = images
         self.export_manager = export_manager
+
+    @classmethod
+    def begin(
+        cls,
+        conn: sa.Connection,
+        core: Core,
+        *,
+        id: str,
+        resource_id: str,
+        project_id: str,
+        request_id: str,
+        source_id: str | None = None,
+        payload: Payload | None = None,
+        not_before: int = 0,
+    ) -> bool:
+        """Write an operation of this kind. Transactions do this before they change other rows; see ARCHITECTURE.md.
+
+        Raise Invalid if the storage service is frozen. Return False if the operation exists already, because the answer
+        to the first commit was lost: then the transaction has nothing left to do.
+        """
+        service_queries.check_not_frozen(conn, core.host)
+        return operation_queries.begin(
+            conn,
+            cls.name,
+            core.host,
+            core.now(),
+            id=id,
+            resource_id=resource_id,
+            project_id=project_id,
+            request_id=request_id,
+            source_id=source_id,
+            payload={} if payload is None else msgspec.to_builtins(payload),
+            not_before=not_before,
+        )
 
     @abstractmethod
     async def run(self, attempt: Attempt) -> Apply:
@@ -76,7 +121,7 @@ class OperationKind(ABC):
         """
 
     async def existing(self, get: Callable[[sa.Connection, str], R | None], id: str) -> R:
-        """Return what an operation changes, whose row exists for as long as the operation does."""
+        """Return what an operation changes or reads, whose row exists for as long as the operation does."""
         found = await self.core.database.read(get, id)
         assert found is not None
         return found
@@ -91,13 +136,9 @@ class OperationKind(ABC):
             part = self.files.part(self.directory, operation.resource_id, operation.id, what)
             await self.files.remove(self.directory, part.name)
 
-    @abstractmethod
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the resource."""
-
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
-        self.record(conn, operation.resource_id, {"status": self.failure_status}, now)
+        self.touch(conn, operation.resource_id, {"status": self.failure_status}, now)
         self.give_back(conn, operation, now)
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:  # noqa: B027 (most hold nothing)

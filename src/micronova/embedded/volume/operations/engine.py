@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -21,10 +21,10 @@ from micronova.embedded.common.compute_events import Event, Notifier
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Operation
-from micronova.embedded.volume.operations import messages, operation_rows
+from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.operations.base import Apply, Attempt, Failed, OperationKind
-from micronova.embedded.volume.store import service_rows
-from micronova.embedded.volume.tables import operations
+from micronova.embedded.volume.store import message_queries, operation_queries, service_queries
+from micronova.embedded.volume.store.operation_queries import Ready
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError, Unavailable, resource_exhausted
@@ -36,55 +36,6 @@ MOST_RUNNING: Final = 100  # operations that a process works on at once; each ha
 MOST_RUNNING_OF_PROJECT: Final = 8  # of them those of one project
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
-_earlier = operations.alias("earlier")
-_waiting = (
-    sa.select(
-        operations,
-        # The place among the operations of the project, from 1 on; operations that run count.
-        sa.func.row_number()
-        .over(partition_by=operations.c.project_id, order_by=(operations.c.created_at, operations.c.id))
-        .label("turn"),
-    )
-    .where(
-        operations.c.host == sa.bindparam("here"),
-        operations.c.not_before <= sa.bindparam("now"),
-        ~sa.exists().where(
-            sa.or_(
-                _earlier.c.created_at < operations.c.created_at,
-                sa.and_(_earlier.c.created_at == operations.c.created_at, _earlier.c.id < operations.c.id),
-            ),
-            sa.or_(
-                _earlier.c.resource_id.in_((operations.c.resource_id, operations.c.source_id)),
-                _earlier.c.source_id == operations.c.resource_id,
-            ),
-        ),
-    )
-    .subquery()
-)
-_READY = (
-    sa.select(_waiting.c.id, _waiting.c.kind, _waiting.c.project_id)
-    .where(_waiting.c.turn <= 2 * MOST_RUNNING_OF_PROJECT)
-    .order_by(_waiting.c.turn, _waiting.c.created_at, _waiting.c.id)
-    .limit(2 * MOST_RUNNING)
-)
-
-
-class Ready(NamedTuple):
-    """An operation that waits for no earlier one."""
-
-    id: str
-    kind: str
-    project_id: str
-
-
-def _ready(conn: sa.Connection, host: str, now: int) -> list[Ready]:
-    return [Ready(*row) for row in conn.execute(_READY, {"here": host, "now": now})]
-
-
-def _cancelled(conn: sa.Connection, ids: Sequence[str]) -> list[str]:
-    chosen = sa.select(operations.c.id).where(operations.c.id.in_(ids), operations.c.cancelled)
-    return list(conn.execute(chosen).scalars())
-
 
 def _end(
     conn: sa.Connection, id: str, apply: Apply, give_back: Apply, notifier: Notifier, now: int
@@ -93,23 +44,13 @@ def _end(
 
     Return whether it was not cancelled, and the events for compute, which are in the outbox.
     """
-    found = conn.execute(sa.select(operations.c.cancelled).where(operations.c.id == id).with_for_update()).one_or_none()
-    if found is None:
+    cancelled = operation_queries.lock(conn, id)
+    if cancelled is None:
         return True, ()  # the answer to the first commit was lost
-    conn.execute(operations.delete().where(operations.c.id == id))
-    events = (give_back if found.cancelled else apply)(conn, now) or ()
+    operation_queries.remove(conn, id)
+    events = (give_back if cancelled else apply)(conn, now) or ()
     notifier.put(conn, events)
-    return not found.cancelled, events
-
-
-def _postpone(conn: sa.Connection, operation: Operation, until: int) -> None:
-    values = {"attempts": operation.attempts + 1, "not_before": until, "progress": 0}
-    conn.execute(operations.update().where(operations.c.id == operation.id).values(values))
-
-
-def _note_progress(conn: sa.Connection, progress: dict[str, int]) -> None:
-    for id, percent in sorted(progress.items()):
-        conn.execute(operations.update().where(operations.c.id == id).values(progress=percent))
+    return not cancelled, events
 
 
 class Engine:
@@ -148,10 +89,10 @@ class Engine:
 
     async def sweep(self) -> None:
         """Show that this host is alive and how far its work is, and look for operations that others have left."""
-        await self._core.database.write(service_rows.record_alive, self._core.host, self._core.now())
+        await self._core.database.write(service_queries.record_alive, self._core.host, self._core.now())
         progress = {id: attempt.progress for id, attempt in self._attempts.items() if attempt.progress}
         if progress:
-            await self._core.database.write(_note_progress, progress)
+            await self._core.database.write(operation_queries.note_progress, progress)
         self._left.clear()
         self._wake.set()
 
@@ -159,10 +100,20 @@ class Engine:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for id in await self._core.database.read(_cancelled, list(self._attempts)) if self._attempts else ():
+            for id in (
+                await self._core.database.read(operation_queries.cancelled, list(self._attempts))
+                if self._attempts
+                else ()
+            ):
                 if attempt := self._attempts.get(id):
                     attempt.cancelled = True
-            for ready in await self._core.database.read(_ready, self._core.host, self._core.now()):
+            for ready in await self._core.database.read(
+                operation_queries.ready,
+                self._core.host,
+                self._core.now(),
+                2 * MOST_RUNNING_OF_PROJECT,
+                2 * MOST_RUNNING,
+            ):
                 self._take(ready)
 
     def _take(self, ready: Ready) -> None:
@@ -182,7 +133,7 @@ class Engine:
                 self._left.add(id)  # another process works on it
                 return
             try:
-                operation = await self._core.database.read(operation_rows.get, id)
+                operation = await self._core.database.read(operation_queries.get, id)
                 if operation is not None:
                     await self._attempt(operation)
             finally:
@@ -224,7 +175,7 @@ class Engine:
     async def _repeat_later(self, operation: Operation, error: Unavailable) -> None:
         pause = min(FIRST_PAUSE * 2 ** min(operation.attempts, 16), LONGEST_PAUSE)
         log.warning("%s of %s waits for %g s: %s", operation.kind, operation.resource_id, pause, error)
-        await self._core.database.write(_postpone, operation, self._core.now() + micros(pause))
+        await self._core.database.write(operation_queries.postpone, operation, self._core.now() + micros(pause))
 
     async def _fail(self, kind: OperationKind, operation: Operation, error: Exception) -> None:
         if isinstance(error, Failed):
@@ -239,7 +190,8 @@ class Engine:
 
         def record(conn: sa.Connection, now: int) -> None:
             kind.fail(conn, operation, now)
-            messages.add(conn, message_id, operation, kind.resource, kind.action, detail, now)
+            told = messages.message(message_id, operation, kind.resource, kind.action, detail, now)
+            message_queries.add(conn, told)
 
         await self._finish(kind, operation, record)
 

@@ -9,13 +9,10 @@ import logging
 import re
 from typing import Final
 
-import sqlalchemy as sa
-
 from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES, Files
 from micronova.embedded.volume.core import UUID, Core
 from micronova.embedded.volume.operations.base import IMAGE
-from micronova.embedded.volume.store import backup_queries, snapshot_queries, volume_queries
-from micronova.embedded.volume.tables import operations
+from micronova.embedded.volume.store import backup_queries, operation_queries, snapshot_queries, volume_queries
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ async def remove_leftovers(core: Core, files: Files) -> int:
         # Read the files before the rows: a row exists before its file.
         names = await files.names(directory)
         known = await core.database.read(ids, core.host)
-        working = await core.database.read(_operations)
+        working = await core.database.read(operation_queries.ids)
         for name in names:
             part = _PART.fullmatch(name)
             if part and part["operation"] not in working:
@@ -42,13 +39,9 @@ async def remove_leftovers(core: Core, files: Files) -> int:
             )
     if files.live_copies is not None:
         for path in await files.run(files.live_copies.left):
-            if path.name.partition(".")[0] not in await core.database.read(_operations):
+            if path.name.partition(".")[0] not in await core.database.read(operation_queries.ids):
                 path.unlink(missing_ok=True)
                 removed += 1
     if removed:
         log.info("removed %d files that interrupted operations had left behind", removed)
     return removed
-
-
-def _operations(conn: sa.Connection) -> set[str]:
-    return set(conn.execute(sa.select(operations.c.id)).scalars())

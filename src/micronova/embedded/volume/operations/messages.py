@@ -7,15 +7,11 @@ import errno
 from enum import Enum
 from typing import Final
 
-import sqlalchemy as sa
-
 from micronova.embedded.volume.backend.keys import KeyNotReadable
-from micronova.embedded.volume.model import Operation
-from micronova.embedded.volume.tables import messages
+from micronova.embedded.volume.model import Message, Operation
 from micronova.exporter.client import ExportFailed
 
 KEPT: Final = 30 * 24 * 3600 * 1_000_000  # microseconds for which a message is shown
-MOST_MESSAGES: Final = 1000  # messages of one project; the oldest are forgotten first
 ERROR_LEVEL: Final = "ERROR"
 
 
@@ -92,26 +88,17 @@ def is_no_space(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def add(
-    conn: sa.Connection, id: str, operation: Operation, resource: Resource, action: Action, detail: Detail, now: int
-) -> None:
-    """Record a message, and forget those that have expired or are too many."""
-    conn.execute(messages.delete().where(messages.c.expires_at <= now))
-    newest_first = (messages.c.created_at.desc(), messages.c.id.desc())
-    too_many = sa.select(messages.c.id).where(messages.c.project_id == operation.project_id).order_by(*newest_first)
-    conn.execute(messages.delete().where(messages.c.id.in_(too_many.limit(MOST_MESSAGES).offset(MOST_MESSAGES - 1))))
-    conn.execute(
-        messages.insert(),
-        {
-            "id": id,
-            "project_id": operation.project_id,
-            "request_id": operation.request_id,
-            "resource_type": resource.value,
-            "resource_uuid": operation.resource_id,
-            "event_id": f"VOLUME_{resource.value}_{action.number}_{detail.number}",
-            "message_level": ERROR_LEVEL,
-            "user_message": f"{action.text}: {detail.text}",
-            "created_at": now,
-            "expires_at": now + KEPT,
-        },
+def message(id: str, operation: Operation, resource: Resource, action: Action, detail: Detail, now: int) -> Message:
+    """Return the message about an operation that failed."""
+    return Message(
+        id=id,
+        project_id=operation.project_id,
+        request_id=operation.request_id,
+        resource_type=resource.value,
+        resource_uuid=operation.resource_id,
+        event_id=f"VOLUME_{resource.value}_{action.number}_{detail.number}",
+        message_level=ERROR_LEVEL,
+        user_message=f"{action.text}: {detail.text}",
+        created_at=now,
+        expires_at=now + KEPT,
     )

@@ -1,8 +1,5 @@
 """The operations on snapshots."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import sqlalchemy as sa
 
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
@@ -18,10 +15,7 @@ class SnapshotKind(OperationKind):
 
     resource = messages.Resource.SNAPSHOT
     directory = SNAPSHOTS
-
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the snapshot."""
-        snapshot_queries.record(conn, id, values, now)
+    touch = snapshot_queries.touch
 
 
 class CreateSnapshot(SnapshotKind):
@@ -37,7 +31,7 @@ class CreateSnapshot(SnapshotKind):
         source = self.files.path(VOLUMES, snapshot.volume_id)
         size = await self.file_size(snapshot.size, snapshot.encryption_key_id, source)
         await self.files.create_copy(source, SNAPSHOTS, snapshot.id, operation.id, size, attempt.reporter(size))
-        return lambda conn, now: snapshot_queries.record(conn, snapshot.id, {"status": AVAILABLE}, now)
+        return lambda conn, now: snapshot_queries.touch(conn, snapshot.id, {"status": AVAILABLE}, now)
 
 
 class DeleteSnapshot(SnapshotKind, Deletion):

@@ -6,7 +6,8 @@ from typing import Final
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event, Outbox
-from micronova.embedded.volume.tables import attachments, events
+from micronova.embedded.volume.store import attachment_queries
+from micronova.embedded.volume.tables import events
 
 EXTENDED: Final = "volume-extended"
 REIMAGED: Final = "volume-reimaged"
@@ -14,9 +15,7 @@ REIMAGED: Final = "volume-reimaged"
 
 def _still_true(conn: sa.Connection, found: Sequence[Event]) -> set[str]:
     """Return the events about volumes that are still attached to their servers."""
-    a = attachments.c
-    chosen = sa.select(a.volume_id, a.instance_uuid).where(a.volume_id.in_([event.tag for event in found]))
-    attached = {(row.volume_id, row.instance_uuid) for row in conn.execute(chosen)}
+    attached = attachment_queries.servers(conn, [event.tag for event in found])
     return {event.id for event in found if (event.tag, event.server_id) in attached}
 
 

@@ -1,9 +1,9 @@
 """The operations on volumes."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -34,7 +34,7 @@ from micronova.embedded.volume.operations.volume_events import EXTENDED, REIMAGE
 from micronova.embedded.volume.store import (
     attachment_queries,
     quotas,
-    service_rows,
+    service_queries,
     snapshot_queries,
     type_queries,
     volume_queries,
@@ -71,10 +71,7 @@ class VolumeKind(OperationKind):
 
     resource = messages.Resource.VOLUME
     directory = VOLUMES
-
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the volume."""
-        volume_queries.record(conn, id, values, now)
+    touch = volume_queries.touch
 
     async def volume(self, operation: Operation) -> Volume:
         """Return the volume, whose row exists for as long as the operation does."""
@@ -153,7 +150,7 @@ class CreateVolume(ImageReader):
         volume = await self.volume(operation)
         size = volume.size * GIB
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
-        disabled = await self.core.database.read(service_rows.is_disabled, volume.host)
+        disabled = await self.core.database.read(service_queries.is_disabled, volume.host)
         if disabled or (volume_type is not None and not satisfy(volume_type.extra_specs)):
             raise Failed(Detail.NO_BACKEND)
         payload = CreateVolumePayload.of(operation)
@@ -168,12 +165,12 @@ class CreateVolume(ImageReader):
                 await self.make_encrypted(attempt, volume)
         else:
             await self.files.create_blank(VOLUMES, volume.id, operation.id, size)
-        return lambda conn, now: volume_queries.record(conn, volume.id, {"status": AVAILABLE}, now)
+        return lambda conn, now: volume_queries.touch(conn, volume.id, {"status": AVAILABLE}, now)
 
     async def _from_image(self, attempt: Attempt, volume: Volume, image_id: str, disk_format: str) -> None:
         if await self.files.exists(VOLUMES, volume.id):
             return
-        await self.core.database.write(volume_queries.record, volume.id, {"status": DOWNLOADING}, self.core.now())
+        await self.core.database.write(volume_queries.touch, volume.id, {"status": DOWNLOADING}, self.core.now())
         await self.write_image(attempt, volume, image_id, disk_format)
 
 
@@ -271,7 +268,7 @@ class RevertVolume(VolumeKind):
         values = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
         await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
-        return lambda conn, now: volume_queries.record(conn, volume.id, values, now)
+        return lambda conn, now: volume_queries.touch(conn, volume.id, values, now)
 
 
 class UploadVolume(VolumeKind):

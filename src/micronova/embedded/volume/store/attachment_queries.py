@@ -10,7 +10,7 @@ from micronova.db.prepared import Prepared
 from micronova.embedded.volume import states
 from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
 from micronova.embedded.volume.store import connection_queries, volume_queries
-from micronova.embedded.volume.store.paging import Listed, Page, fetch
+from micronova.embedded.volume.store.paging import Listed, Page, list_rows
 from micronova.embedded.volume.tables import attachments, volumes
 from micronova.objects.errors import TooLarge
 
@@ -40,8 +40,14 @@ def list_attachments(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]
 ) -> Listed[Attachment]:
     """Return a page of attachments."""
-    rows, more = fetch(conn, attachments.select().where(*conditions), page, *conditions)
-    return Listed([Attachment(**row._mapping) for row in rows], more)
+    return list_rows(conn, attachments.select(), Attachment, page, conditions)
+
+
+def servers(conn: sa.Connection, volume_ids: Sequence[str]) -> set[tuple[str, str | None]]:
+    """Return the ids of volumes, each with that of a server that it is attached to."""
+    chosen = sa.select(attachments.c.volume_id, attachments.c.instance_uuid)
+    rows = conn.execute(chosen.where(attachments.c.volume_id.in_(volume_ids)))
+    return {(row.volume_id, row.instance_uuid) for row in rows}
 
 
 def add(conn: sa.Connection, volume: Volume, attachment: Attachment, now: int) -> None:
@@ -89,7 +95,7 @@ def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Any) -> No
     if volume is not None:
         if volume.status in states.WORKING:
             values["status"] = status_with(volume.attachments)
-        volume_queries.record(conn, volume_id, values, now)
+        volume_queries.touch(conn, volume_id, values, now)
 
 
 def _status_of(volume: Volume, following: Sequence[Attachment]) -> str:

@@ -7,15 +7,15 @@ import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
 from micronova.embedded.volume.model import AVAILABLE, RESTORING, Backup
-from micronova.embedded.volume.store.paging import Listed, Page, fetch
-from micronova.embedded.volume.store.resource_rows import Rows
+from micronova.embedded.volume.store.paging import Listed, Page, list_rows
+from micronova.embedded.volume.store.resource_queries import Rows
 from micronova.embedded.volume.tables import backups
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: backups.c[name] for name in ("id", "name", "status", "size", "volume_id", "created_at", "updated_at")
 }
 _ROWS = Rows(backups)
-insert, update, record, ids = _ROWS.insert, _ROWS.update, _ROWS.record, _ROWS.ids
+insert, update, touch, ids = _ROWS.insert, _ROWS.update, _ROWS.touch, _ROWS.ids
 
 
 def get(conn: sa.Connection, backup_id: str) -> Backup | None:
@@ -28,9 +28,8 @@ def list_backups(
     conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]], with_count: bool
 ) -> Listed[Backup]:
     """Return a page of backups."""
-    rows, more = fetch(conn, backups.select().where(*conditions), page, *conditions)
-    found = [Backup(**row._mapping) for row in rows]
-    return Listed(found, more, _ROWS.count(conn, conditions) if with_count else None)
+    found = list_rows(conn, backups.select(), Backup, page, conditions)
+    return found._replace(total=_ROWS.count(conn, conditions)) if with_count else found
 
 
 def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:

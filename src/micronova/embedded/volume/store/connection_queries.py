@@ -16,15 +16,14 @@ def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> l
 
     With `volume_id` only this one.
     """
-    found = sa.select(volumes.c.id, volumes.c.readonly).where(
-        volumes.c.host == host,
-        sa.or_(
-            sa.exists().where(attachments.c.volume_id == volumes.c.id, attachments.c.connection_info.is_not(None)),
-            sa.exists().where(volume_connections.c.volume_id == volumes.c.id),
-        ),
-    )
+    of_attachments = sa.select(attachments.c.volume_id).where(attachments.c.connection_info.is_not(None))
+    others = sa.select(volume_connections.c.volume_id)
     if volume_id is not None:
-        found = found.where(volumes.c.id == volume_id)
+        of_attachments = of_attachments.where(attachments.c.volume_id == volume_id)
+        others = others.where(volume_connections.c.volume_id == volume_id)
+    found = sa.select(volumes.c.id, volumes.c.readonly).where(
+        volumes.c.host == host, volumes.c.id.in_(of_attachments.union_all(others))
+    )
     return [(row.id, bool(row.readonly)) for row in conn.execute(found)]
 
 

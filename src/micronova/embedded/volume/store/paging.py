@@ -1,6 +1,6 @@
 """The pages of lists: which part of a list a request asks for, and the statement that reads it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ class Page(NamedTuple):
     limit: int
     marker: str | None
     offset: int
-    keys: tuple[SortKey, ...]  # the last one is unique
+    keys: tuple[SortKey, ...]  # one of them is the id
 
 
 class Listed(NamedTuple, Generic[R]):
@@ -38,12 +38,23 @@ def fetch(
     """
     after = None
     if page.marker is not None:
-        id_column = page.keys[-1].column if page.keys[-1].column.name == "id" else _id_of(page.keys)
-        after = keyset.position(conn, page.keys, id_column == page.marker, *visible)
+        after = keyset.position(conn, page.keys, _id_of(page.keys) == page.marker, *visible)
         if after is None:
             raise NotFound(f"The marker {page.marker[:64]} could not be found.")
     rows = list(conn.execute(keyset.page(statement.offset(page.offset), page.keys, after, page.limit)))
     return rows, len(rows) == page.limit
+
+
+def list_rows(
+    conn: sa.Connection,
+    statement: sa.Select[Any],
+    kind: Callable[..., R],
+    page: Page,
+    conditions: Sequence[sa.ColumnElement[bool]],
+) -> Listed[R]:
+    """Return a page of the rows that meet the conditions, each as a `kind`; raise as `fetch` does."""
+    rows, more = fetch(conn, statement.where(*conditions), page, *conditions)
+    return Listed([kind(**row._mapping) for row in rows], more)
 
 
 def _id_of(keys: Sequence[SortKey]) -> sa.ColumnElement[Any]:

@@ -1,5 +1,8 @@
 """The queries about QoS specs."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import msgspec
 import sqlalchemy as sa
 
@@ -7,8 +10,13 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.volume.model import QosSpecs
 from micronova.embedded.volume.store import type_queries
+from micronova.embedded.volume.store.paging import Listed, Page, list_rows
 from micronova.embedded.volume.tables import qos_specs, volume_types
 from micronova.objects.errors import Conflict, Invalid
+
+SORTABLE: Mapping[str, sa.Column[Any]] = {
+    name: qos_specs.c[name] for name in ("id", "name", "consumer", "created_at", "updated_at")
+}
 
 
 def front_end_specs(conn: sa.Connection, type_id: str) -> dict[str, str] | None:
@@ -28,6 +36,16 @@ def insert(conn: sa.Connection, made: QosSpecs) -> None:
     """Write new QoS specs; raise Conflict if there are some of this name."""
     if not insert_if_absent(conn, qos_specs, msgspec.structs.asdict(made)):
         raise Conflict(f"QoS Specs {made.name} already exists.")
+
+
+def list_qos_specs(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[QosSpecs]:
+    """Return a page of QoS specs."""
+    return list_rows(conn, qos_specs.select(), QosSpecs, page, conditions)
+
+
+def update(conn: sa.Connection, found: QosSpecs, values: Mapping[str, Any], now: int) -> None:
+    """Change QoS specs; raise Changed if another request has changed them meanwhile."""
+    revisions.update(conn, qos_specs.c.revision, found.id, found.revision, values, now)
 
 
 def associated(conn: sa.Connection, specs_id: str) -> list[tuple[str, str]]:

@@ -37,12 +37,12 @@ def of_type(resource: str, type_id: str) -> str:
 
 def volume(type_id: str, size: int, number: int = 1) -> dict[str, int]:
     """Return what a volume uses."""
-    return {
-        "volumes": number,
-        "gigabytes": size,
-        of_type("volumes", type_id): number,
-        of_type("gigabytes", type_id): size,
-    }
+    return {"volumes": number, "gigabytes": size, **of_volume_type(type_id, size, number)}
+
+
+def of_volume_type(type_id: str, size: int, number: int = 1) -> dict[str, int]:
+    """Return what a volume uses of the quota of its type."""
+    return {of_type("volumes", type_id): number, of_type("gigabytes", type_id): size}
 
 
 def snapshot(type_id: str, size: int) -> dict[str, int]:
@@ -81,6 +81,19 @@ def release(conn: sa.Connection, project_id: str, freed: Mapping[str, int]) -> N
             conn.execute(_RELEASE, {"project": project_id, "kind": resource, "amount": amount})
 
 
+def move(
+    conn: sa.Connection,
+    project_id: str,
+    charged: Mapping[str, int],
+    released: Mapping[str, int],
+    defaults: Mapping[str, int],
+) -> None:
+    """Charge and release a project's quota in one order of the rows; raise as `charge` does."""
+    for resource in sorted({*charged, *released}):
+        charge(conn, project_id, {resource: charged.get(resource, 0)}, defaults)
+        release(conn, project_id, {resource: released.get(resource, 0)})
+
+
 def check_size(conn: sa.Connection, project_id: str, size: int, defaults: Mapping[str, int]) -> None:
     """Raise TooLarge if a project may have no volume of this size."""
     most = limit_of(conn, project_id, "per_volume_gigabytes", defaults.get("per_volume_gigabytes", -1))
@@ -106,6 +119,19 @@ def class_limits_of(conn: sa.Connection, class_name: str) -> dict[str, int]:
     """Return the limits that were set for a class of projects."""
     chosen = sa.select(class_limits.c.resource, class_limits.c.maximum)
     return {row.resource: row.maximum for row in conn.execute(chosen.where(class_limits.c.class_name == class_name))}
+
+
+def set_limit(conn: sa.Connection, owner: sa.Column[str], id: str, resource: str, maximum: int) -> None:
+    """Set a limit of a project or a class; `owner` is the column of its id."""
+    row = {owner.name: id, "resource": resource, "maximum": maximum}
+    if not insert_if_absent(conn, owner.table, row):
+        mine = sa.and_(owner == id, owner.table.c.resource == resource)
+        conn.execute(owner.table.update().where(mine).values(maximum=maximum))
+
+
+def delete_limits(conn: sa.Connection, project_id: str) -> None:
+    """Give a project the default limits."""
+    conn.execute(limits.delete().where(limits.c.project_id == project_id))
 
 
 def usage_of(conn: sa.Connection, project_id: str) -> dict[str, int]:

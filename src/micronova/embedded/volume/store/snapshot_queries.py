@@ -9,14 +9,14 @@ from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.volume.model import AVAILABLE, BACKING_UP, Snapshot
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
-from micronova.embedded.volume.store.resource_rows import Metadata, Rows
+from micronova.embedded.volume.store.resource_queries import Metadata, Rows
 from micronova.embedded.volume.tables import operations, snapshot_metadata, snapshots
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: snapshots.c[name] for name in ("id", "status", "name", "created_at", "updated_at", "volume_id", "size")
 } | {"display_name": snapshots.c.name, "volume_size": snapshots.c.size}
 _ROWS, _METADATA = Rows(snapshots), Metadata(snapshot_metadata.c.snapshot_id)
-update, record, ids, set_metadata = _ROWS.update, _ROWS.record, _ROWS.ids, _METADATA.set
+update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
@@ -55,6 +55,11 @@ def insert(conn: sa.Connection, snapshot: Snapshot) -> None:
     """Write a new snapshot."""
     _ROWS.insert(conn, snapshot)
     set_metadata(conn, snapshot.id, snapshot.metadata)
+
+
+def touch_of_volume(conn: sa.Connection, volume_id: str, values: Mapping[str, Any], now: int) -> None:
+    """Change all snapshots of a volume, whatever others have changed."""
+    revisions.touch(conn, snapshots.c.revision, snapshots.c.volume_id == volume_id, now=now, **values)
 
 
 def delete(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.volume.model import TypeEncryption, VolumeType
-from micronova.embedded.volume.store.paging import Listed, Page, fetch
+from micronova.embedded.volume.store.paging import Listed, Page, list_rows
 from micronova.embedded.volume.tables import (
     default_types,
     snapshots,
@@ -73,8 +73,7 @@ def visible_to(project_id: str) -> sa.ColumnElement[bool]:
 
 def list_types(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[VolumeType]:
     """Return a page of types."""
-    rows, more = fetch(conn, _TYPE.where(*conditions), page, *conditions)
-    return Listed([VolumeType(**row._mapping) for row in rows], more)
+    return list_rows(conn, _TYPE, VolumeType, page, conditions)
 
 
 def insert(conn: sa.Connection, type_: VolumeType) -> None:
@@ -103,6 +102,32 @@ def encryption_of(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
     """Return the encryption of a type, or None."""
     row = conn.execute(type_encryptions.select().where(type_encryptions.c.volume_type_id == type_id)).one_or_none()
     return None if row is None else TypeEncryption(**row._mapping)
+
+
+def insert_encryption(conn: sa.Connection, row: Mapping[str, Any]) -> bool:
+    """Write the encryption of a type; return False if it has one."""
+    return insert_if_absent(conn, type_encryptions, row)
+
+
+def update_encryption(conn: sa.Connection, type_id: str, encryption_id: str | None, values: Mapping[str, Any]) -> bool:
+    """Change the encryption of a type, with this id unless that is None; return whether there is one."""
+    statement = type_encryptions.update().where(*_encryption(type_id, encryption_id)).values(values)
+    return conn.execute(statement).rowcount > 0
+
+
+def delete_encryption(conn: sa.Connection, type_id: str, encryption_id: str | None) -> bool:
+    """Delete the encryption of a type, with this id unless that is None; return whether there is one."""
+    return conn.execute(type_encryptions.delete().where(*_encryption(type_id, encryption_id))).rowcount > 0
+
+
+def _encryption(type_id: str, encryption_id: str | None) -> tuple[sa.ColumnElement[bool], ...]:
+    mine = type_encryptions.c.volume_type_id == type_id
+    return (mine,) if encryption_id is None else (mine, type_encryptions.c.encryption_id == encryption_id)
+
+
+def has_volumes(conn: sa.Connection, type_id: str) -> bool:
+    """Return whether volumes have a type."""
+    return conn.execute(sa.select(volumes.c.id).where(volumes.c.volume_type_id == type_id).limit(1)).first() is not None
 
 
 def add_project(conn: sa.Connection, type_id: str, project_id: str) -> None:

@@ -9,7 +9,7 @@ from micronova.db.prepared import Prepared
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.volume.model import Attachment, Volume
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
-from micronova.embedded.volume.store.resource_rows import Metadata, Rows
+from micronova.embedded.volume.store.resource_queries import Metadata, Rows
 from micronova.embedded.volume.tables import attachments, volume_metadata, volume_types, volumes
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
@@ -28,7 +28,7 @@ _GET_ATTACHMENTS = Prepared(
     attachments.select().where(attachments.c.volume_id == _ID).order_by(attachments.c.created_at, attachments.c.id)
 )
 _ROWS, _METADATA = Rows(volumes), Metadata(volume_metadata.c.volume_id)
-update, record, ids, set_metadata = _ROWS.update, _ROWS.record, _ROWS.ids, _METADATA.set
+update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, volume_id: str) -> Volume | None:

@@ -36,6 +36,7 @@ def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int,
                 lost.append(f"key of {table.name.removesuffix('s')} {row.id}")
                 continue
             if fresh is not None:
+                # `revisions.touch` would say that the resource was changed: its user sees `updated_at`.
                 values = {"sealed_key": fresh.sealed, "revision": columns.revision + 1}
                 conn.execute(table.update().where(columns.id == row.id).values(values))
                 changed += 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -66,7 +66,7 @@ class Rows:
         """Change a row; raise Changed if another request has changed it meanwhile."""
         revisions.update(conn, self.table.c.revision, read.id, read.revision, values, now)
 
-    def record(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+    def touch(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
         """Change a row, whatever others have changed; the owner of its operation does that."""
         revisions.touch(conn, self.table.c.revision, self.table.c.id == id, now=now, **values)
 
@@ -81,3 +81,17 @@ class Rows:
     def count(self, conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
         """Return how many rows meet the conditions."""
         return int(conn.execute(sa.select(sa.func.count()).select_from(self.table).where(*conditions)).scalar_one())
+
+
+class Readable(NamedTuple):
+    """What decides whether a resource can be copied."""
+
+    size: int  # GiB
+    status: str
+
+
+def lock_to_read(conn: sa.Connection, table: sa.Table, id: str) -> Readable | None:
+    """Keep a resource as it is until the transaction ends; return None if it is gone."""
+    chosen = sa.select(table.c.size, table.c.status).where(table.c.id == id)
+    row = conn.execute(chosen.with_for_update(read=True)).one_or_none()
+    return None if row is None else Readable(row.size, row.status)

@@ -6,29 +6,13 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.volume.model import ServiceRow
 from micronova.embedded.volume.tables import services
-from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid
 
 VOLUME_SERVICE: Final = "cinder-volume"
 SCHEDULER: Final = "cinder-scheduler"
 BACKUP_SERVICE: Final = "cinder-backup"
-DOWN_AFTER: Final = 60.0  # seconds after the last sign of life
-
-
-class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `services`."""
-
-    binary: str
-    host: str
-    disabled: bool
-    disabled_reason: str | None
-    frozen: bool
-    seen_at: int
-
-    def is_up(self, now: int) -> bool:
-        """Return whether the service has shown a sign of life lately."""
-        return self.seen_at >= now - micros(DOWN_AFTER)
 
 
 def record_alive(conn: sa.Connection, host: str, now: int) -> None:
