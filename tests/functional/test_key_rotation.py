@@ -81,6 +81,7 @@ async def test_a_cloud_gets_a_new_key(tmp_path: Path) -> None:
         "keys of volumes of servers": [1, 1],
         "credentials of users": [1, 1],
         "keys of volumes, snapshots and backups": [2, 2],
+        "unreadable": [],
     }
     keys = StateDirectory(tmp_path).keys()
     assert keys.secret_key != old and keys.other_secret_keys == []
@@ -110,6 +111,33 @@ async def test_a_cloud_gets_a_new_key(tmp_path: Path) -> None:
         await again.until(partial(_is_active, again, server["id"]), "the server to run with its volume")
     finally:
         await again.stop()
+
+
+async def test_what_no_key_opens_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    cloud = FullCloud(tmp_path)
+    await cloud.start()
+    old = bytes.fromhex(StateDirectory(tmp_path).keys().secret_key)
+    try:
+        assert cloud.process.database is not None
+        for id, key in (("a-lost", NEW), ("b-kept", old), ("c-lost", NEW)):
+            await cloud.process.database.write(
+                _add_operation, SecretBox(key).seal(Secrets(admin_password="hush"), id), id
+            )
+        me = (
+            await cloud.admin.do("GET", "/identity/v3/auth/tokens", headers={"X-Subject-Token": str(cloud.admin.token)})
+        )["token"]
+        path = f"/identity/v3/users/{me['user']['id']}/credentials/OS-EC2"
+        await cloud.admin.do("POST", path, {"tenant_id": me["project"]["id"]})
+        lost = await cloud.process._databases["identity"].write(_seal_credential, BlobBox(NEW))
+    finally:
+        await cloud.stop()
+    said = await _rotate("--dir", str(tmp_path), code=1)
+    assert "3 waiting operations with secrets, of which 1 had another key" in said
+    assert "3 cannot be opened" in said and "operation a-lost" in said and f"credential {lost}" in said
+    keys = StateDirectory(tmp_path).keys()
+    assert bytes.fromhex(keys.secret_key) != old and keys.other_secret_keys == []
+    said = await _rotate("--dir", str(tmp_path), "--json", code=1)
+    assert json.loads(said)["unreadable"] == ["operation a-lost", "operation c-lost", f"credential {lost}"]
 
 
 async def _encrypted_volume(cloud: FullCloud) -> str:
@@ -149,9 +177,15 @@ async def _is_active(cloud: FullCloud, server: str) -> bool | None:
     return True if found["status"] == "ACTIVE" and found["OS-EXT-STS:task_state"] is None else None
 
 
-def _add_operation(conn: sa.Connection, secrets: bytes) -> None:
+def _seal_credential(conn: sa.Connection, box: BlobBox) -> str:
+    id = str(conn.execute(sa.select(credentials.c.id)).scalar_one())
+    conn.execute(credentials.update().values(blob=box.seal("secret", id)))
+    return id
+
+
+def _add_operation(conn: sa.Connection, secrets: bytes, id: str = "waiting") -> None:
     row: dict[str, Any] = {
-        "id": "waiting", "kind": "build", "version": 999, "step": "x", "instance_uuid": "i", "secrets": secrets,
+        "id": id, "kind": "build", "version": 999, "step": "x", "instance_uuid": "i", "secrets": secrets,
         "context": b"", "payload": b"", "created_at": 1, "deadline": 1 << 60, "lease_until": 0, "leases": 0, "epoch": 1,
         "finished_at": 1 << 60, "batch_id": "b",
     }  # fmt: skip

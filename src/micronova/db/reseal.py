@@ -1,7 +1,7 @@
 """Seals stored secrets anew, when the key of secrets is changed: those of waiting operations, and keys of volumes.
 
-Each function seals the next ones after an id, and returns the last id ("" if there are no more), how many were read and
-how many were changed.
+Each function seals the next ones after an id, and returns the last id ("" if there are no more), how many were read,
+how many were changed, and what none of the keys opens, which stays as it is.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from micronova.db.allocations import lock_instances
 from micronova.db.secrets import SecretBox
 from micronova.db.tables import block_devices, operations
 from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import MicronovaError
 
 TOGETHER = 100
 """Secrets that are sealed anew in one transaction."""
@@ -21,29 +22,36 @@ TOGETHER = 100
 _o, _d = operations.c, block_devices.c
 
 
-def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int]:
+def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int, list[str]]:
     """Seal the secrets of operations."""
     sealed = sa.select(_o.id, _o.secrets).where(_o.secrets.is_not(None), _o.id > after)
     rows = conn.execute(sealed.order_by(_o.id).limit(TOGETHER).with_for_update()).all()
-    changed = 0
+    changed, lost = 0, []
     for row in rows:
-        fresh = box.reseal(row.secrets, row.id)
+        try:
+            fresh = box.reseal(row.secrets, row.id)
+        except (MicronovaError, ValueError):  # of another key, or damaged
+            lost.append(f"operation {row.id}")
+            continue
         if fresh is not None:
             conn.execute(operations.update().where(_o.id == row.id).values(secrets=fresh))
             changed += 1
-    return rows[-1].id if rows else "", len(rows), changed
+    return rows[-1].id if rows else "", len(rows), changed, lost
 
 
-def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int]:
+def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int, list[str]]:
     """Seal the keys of encrypted volumes with which servers are connected."""
     encrypted: Any = _d.device["connection", "sealed_key"].as_string()
     wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, encrypted.is_not(None))
     found = conn.execute(wanted.order_by(_d.uuid).limit(TOGETHER)).all()
-    changed = 0
+    changed, lost = 0, []
     for server in lock_instances(conn, {row.instance_uuid for row in found}):
         for device in instances.volumes_of(conn, server):
-            changed += _seal_anew(conn, box, device)
-    return found[-1].uuid if found else "", len(found), changed
+            try:
+                changed += _seal_anew(conn, box, device)
+            except (MicronovaError, ValueError):
+                lost.append(f"volume {device.volume_id} of server {server}")
+    return found[-1].uuid if found else "", len(found), changed, lost
 
 
 def _seal_anew(conn: sa.Connection, box: SecretBox, device: BlockDevice) -> bool:

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.volume.backend.keys import KeyBox, SealedKey
 from micronova.embedded.volume.tables import backups, snapshots, volumes
+from micronova.objects.errors import MicronovaError
 
 TOGETHER: Final = 100
 """Keys that are encrypted anew in one transaction."""
@@ -13,12 +14,13 @@ TOGETHER: Final = 100
 TABLES: Final = (volumes, snapshots, backups)
 
 
-def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int]:
+def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int, list[str]]:
     """Encrypt the next keys after a place with the present key of the box.
 
-    Return the last place, "" if there are no more, how many keys were read and how many were changed. A place is the
-    number of a table and an id. A resource gets another revision: a request that has read it before, and would write
-    the key as it was, to a snapshot for example, reads it again.
+    Return the last place, "" if there are no more, how many keys were read, how many were changed, and those that no
+    key of the box opens, which stay as they are. A place is the number of a table and an id. A resource gets another
+    revision: a request that has read it before, and would write the key as it was, to a snapshot for example, reads it
+    again.
     """
     first, _, after_id = (after or "0:").partition(":")
     for number, table in enumerate(TABLES[int(first) :], int(first)):
@@ -26,14 +28,18 @@ def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int]
         wanted = sa.select(columns.id, columns.encryption_key_id, columns.sealed_key)
         wanted = wanted.where(columns.sealed_key.is_not(None), columns.id > after_id).order_by(columns.id)
         rows = conn.execute(wanted.limit(TOGETHER).with_for_update()).all()
-        changed = 0
+        changed, lost = 0, []
         for row in rows:
-            fresh = box.reseal(SealedKey(id=row.encryption_key_id, sealed=row.sealed_key))
+            try:
+                fresh = box.reseal(SealedKey(id=row.encryption_key_id, sealed=row.sealed_key))
+            except (MicronovaError, ValueError):  # of another key, or damaged
+                lost.append(f"key of {table.name.removesuffix('s')} {row.id}")
+                continue
             if fresh is not None:
                 values = {"sealed_key": fresh.sealed, "revision": columns.revision + 1}
                 conn.execute(table.update().where(columns.id == row.id).values(values))
                 changed += 1
         if rows:
-            return f"{number}:{rows[-1].id}", len(rows), changed
+            return f"{number}:{rows[-1].id}", len(rows), changed, lost
         after_id = ""
-    return "", 0, 0
+    return "", 0, 0, []
