@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,7 +28,7 @@ from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
-from micronova.db.secrets import SecretBox, Secrets
+from micronova.db.secrets import SecretBox, Secrets, key_id
 from tests.cluster import toml
 from tests.command import micronova
 from tests.services.postgres import Postgres
@@ -594,8 +595,10 @@ async def test_a_key_that_does_not_open_what_is_stored(region: Region, tmp_path:
     file = tmp_path / "other.toml"
     file.write_text(toml(_changed(region.sections, "default", secret_key="6d" * 32)))
     found = await _check(file, roles=CONTROL, directory=tmp_path)
-    [wrong] = [result for result in found if result.outcome == "error"]
-    assert wrong.setting == "default.secret_key" and "another secret key" in wrong.found and wrong.right
+    wrong = [result for result in found if result.outcome == "error"]
+    assert {result.setting for result in wrong} == {"default.secret_key"} and all(result.right for result in wrong)
+    said = "\n".join(result.found for result in wrong)
+    assert "A secret cannot be read" in said and "runs with another secret key" in said  # the region's own processes
 
 
 async def test_services_of_another_release_are_named(region: Region, tmp_path: Path) -> None:
@@ -608,3 +611,46 @@ async def test_services_of_another_release_are_named(region: Region, tmp_path: P
     [other] = [result for result in found if result.outcome != "ok"]
     assert other.name == "versions of services" and "nova-compute on compute-3" in other.found
     assert other.right == "upgrade them"
+
+
+def _plant_process(region: Region, roles: str, host: str, release: str, key: str = "") -> None:
+    """Record a process that shows signs of life."""
+    id, now = str(uuid4()), f"{time.time() * 1e6 + 60e6:.0f}"
+    columns = 'id, host, pid, roles, "release", secret_key_id, started_at, seen_at'
+    key_column = f"'{key_id(bytes.fromhex(key))}'" if key else "NULL"
+    values = f"'{id}', '{host}', 4711, '{roles}', '{release}', {key_column}, {now}, {now}"
+    region.postgres.sql(f"INSERT INTO processes ({columns}) VALUES ({values})", region.database)
+    region.undo.callback(region.postgres.sql, f"DELETE FROM processes WHERE id = '{id}'", region.database)
+
+
+async def test_an_api_of_another_release_is_named(region: Region, tmp_path: Path) -> None:
+    _plant_process(region, "api", "control-9", "0.1.0")
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    [other] = [result for result in found if result.outcome != "ok"]
+    assert other.name == "releases of processes" and "api on control-9 (4711) run the release 0.1.0" in other.found
+
+
+async def test_a_process_with_another_secret_key_is_named(region: Region, tmp_path: Path) -> None:
+    own, release = region.sections["default"]["secret_key"], version("micronova")
+    _plant_process(region, "api", "control-8", release, own)
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    assert [result.line() for result in found if result.outcome != "ok"] == []
+    _plant_process(region, "api", "control-9", release, "6d" * 32)
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    [other] = [result for result in found if result.outcome != "ok"]
+    assert other.outcome == "error" and other.setting == "default.secret_key" and "api on control-9" in other.found
+    # While the key is changed it is one of the others, and a restart is all that is left to do.
+    file = tmp_path / "other.toml"
+    file.write_text(toml(_changed(region.sections, "default", other_secret_keys="6d" * 32)))
+    found = await _check(file, roles=CONTROL, directory=tmp_path)
+    [other] = [result for result in found if result.outcome != "ok"]
+    assert other.outcome == "unknown" and "restart it" in other.right and "6d6d" not in other.line()
+
+
+async def test_conductors_with_one_name_are_named(region: Region, tmp_path: Path) -> None:
+    for _ in range(2):
+        _plant_process(region, "conductor", "control-9", version("micronova"))
+        _plant_process(region, "api", "control-9", version("micronova"))  # workers of an API may share a name
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    [other] = [result for result in found if result.outcome != "ok"]
+    assert other.setting == "default.host" and "2 processes with the role conductor are called control-9" in other.found

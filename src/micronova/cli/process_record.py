@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from micronova.db import processes
+from micronova.db.secrets import key_id
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import micros
 from micronova.objects.errors import Unavailable
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERVAL: Final = 30.0  # seconds between two signs of life
+SEALING_ROLES: Final = frozenset({"api", "conductor", "identity", "volume"})
+"""Roles that seal secrets with default.secret_key."""
+ONE_OF_A_HOST: Final = frozenset({"conductor", "scheduler"})
+"""Roles that have a row of their own among services, which default.host names. Workers of an API share a host."""
 
 
 class RecordedProcess:
@@ -34,6 +39,7 @@ class RecordedProcess:
             pid=os.getpid(),
             roles=" ".join(process.roles),
             release=importlib.metadata.version("micronova")[:64],
+            secret_key_id=key_id(process.secret_keys()[0]) if set(process.roles) & SEALING_ROLES else None,
             started_at=micros(process.clock.now()),
         )
         self._loop: asyncio.Task[None] | None = None
@@ -52,9 +58,33 @@ class RecordedProcess:
             log.warning("that this process stops is not recorded, `micronova status` lists it as silent: %s", error)
 
     async def _forever(self) -> None:
+        warned = False
         while True:
             await self._clock.sleep(INTERVAL)
             await self._seen()
+            warned = warned or await self._warn_of_twins()
+
+    async def _warn_of_twins(self) -> bool:
+        """Warn of a process that has the row of this one among services; return whether there is one.
+
+        One that was killed shows no sign of life after the start of this one, which may have taken its place.
+        """
+        if not set(self._record["roles"].split()) & ONE_OF_A_HOST:
+            return False
+        try:
+            twins = await self._database.read(processes.twins, self._record)
+        except Unavailable:
+            return False
+        for each in twins:
+            log.warning(
+                "process %d has the roles (%s) and the host name (%s) of this process, so both share a row of "
+                "`openstack compute service list`, which stays up if one of them dies: set default.host to another "
+                "name in each",
+                each.pid,
+                each.roles,
+                each.host,
+            )
+        return bool(twins)
 
     async def _seen(self) -> None:
         try:

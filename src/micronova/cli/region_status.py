@@ -18,7 +18,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.cli.maintain import place_of_databases
-from micronova.cli.status import time_span
+from micronova.cli.status import job_line, time_span
 from micronova.conf.settings import Settings, load
 from micronova.db import audits, periodic_jobs, processes, region_counts, schema
 from micronova.db.region_counts import HostNotUp, OperationCount, ServiceCount
@@ -58,6 +58,15 @@ class RunningProcess(msgspec.Struct, frozen=True):
     seen_seconds_ago: float
 
 
+class Job(msgspec.Struct, frozen=True):
+    """The last run of a periodic job."""
+
+    name: str
+    began_seconds_ago: float | None  # none if it never ran
+    ended_seconds_ago: float | None  # none while it runs
+    error: str
+
+
 class Audit(msgspec.Struct, frozen=True):
     """The last audit."""
 
@@ -79,7 +88,7 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     hosts_not_up: tuple[HostNotUp, ...] = ()
     servers: dict[str, int] = {}
     operations: tuple[OperationCount, ...] = ()
-    failed_jobs: dict[str, str] = {}  # the error of the last run, by periodic job
+    periodic_jobs: tuple[Job, ...] = ()
     last_audit: Audit | None = None
 
 
@@ -198,6 +207,9 @@ def _read(conn: sa.Connection, server: str, revision: str, down_time: float) -> 
     def ago(at: int) -> float:
         return max(0.0, (now - at) / 1e6)
 
+    def maybe_ago(at: int | None) -> float | None:
+        return None if at is None else ago(at)
+
     return DatabaseStatus(
         server=server,
         revision=revision,
@@ -211,7 +223,10 @@ def _read(conn: sa.Connection, server: str, revision: str, down_time: float) -> 
         hosts_not_up=tuple(region_counts.hosts_not_up(conn, now, down_time, NAMED)),
         servers=counts.servers,
         operations=counts.operations,
-        failed_jobs={row.name: row.error for row in periodic_jobs.list_(conn) if row.error},
+        periodic_jobs=tuple(
+            Job(row.name, maybe_ago(row.began_at), maybe_ago(row.ended_at), row.error or "")
+            for row in periodic_jobs.list_(conn)
+        ),
         last_audit=None if audit is None else Audit(ago(audit.ended_at), audit.auditor, dict(audit.findings)),
     )
 
@@ -351,7 +366,10 @@ def _of_database(found: DatabaseStatus) -> list[str]:
     counted = ", ".join(f"{number} {status}" for status, number in sorted(found.servers.items()))
     said.append(f"servers: {counted or 'none'}")
     said += _of_operations(found.operations)
-    said += [f"periodic job {name} FAILED: {error}" for name, error in found.failed_jobs.items()]
+    said += ["periodic jobs:"] if found.periodic_jobs else []
+    said += [
+        job_line(each.name, each.began_seconds_ago, each.ended_seconds_ago, each.error) for each in found.periodic_jobs
+    ]
     audit = found.last_audit
     if audit is None:
         said.append("last audit: never; run micronova audit --config FILE")

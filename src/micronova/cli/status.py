@@ -67,14 +67,20 @@ def summarise(found: dict[str, Any]) -> list[str]:
 def _jobs(jobs: list[dict[str, Any]]) -> list[str]:
     """Return a line for each periodic job."""
     lines = ["periodic jobs:"] if jobs else []
-    for job in jobs:
-        if job["ended_seconds_ago"] is None:
-            last = f"begun {time_span(job['began_seconds_ago'])} ago, not ended"
-        else:
-            took = job["began_seconds_ago"] - job["ended_seconds_ago"]
-            last = f"last run {time_span(job['ended_seconds_ago'])} ago, took {time_span(took)}"
-        lines.append(f"  {job['name']:<18} {last}" + (f", FAILED: {job['error']}" if job["error"] else ""))
-    return lines
+    return lines + [
+        job_line(each["name"], each["began_seconds_ago"], each["ended_seconds_ago"], each["error"]) for each in jobs
+    ]
+
+
+def job_line(name: str, began: float | None, ended: float | None, error: str) -> str:
+    """Return the line of a periodic job, by the seconds since its last run began and ended."""
+    if began is None:
+        last = "never ran"
+    elif ended is None:
+        last = f"begun {time_span(began)} ago, not ended"
+    else:
+        last = f"last run {time_span(ended)} ago, took {time_span(began - ended)}"
+    return f"  {name:<18} {last}" + (f", FAILED: {error}" if error else "")
 
 
 def time_span(seconds: float) -> str:
@@ -147,12 +153,11 @@ def _read_status(conn: sa.Connection, now: float, down_time: float) -> dict[str,
         "periodic_jobs": [
             {
                 "name": row.name,
-                "began_seconds_ago": round(now - row.began_at / 1e6, 1),
+                "began_seconds_ago": None if row.began_at is None else round(now - row.began_at / 1e6, 1),
                 "ended_seconds_ago": None if row.ended_at is None else round(now - row.ended_at / 1e6, 1),
                 "error": row.error or "",
             }
             for row in periodic_jobs.list_(conn)
-            if row.began_at is not None
         ],
         "operations": {
             "open": conn.execute(sa.select(sa.func.count()).where(still_open)).scalar_one(),

@@ -13,25 +13,33 @@ that a dead host is noticed, and each with a new ticket.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Final
 
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import CacheStatus
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.db import aggregates, services
+from micronova.db import aggregates, periodic_jobs, services
 from micronova.db.aggregates import AggregateRow
 from micronova.notifications import resources
 from micronova.objects.context import Context
-from micronova.objects.errors import NotFound, NotSupported, OperationFailed
+from micronova.objects.errors import NotFound, NotSupported, OperationFailed, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import NoSuchMethod, VersionTooNew
 
 log = logging.getLogger(__name__)
 
+NAME: Final = "cache_images"
+"""Under which `micronova status` shows the last request, among the periodic jobs."""
+
 Results = dict[str, CacheStatus]
+
+
+LONGEST_ERROR: Final = 255  # characters
+_DONE: Final = ("cached", "existing")
 
 
 class CacheImagesTasks:
@@ -56,13 +64,26 @@ class CacheImagesTasks:
         await asyncio.gather(*self._requests, return_exceptions=True)
 
     async def _run(self, context: Context, aggregate: int, images: Sequence[ImageMeta]) -> None:
+        await self._note(periodic_jobs.note_begin)
         try:
             row, hosts = await self._dependencies.engine.database.read(_with_hosts, aggregate)
-            await _Request(self._dependencies, self._hosts_at_work, context, row, hosts, images).run(self._concurrency)
+            request = _Request(self._dependencies, self._hosts_at_work, context, row, hosts, images)
+            failed = await request.run(self._concurrency)
         except NotFound as error:  # it was deleted meanwhile
             log.warning("images are not cached on hosts: %s", error)
-        except Exception:
+            failed = error.message
+        except Exception as error:
             log.exception("images could not be cached on the hosts of aggregate %d", aggregate)
+            failed = f"{type(error).__name__}: {error}"
+        await self._note(periodic_jobs.note_end, failed[:LONGEST_ERROR])
+
+    async def _note(self, write: Callable[..., None], *values: str) -> None:
+        """Record the begin or the end of a request, for `micronova status`."""
+        engine = self._dependencies.engine
+        try:
+            await engine.database.write(write, NAME, engine.owner, engine.now(), *values)
+        except Unavailable as error:
+            log.warning("the request to cache images is not recorded, and goes on: %s", error)
 
 
 class _Request:
@@ -86,8 +107,8 @@ class _Request:
         self._done = 0
         self._counts: Counter[CacheStatus] = Counter()
 
-    async def run(self, concurrency: int) -> None:
-        """Let all hosts fetch the images, and tell how it goes."""
+    async def run(self, concurrency: int) -> str:
+        """Let all hosts fetch the images, and tell how it goes; return what failed, "" if nothing did."""
         self._announce("start")
         waiting = iter(self._hosts)
         workers = min(concurrency, len(self._hosts))
@@ -98,6 +119,8 @@ class _Request:
             "images %s on the %d hosts of aggregate %s: %s", names, len(self._hosts), self._aggregate.name, counts or 0
         )
         self._announce("end")
+        failed = {status: number for status, number in self._counts.items() if status not in _DONE}
+        return f"{self._aggregate.name}: {counts}" if failed else ""
 
     async def _work(self, waiting: Iterator[str]) -> None:
         for host in waiting:
@@ -109,8 +132,8 @@ class _Request:
                 resources.aggregate_cache,
                 self._aggregate,
                 host,
-                cached=[id for id, status in results.items() if status in ("cached", "existing")],
-                failed=[id for id, status in results.items() if status not in ("cached", "existing")],
+                cached=[id for id, status in results.items() if status in _DONE],
+                failed=[id for id, status in results.items() if status not in _DONE],
                 index=self._done,
                 total=len(self._hosts),
             )

@@ -11,10 +11,12 @@ from functools import partial
 from typing import NamedTuple
 
 from micronova.conductor.findings import counters
+from micronova.conductor.image_caching import NAME as CACHE_IMAGES
 from micronova.db import periodic_jobs, retention, task_logs
 from micronova.db.engine import Database
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ PURGE_BATCHES = 100
 """Batches of one purge: what remains is left to the next one, so that the database has time for other work."""
 PURGE_PAUSE = 0.05
 """Seconds between two batches."""
+DECLARE_PAUSE = 30.0
 LONGEST_ERROR = 255
 """Characters of the error of a failed run that are kept."""
 
@@ -65,7 +68,9 @@ class Jobs:
             PeriodicJob("purge", self.purge, PURGE_INTERVAL),
             *self._more,
         )
-        self._loops = [
+        names = [CACHE_IMAGES, *(job.name for job in jobs)]
+        declaring = keep_running(partial(self._declare, names), name="conductor-declare-jobs", clock=self._clock)
+        self._loops = [declaring] + [
             keep_running(partial(self._forever, job), name=f"conductor-{job.name}", clock=self._clock) for job in jobs
         ]
 
@@ -74,6 +79,15 @@ class Jobs:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+
+    async def _declare(self, names: Sequence[str]) -> None:
+        """Record which jobs there are, for `micronova status`: some run for the first time after hours."""
+        while True:
+            try:
+                return await self._database.write(periodic_jobs.declare, names)
+            except Unavailable as error:
+                log.warning("the periodic jobs are not recorded, which is repeated in %g s: %s", DECLARE_PAUSE, error)
+                await self._clock.sleep(DECLARE_PAUSE)
 
     async def _forever(self, job: PeriodicJob) -> None:
         while True:

@@ -1,6 +1,6 @@
 """Periodic jobs of the whole cloud: each is done by the conductor that claims it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
 import sqlalchemy as sa
@@ -32,10 +32,16 @@ class PeriodicJobRow(Protocol):
     name: str
     owner: str
     next_at: int
-    began_at: int | None  # of the last run
+    began_at: int | None  # of the last run; none if it never ran
     ended_at: int | None  # none while it runs, or if its conductor died
     error: str | None  # of the last run that ended; empty if it succeeded
     place: str | None  # where the next run continues, if the job goes through something in parts
+
+
+def declare(conn: sa.Connection, names: Iterable[str]) -> None:
+    """Record that there are such jobs, unless that is known; they are due whenever a conductor claims them."""
+    for name in names:
+        insert_if_absent(conn, periodic_jobs, {"name": name, "owner": "", "next_at": 0})
 
 
 def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -> bool:
@@ -72,6 +78,13 @@ def keep_place(conn: sa.Connection, name: str, place: str) -> None:
     conn.execute(periodic_jobs.update().where(_j.name == name).values(place=place))
 
 
+def note_begin(conn: sa.Connection, name: str, owner: str, now: int) -> None:
+    """Record that something begins that nobody claims, because an administrator has asked for it."""
+    declare(conn, [name])
+    values = {"owner": owner, "began_at": now, "ended_at": None}
+    conn.execute(periodic_jobs.update().where(_j.name == name).values(values))
+
+
 def note_end(conn: sa.Connection, name: str, owner: str, now: int, error: str) -> None:
     """Record the end of a run and its error, if any, unless another conductor has claimed the job meanwhile."""
     conn.execute(_NOTE_END, {"b_name": name, "b_owner": owner, "now": now, "b_error": error})
@@ -83,5 +96,5 @@ def forget(conn: sa.Connection, name: str) -> None:
 
 
 def list_(conn: sa.Connection) -> Sequence[PeriodicJobRow]:
-    """Return all jobs that were ever claimed."""
+    """Return all jobs that conductors have declared or claimed."""
     return cast(Sequence[PeriodicJobRow], conn.execute(sa.select(periodic_jobs).order_by(_j.name)).all())

@@ -23,6 +23,7 @@ class ProcessRow(Protocol):
     pid: int
     roles: str
     release: str
+    secret_key_id: str | None
     started_at: int
     seen_at: int
 
@@ -35,6 +36,7 @@ class ProcessRecord(TypedDict):
     pid: int
     roles: str
     release: str
+    secret_key_id: str | None
     started_at: int
 
 
@@ -44,6 +46,13 @@ def seen(conn: sa.Connection, record: ProcessRecord, now: int) -> None:
         return
     conn.execute(_FORGET, {"before": now - FORGOTTEN_AFTER})
     insert_if_absent(conn, processes, {**record, "seen_at": now})
+
+
+def twins(conn: sa.Connection, record: ProcessRecord) -> Sequence[ProcessRow]:
+    """Return other processes with the same host and roles that have shown signs of life since this one began."""
+    same = sa.and_(_p.host == record["host"], _p.roles == record["roles"], _p.id != record["id"])
+    found = conn.execute(sa.select(processes).where(same, _p.seen_at > record["started_at"]))
+    return cast(Sequence[ProcessRow], found.all())
 
 
 def stopped(conn: sa.Connection, id: str) -> None:

@@ -50,7 +50,7 @@ def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, in
             try:
                 changed += _seal_anew(conn, box, device)
             except (MicronovaError, ValueError):
-                lost.append(f"volume {device.volume_id} of server {device.instance_uuid}")
+                lost.append(f"volume {device.volume_id} of server {server}")
     return found[-1].uuid if found else "", len(found), changed, lost
 
 

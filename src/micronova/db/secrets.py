@@ -1,6 +1,7 @@
 """Secrets of operations (admin passwords, injected files): encrypted in the row, and erased when the operation ends."""
 
 import contextlib
+import hmac
 import os
 from collections.abc import Sequence
 
@@ -10,6 +11,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import InjectedFile
+
+
+def key_id(key: bytes) -> str:
+    """Return what tells a secret key from others. It says nothing about a key of 32 random bytes."""
+    return hmac.digest(key, b"micronova: which secret key is this?", "sha256")[:16].hex()
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):

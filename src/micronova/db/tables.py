@@ -248,6 +248,7 @@ processes = sa.Table(
     Column("pid", Integer, nullable=False),
     Column("roles", String(255), nullable=False),  # separated by spaces
     Column("release", String(64), nullable=False),
+    Column("secret_key_id", String(32)),  # `key_id` of the key that it seals secrets with; none if it seals none
     Column("started_at", Time, nullable=False),
     Column("seen_at", Time, nullable=False),
 )

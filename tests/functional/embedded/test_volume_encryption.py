@@ -172,7 +172,7 @@ async def rotate(cloud: World) -> KeyBox:
     """Encrypt all keys anew, as `micronova key rotate` does; return what opens them from then on."""
     both, place = KeyBox(NEXT_KEY, [SECRET_KEY]), ""
     while True:
-        place, _, _ = await cloud.database.write(key_queries.reseal, both, place)
+        place, _, _, _ = await cloud.database.write(key_queries.reseal, both, place)
         if not place:
             return KeyBox(NEXT_KEY)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from micronova.compute import image_caching
+from micronova.db import periodic_jobs
 from micronova.notifications.resources import Announcement
 from micronova.objects.context import Context
 from micronova.objects.image import ImageMeta
@@ -104,6 +105,13 @@ async def test_hosts_that_are_down_or_fail(cloud: OneProcess, user: Caller, anno
         assert (told[host]["images_cached"], told[host]["images_failed"]) == ([good], [bad])
     assert (told["fake-2"]["images_cached"], told["fake-2"]["images_failed"]) == ([], [bad, good])
     assert {each["total"] for each in told.values()} == {3}
+
+    async def recorded() -> str | None:
+        assert cloud.process.database is not None
+        rows = {row.name: row for row in await cloud.process.database.read(periodic_jobs.list_)}
+        return rows["cache_images"].error if rows["cache_images"].ended_at else None
+
+    assert "2 skipped" in await cloud.until(recorded, "the record of the request")
 
 
 async def test_a_download_that_takes_longer_than_a_call(

@@ -151,7 +151,7 @@ async def test_usage(cloud: OneProcess, user: Caller, told: Told) -> None:
     assert usages()[-1]["instance_uuid"] == other and usages()[-1]["reads"] > last["reads"]
     assert cloud.process.database is not None
     run = [job for job in await cloud.process.database.read(periodic_jobs.list_) if job.name == volume_usage.NAME]
-    assert run and not run[0].error
+    assert run and run[0].began_at and not run[0].error
 
 
 async def test_a_host_that_cannot_measure_stops_nothing(cloud: OneProcess, user: Caller, told: Told) -> None:

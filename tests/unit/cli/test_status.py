@@ -65,11 +65,13 @@ def test_periodic_jobs_are_shown_with_their_last_run() -> None:
         {"name": "repair_counters", "began_seconds_ago": 130.0, "ended_seconds_ago": 128.5, "error": ""},
         {"name": "purge", "began_seconds_ago": 30.0, "ended_seconds_ago": None, "error": ""},
         {"name": "usage_audit", "began_seconds_ago": 7300.0, "ended_seconds_ago": 7300.0, "error": "Unavailable: no"},
+        {"name": "cache_images", "began_seconds_ago": None, "ended_seconds_ago": None, "error": ""},
     ]
     lines = summarise(seen)
     start = lines.index("periodic jobs:")
-    assert lines[start + 1 : start + 4] == [
+    assert lines[start + 1 : start + 5] == [
         "  repair_counters    last run 2 min ago, took 2 s",
         "  purge              begun 30 s ago, not ended",
         "  usage_audit        last run 2 h ago, took 0 s, FAILED: Unavailable: no",
+        "  cache_images       never ran",
     ]

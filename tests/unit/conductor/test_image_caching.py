@@ -57,7 +57,9 @@ class World:
         self.clock, self.hosts = ManualClock(), Hosts()
         self.told: list[Any] = []
         self.ended = asyncio.Event()
-        engine = SimpleNamespace(database=database, clock=self.clock, now=lambda: micros(self.clock.now()))
+        engine = SimpleNamespace(
+            database=database, clock=self.clock, now=lambda: micros(self.clock.now()), owner="conductor:a"
+        )
         needs = SimpleNamespace(
             engine=engine,
             compute=self.hosts,

@@ -70,6 +70,28 @@ async def test_the_last_run_is_recorded(database: Database) -> None:
         await jobs.stop()
 
 
+async def test_jobs_are_listed_before_their_first_run(database: Database) -> None:
+    clock = ManualClock()
+
+    async def nothing() -> None:
+        """Do nothing."""
+
+    jobs = Jobs(
+        database, clock, owner="a", keep_finished=100.0, keep_deleted=0.0, more=[PeriodicJob("own", nothing, 1e5)]
+    )
+    jobs.start()
+    try:
+        async with asyncio.timeout(60):
+            while len(found := await database.read(periodic_jobs.list_)) < 4:
+                await asyncio.sleep(0.001)
+        assert {each.name: each.began_at for each in found} == dict.fromkeys(("cache_images", "own", "purge", "repair_counters"))
+        assert await database.write(periodic_jobs.claim, "own", "b", micros(clock.now()), 10)
+        await database.write(periodic_jobs.declare, ["own"])
+        assert [each.owner for each in await database.read(periodic_jobs.list_) if each.name == "own"] == ["b"]
+    finally:
+        await jobs.stop()
+
+
 async def test_what_is_right_when_it_is_locked_is_not_repaired(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

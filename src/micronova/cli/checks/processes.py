@@ -1,5 +1,6 @@
 """Checks of what runs and of what it has stored: heartbeats, users of hosts, versions, and the key of secrets."""
 
+import importlib.metadata
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
-from micronova.db import schema, services
-from micronova.db.secrets import SecretBox
+from micronova.cli.process_record import ONE_OF_A_HOST
+from micronova.cli.region_status import SILENT_AFTER
+from micronova.db import processes, schema, services
+from micronova.db.secrets import SecretBox, key_id
 from micronova.db.tables import operations
 from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError
@@ -26,6 +29,8 @@ def checks(subject: Subject) -> Iterator[Check]:
         yield Check("heartbeats", ("conductor",), _heartbeats, "default.service_down_time")
         yield Check("users of hosts", ("conductor",), _host_users, "conductor.require_host_users")
         yield Check("versions of services", ROLES, _versions)
+        yield Check("releases of processes", ROLES, _releases)
+        yield Check("names of processes", ("conductor", "scheduler"), _names, "default.host")
     if subject.among(SECRET_ROLES) and (
         subject.has_database() or subject.has_database("identity") or subject.has_database("volume")
     ):
@@ -122,7 +127,67 @@ async def _secret_key(subject: Subject) -> list[Finding]:
                 KeyBox(key, others).open(SealedKey(id=row.encryption_key_id, sealed=row.sealed_key))
             except MicronovaError as error:
                 findings.append(Finding("default.secret_key", error.message, right))
+    if subject.has_database():
+        findings += await _other_keys(subject, key, others)
     return findings
+
+
+async def _other_keys(subject: Subject, key: bytes, others: Sequence[bytes]) -> list[Finding]:
+    """Find processes that run with another secret key; while it is changed, some may have the other one."""
+    known, findings = {key_id(each) for each in others}, []
+    for row in await _running(subject):
+        if row.secret_key_id in (None, key_id(key)):
+            continue
+        found = f"the process {_named(row)} runs with another secret key"
+        if row.secret_key_id in known:
+            found = f"the process {_named(row)} still seals with a key of default.other_secret_keys"
+            findings.append(Finding("default.secret_key", found, "restart it to complete the change", "unknown"))
+        else:
+            findings.append(Finding("default.secret_key", found, "the same key in all, then a restart"))
+    return findings
+
+
+async def _running(subject: Subject) -> list[processes.ProcessRow]:
+    """Return the processes with the compute database that have shown a sign of life lately."""
+    since = micros(time.time() - SILENT_AFTER)
+    return [row for row in await _read(subject, processes.list_) if row.seen_at > since]
+
+
+def _named(row: processes.ProcessRow) -> str:
+    return f"{row.roles} on {row.host} ({row.pid})"
+
+
+async def _releases(subject: Subject) -> list[Finding]:
+    """Find processes of another release, such as an API. They work side by side for the time of an upgrade."""
+    own = importlib.metadata.version("micronova")
+    found = []
+    rows = [row for row in await _running(subject) if row.release != own]
+    for release in sorted({row.release for row in rows}):
+        names = [_named(row) for row in rows if row.release == release]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        said = f"{', '.join(names[:MOST_NAMED])}{more} run the release {release}, and this command is of {own}"
+        found.append(Finding("", said, "the same release everywhere: upgrade the older ones", "unknown"))
+    return found
+
+
+async def _names(subject: Subject) -> list[Finding]:
+    """Find conductors and schedulers that share a host name, and so a row of `openstack compute service list`."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for row in await _running(subject):
+        for role in ONE_OF_A_HOST.intersection(row.roles.split()):
+            places.setdefault((role, row.host), []).append(row.pid)
+    return [
+        Finding(
+            "default.host",
+            f"{len(pids)} processes with the role {role} are called {host} ({', '.join(map(str, pids))}): they share a "
+            "row of services, which stays up if one of them dies. One that was killed counts for "
+            f"{SILENT_AFTER:g} seconds",
+            "another name in each process, such as by MICRONOVA__DEFAULT__HOST",
+            "unknown",
+        )
+        for (role, host), pids in sorted(places.items())
+        if len(pids) > 1
+    ]
 
 
 def _one_operation(conn: sa.Connection) -> Any:
