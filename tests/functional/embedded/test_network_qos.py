@@ -174,6 +174,23 @@ async def test_what_a_bound_port_asks_for_does_not_change(cloud: World) -> None:
         assert (await cloud.call(method, where, body, token=ADMIN)).status < 300, where
 
 
+BOUND = {"binding:host_id": "h1", "device_id": "s1", "device_owner": "compute:nova"}
+
+
+async def test_the_type_of_a_bound_port_does_not_change(cloud: World) -> None:
+    """It is a trait that the port asks for."""
+    gold = (await cloud.make("policy", ADMIN, shared=True))["id"]
+    await _minimum(cloud, gold, 600)
+    network, _ = await cloud.network()
+    port = await cloud.make("port", network_id=network["id"], qos_policy_id=gold)
+    await cloud.change("port", port["id"], SERVICE, **BOUND)
+    answer = await cloud.call("PUT", f"/ports/{port['id']}", {"port": {"binding:vnic_type": "direct"}})
+    assert (answer.status, error(answer)) == (409, "PortInUse")
+    await cloud.change("port", port["id"], SERVICE, **{**BOUND, "binding:host_id": ""})
+    changed = await cloud.change("port", port["id"], SERVICE, **{"binding:vnic_type": "direct"})
+    assert changed["resource_request"]["request_groups"][0]["required"][1] == "CUSTOM_VNIC_TYPE_DIRECT"
+
+
 async def test_agents_are_told_the_dscp_mark_of_a_policy(cloud: World) -> None:
     policy = await cloud.make("policy", ADMIN, shared=True)
     path = f"/qos/policies/{policy['id']}/dscp_marking_rules"

@@ -84,6 +84,7 @@ def update_port(
         after["mac_address"] = mac
         addresses_changed = follow_mac(conn, id, before["mac_address"], mac)
     rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
+    _check_vnic_type(before, after)
     check_policy_change(conn, before["qos_policy_id"], after["qos_policy_id"], port=id)
     if after["host"] != before["host"]:
         check_is_no_subport(conn, id)
@@ -130,6 +131,15 @@ def _check_service_port(conn: sa.Connection, before: PortRow, after: PortRow) ->
         raise conflict(
             f"Operation update is not supported for device_owner {before['device_owner']} on port {before['id']}.",
             "UnsupportedPortDeviceOwner",
+        )
+
+
+def _check_vnic_type(before: PortRow, after: PortRow) -> None:
+    if after["vnic_type"] != before["vnic_type"] and before["vif_type"] != "unbound":
+        raise conflict(
+            f"Unable to complete operation on port {before['id']} for network {before['network_id']}. Port already has "
+            f"an attached device {before['device_id']}: its binding:vnic_type cannot change while it is bound.",
+            "PortInUse",
         )
 
 
