@@ -46,7 +46,7 @@ class Guaranteeing:
     async def request(self, method: str, url: str, headers: Any, body: bytes | None) -> Answer:
         answer = await self._inner.request(method, url, headers, body)
         path = url.partition("?")[0]
-        if method != "GET" or not path.startswith("/v2.0/ports") or headers["x-auth-token"] != SERVICE:
+        if method not in ("GET", "PUT") or not path.startswith("/v2.0/ports") or headers["x-auth-token"] != SERVICE:
             return answer
         document = answer.json()
         for port in document["ports"] if "ports" in document else [document["port"]]:
@@ -286,6 +286,37 @@ async def test_a_port_is_not_bound_without_what_it_asks_for(scene: Scene) -> Non
             instance_uuid="s1", project_id="p1", host="h1", zone="nova", ports=plan.ports, check=current
         )
     assert (await scene.cloud.show("port", port["id"]))["device_id"] == ""
+
+
+@pytest.mark.parametrize("call", ["allocate", "attach", "rebind"])
+async def test_a_port_does_not_stay_bound_if_it_came_to_ask_for_something_meanwhile(scene: Scene, call: str) -> None:
+    """A rule changes no revision of the port: only the answer to the binding tells of it."""
+    network, _ = await scene.cloud.network()
+    policy = (await scene.cloud.make("policy", ADMIN, shared=True))["id"]
+    port = await scene.cloud.make("port", network_id=network["id"], qos_policy_id=policy)
+    planned = (await scene.plan([NetworkRequest(port_id=port["id"])])).ports[0]
+    common: dict[str, Any] = {"instance_uuid": "s1", "host": "h1", "zone": "nova"}
+    if call == "rebind":
+        await scene.client.allocate(**common, project_id="p1", ports=[planned], check=current)
+        await scene.client.unbind("s1", check=current)
+
+    async def add_rule() -> None:
+        path = f"/qos/policies/{policy}/minimum_bandwidth_rules"
+        rule = {"minimum_bandwidth_rule": {"min_kbps": 1}}
+        assert (await scene.cloud.call("POST", path, rule, token=ADMIN)).status == 201
+
+    with pytest.raises(Conflict, match="asks for other resources"):
+        if call == "allocate":
+            await scene.client.allocate(**common, project_id="p1", ports=[planned], check=add_rule)
+        elif call == "attach":
+            await scene.client.attach(**common, project_id="p1", port=planned, operation="o", check=add_rule)
+        else:
+            await scene.client.rebind(**common, port_ids=[port["id"]], exact=True, check=add_rule)
+    if call == "attach":
+        await scene.client.detach(instance_uuid="s1", operation="o", check=current)
+    else:
+        await scene.client.unbind("s1", check=current)
+    assert (await scene.cloud.show("port", port["id"], ADMIN))["binding:host_id"] == ""
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,4 @@ def resources_of(port: Mapping[str, Any]) -> PortResources | None:
 
 def allocations_of(ports: Iterable[ServedPort]) -> dict[str, str | dict[str, str]]:
     """Return what the network service is told of ports when they are bound, by port."""
-    return {each.port_id: each.allocation for each in ports}
+    return {each.port_id: each.allocation for each in ports if each.groups}

@@ -138,10 +138,9 @@ async def test_ports_tell_services_which_bandwidth_they_ask_for(cloud: World) ->
     listed = await cloud.list("port", "fields=id&fields=resource_request", token=SERVICE)
     assert {each["id"]: each["resource_request"] for each in listed} == requests
     assert all("resource_request" not in each for each in await cloud.list("port"))
-    # The service's own ports ask for nothing.
-    dhcp = {"network_id": network["id"], "device_owner": "network:dhcp", "device_id": "d"}
-    made = (await cloud.call("POST", "/ports", {"port": dhcp}, token=ADMIN)).json()["port"]
-    assert made["resource_request"] is None
+    # As in Neutron, it does not depend on the device owner, which users may change.
+    owned = await cloud.change("port", plain["id"], ADMIN, device_owner="network:x")
+    assert owned["resource_request"] == requests[plain["id"]]
 
 
 async def test_what_a_bound_port_asks_for_does_not_change(cloud: World) -> None:
@@ -160,9 +159,9 @@ async def test_what_a_bound_port_asks_for_does_not_change(cloud: World) -> None:
     ]
     for port in (inherits, own):
         await cloud.change("port", port["id"], SERVICE, **bound)
-        of_port = [("PUT", f"/ports/{port['id']}", {"port": {"qos_policy_id": each}}) for each in (None, other, plain)]
+        of_port = [("PUT", f"/ports/{port['id']}", {"port": {"qos_policy_id": each}}) for each in (other, plain)]
         of_network = [("PUT", f"/networks/{network['id']}", {"network": {"qos_policy_id": other}})]
-        for method, where, body in (*changes, *(of_port[1:2] if port is inherits else of_port)):
+        for method, where, body in (*changes, *of_port):
             answer = await cloud.call(method, where, body, token=ADMIN)
             assert (answer.status, error(answer)) == (409, "QosRuleNotSupported"), (method, where, body)
         for method, where, body in of_network:
@@ -172,6 +171,79 @@ async def test_what_a_bound_port_asks_for_does_not_change(cloud: World) -> None:
         await cloud.change("port", port["id"], SERVICE, **{"binding:host_id": "", "device_id": "", "device_owner": ""})
     for method, where, body in (*changes[:1], *of_port, *of_network):
         assert (await cloud.call(method, where, body, token=ADMIN)).status < 300, where
+
+
+BOUND = {"binding:host_id": "h1", "device_id": "s1", "device_owner": "compute:nova"}
+
+
+async def _asks(cloud: World, port: dict[str, Any]) -> dict[str, int]:
+    shown = (await cloud.show("port", port["id"], SERVICE))["resource_request"]
+    return {} if shown is None else dict(shown["request_groups"][0]["resources"])
+
+
+async def test_a_policy_of_a_bound_port_and_that_of_its_network_are_not_exchanged(cloud: World) -> None:
+    gold, plain = [(await cloud.make("policy", ADMIN, shared=True))["id"] for _ in range(2)]
+    await _minimum(cloud, gold, 600)
+    network, _ = await cloud.network(qos_policy_id=gold)
+    own = await cloud.make("port", network_id=network["id"], qos_policy_id=plain)
+    inherits = await cloud.make("port", network_id=network["id"])
+    for port, wanted, asks in ((own, None, {}), (inherits, plain, {BANDWIDTH["egress"]: 600})):
+        await cloud.change("port", port["id"], SERVICE, **BOUND)
+        answer = await cloud.call("PUT", f"/ports/{port['id']}", {"port": {"qos_policy_id": wanted}})
+        assert (answer.status, error(answer)) == (409, "QosRuleNotSupported")
+        assert await _asks(cloud, port) == asks
+        # What it asks for stays the same: that policy is its network's, too.
+    assert (await cloud.call("PUT", f"/ports/{inherits['id']}", {"port": {"qos_policy_id": gold}})).status == 200
+    assert await _asks(cloud, inherits) == {BANDWIDTH["egress"]: 600}
+
+
+@pytest.mark.parametrize("changes", [{"device_owner": "network:x"}, {"device_owner": ""}, {"device_id": ""}])
+async def test_no_attribute_that_users_may_change_sets_a_guarantee_free(cloud: World, changes: dict[str, str]) -> None:
+    gold, plain = [(await cloud.make("policy", ADMIN, shared=True))["id"] for _ in range(2)]
+    rule = (await _minimum(cloud, gold, 600)).json()["minimum_bandwidth_rule"]["id"]
+    network, _ = await cloud.network(qos_policy_id=gold)
+    port = await cloud.make("port", network_id=network["id"])
+    await cloud.change("port", port["id"], SERVICE, **BOUND)
+    await cloud.change("port", port["id"], **changes)
+    assert await _asks(cloud, port) == {BANDWIDTH["egress"]: 600}
+    for path, body, token in (
+        (f"/ports/{port['id']}", {"port": {"qos_policy_id": plain}}, ALICE),
+        (f"/networks/{network['id']}", {"network": {"qos_policy_id": plain}}, ALICE),
+        (f"/qos/policies/{gold}/minimum_bandwidth_rules/{rule}", {"minimum_bandwidth_rule": {"min_kbps": 1}}, ADMIN),
+    ):
+        answer = await cloud.call("PUT", path, body, token=token)
+        assert (answer.status, error(answer)) == (409, "QosRuleNotSupported"), path
+    back = await cloud.change("port", port["id"], SERVICE, **BOUND)
+    assert back["resource_request"]["request_groups"][0]["resources"] == {BANDWIDTH["egress"]: 600}
+
+
+async def test_the_type_of_a_bound_port_does_not_change(cloud: World) -> None:
+    """It is a trait that the port asks for."""
+    gold = (await cloud.make("policy", ADMIN, shared=True))["id"]
+    await _minimum(cloud, gold, 600)
+    network, _ = await cloud.network()
+    port = await cloud.make("port", network_id=network["id"], qos_policy_id=gold)
+    await cloud.change("port", port["id"], SERVICE, **BOUND)
+    answer = await cloud.call("PUT", f"/ports/{port['id']}", {"port": {"binding:vnic_type": "direct"}})
+    assert (answer.status, error(answer)) == (409, "PortInUse")
+    await cloud.change("port", port["id"], SERVICE, **{**BOUND, "binding:host_id": ""})
+    changed = await cloud.change("port", port["id"], SERVICE, **{"binding:vnic_type": "direct"})
+    assert changed["resource_request"]["request_groups"][0]["required"][1] == "CUSTOM_VNIC_TYPE_DIRECT"
+
+
+async def test_nothing_is_claimed_for_subports_so_their_policy_changes(cloud: World) -> None:
+    gold = (await cloud.make("policy", ADMIN, shared=True))["id"]
+    await _minimum(cloud, gold, 600)
+    network, _ = await cloud.network()
+    other, _ = await cloud.network("10.2.0.0/24", qos_policy_id=gold)
+    parent = await cloud.make("port", network_id=network["id"])
+    child = await cloud.make("port", network_id=other["id"])
+    below = {"port_id": child["id"], "segmentation_type": "vlan", "segmentation_id": 7}
+    await cloud.make("trunk", port_id=parent["id"], sub_ports=[below])
+    await cloud.change("port", parent["id"], SERVICE, **BOUND)
+    assert (await cloud.show("port", child["id"], SERVICE))["binding:host_id"] == "h1"
+    await cloud.change("port", child["id"], qos_policy_id=gold)
+    await cloud.change("network", other["id"], qos_policy_id=None)
 
 
 async def test_agents_are_told_the_dscp_mark_of_a_policy(cloud: World) -> None:

@@ -1,6 +1,7 @@
 """Concurrent requests: no address, MAC address, segment or quota is allocated twice; on both databases."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -201,6 +202,34 @@ async def test_concurrent_changes_of_a_port_are_all_kept(cloud: World) -> None:
     shown = await cloud.show("port", port["id"])
     assert all(shown[name] == value for each in changes for name, value in each.items())
     assert shown["revision_number"] == 6
+
+
+async def test_who_binds_a_port_knows_what_it_asks_for(pair: tuple[World, World]) -> None:
+    """If a binding and a change of what the port asks for come together, the one knows it, or the other fails."""
+    one, two = pair
+    for number, changes in itertools.product(range(12), ("rule", "network")):
+        policy = (await one.make("policy", ADMIN, shared=True))["id"]
+        rule = {"minimum_bandwidth_rule": {"min_kbps": 600}}
+        rules = f"/qos/policies/{policy}/minimum_bandwidth_rules"
+        if changes == "network":
+            await one.call("POST", rules, rule, token=ADMIN)
+        network, _ = await one.network(qos_policy_id=policy if changes == "rule" else None)
+        bound = {"binding:host_id": "h1", "device_id": "s1", "device_owner": "compute:nova"}
+        if number % 2:
+            port = await one.make("port", network_id=network["id"])
+            binding = one.call("PUT", f"/ports/{port['id']}", {"port": bound}, token=SERVICE)
+        else:
+            new = {"network_id": network["id"], "project_id": "p1", **bound}
+            binding = one.call("POST", "/ports", {"port": new}, token=SERVICE)
+        change = (
+            two.call("POST", rules, rule, token=ADMIN)
+            if changes == "rule"
+            else two.call("PUT", f"/networks/{network['id']}", {"network": {"qos_policy_id": policy}}, token=ADMIN)
+        )
+        answer, changed = await asyncio.gather(binding, change)
+        assert answer.status in (200, 201)
+        told = answer.json()["port"]["resource_request"]
+        assert changed.status < 300 if told else (changed.status, error(changed)) == (409, "QosRuleNotSupported")
 
 
 async def test_double_deletes_give_the_quota_back_once(cloud: World) -> None:

@@ -137,7 +137,7 @@ class NetworkClient:
         bound: dict[str, Any] | None = None
         for each in known:
             if bound is None and mark_of(each).get("operation") == operation:
-                bound = await self._bind(each, instance_uuid, host, check, served)
+                bound = await self._bind(each, instance_uuid, host, check, served, exact=True)
         if bound is None and port.port_id is not None:
             bound = await self._bind_user_port(port, common, check, served, operation)
         elif bound is None:
@@ -167,17 +167,19 @@ class NetworkClient:
         zone: str | None,
         port_ids: Sequence[str],
         served: Sequence[ServedPort] = (),
+        exact: bool = False,
         check: Check,
     ) -> tuple[VIF, ...]:
         """Bind the ports of a server to the host that it moves to; return those of `port_ids` that exist, in order.
 
-        `served` is what the server holds there for ports that ask for resources.
+        `served` is what the server holds there for ports that ask for resources. With `exact`, raise Conflict if one
+        asks for something else by now.
         """
         known = {port["id"]: port for port in await self.calls.ports_of(instance_uuid)}
         owner = self._device_owner(zone)
         bound = await _all(
             [
-                self._bind(known[id], instance_uuid, host, check, served, device_owner=owner)
+                self._bind(known[id], instance_uuid, host, check, served, exact, device_owner=owner)
                 for id in port_ids
                 if id in known
             ]
@@ -299,11 +301,13 @@ class NetworkClient:
         host: str | None,
         check: Check,
         served: Sequence[ServedPort] = (),
+        exact: bool = False,
         **more: str,
     ) -> dict[str, Any] | None:
         """Bind a port of a server to a host, or to none, and set `more`; return None if it is gone or released.
 
-        The port is changed even if it is bound to that host: then no earlier attempt can change it any more.
+        The port is changed even if it is bound to that host: then no earlier attempt can change it any more. With
+        `exact`, raise Conflict if it asks for something else than what `served` says.
         """
         allocation = allocations_of(served).get(port["id"])
 
@@ -311,11 +315,16 @@ class NetworkClient:
             mark = mark_of(known)
             if mark.get("server") != server or mark.get("released"):
                 return None
+            if exact:
+                _check_answered(known, served)
             bindings = {BINDINGS: mark.get(BINDINGS, 1) + 1}
             profile = allocated(remarked(known, **bindings), allocation)
             return {"binding:host_id": host, "binding:profile": profile, **more}
 
-        return await self._change(port, changes, check)
+        bound = await self._change(port, changes, check)
+        if exact and bound is not None:
+            _check_answered(bound, served)
+        return bound
 
     async def _delete_unless(
         self, taken_over: Callable[[Mapping[str, Any]], bool], port: dict[str, Any], check: Check
@@ -359,7 +368,8 @@ class NetworkClient:
         """Bind a port if it exists: the user's own, or one that an earlier attempt created."""
         port = found[index]
         if port is not None:
-            found[index] = await self._bind(port, common["device_id"], common["binding:host_id"], check, served)
+            server, host = common["device_id"], common["binding:host_id"]
+            found[index] = await self._bind(port, server, host, check, served, exact=True)
         if found[index] is None and wanted.port_id is not None:
             found[index] = await self._bind_user_port(wanted, common, check, served)
 
@@ -373,24 +383,19 @@ class NetworkClient:
     ) -> dict[str, Any]:
         """Bind a user's port; raise Conflict if another server has it, or if it asks for what is not held for it."""
         assert wanted.port_id is not None
-        held = next(
-            (each for each in served if each.port_id == wanted.port_id), ServedPort(port_id=wanted.port_id, groups=())
-        )
+        allocation = allocations_of(served).get(wanted.port_id)
 
         def changes(known: Mapping[str, Any]) -> dict[str, Any]:
             if known["device_id"] not in ("", common["device_id"]):
                 raise Conflict(f"Port {wanted.port_id} is still in use.")
-            if not held.answers(resources_of(known)):
-                raise Conflict(
-                    f"Port {wanted.port_id} asks for other resources than when they were claimed for it: its QoS "
-                    "policy has changed meanwhile. Try again."
-                )
+            _check_answered(known, served)
             profile = marked(known, common["device_id"], False, wanted.tag, operation)
-            return {**common, "binding:profile": allocated(profile, held.allocation if held.groups else None)}
+            return {**common, "binding:profile": allocated(profile, allocation)}
 
         bound = await self._change(await self.calls.port(wanted.port_id), changes, check)
         if bound is None:
             raise NotFound(f"Port {wanted.port_id} could not be found.")
+        _check_answered(bound, served)
         return bound
 
     async def _unbind(self, port: dict[str, Any], server: str, check: Check) -> None:
@@ -433,6 +438,19 @@ class NetworkClient:
 
 
 _REMOVAL = ("id", "binding:profile", "dns_name", "revision_number")
+
+
+def _check_answered(port: Mapping[str, Any], served: Iterable[ServedPort]) -> None:
+    """Raise Conflict if a port asks for something else than what its server holds for it.
+
+    A rule of its QoS policy changes without a new revision of the port, so the answer to a binding is checked, too.
+    """
+    held = next((each for each in served if each.port_id == port["id"]), ServedPort(port_id=port["id"], groups=()))
+    if not held.answers(resources_of(port)):
+        raise Conflict(
+            f"Port {port['id']} asks for other resources than when they were claimed for it: its QoS policy has "
+            "changed meanwhile. Try again."
+        )
 
 
 def _take_matching(existing: list[dict[str, Any]], wanted: PlannedPort) -> dict[str, Any] | None:

@@ -68,12 +68,16 @@ class Destinations:
         return True
 
     async def choose_and_bind(self, server: ServerToPlace[P]) -> BoundPorts | None:
-        """Choose a destination and bind the ports to it; return None if the operation waits or has failed."""
+        """Choose a destination and bind the ports to it; return None if the operation waits or has failed.
+
+        Till then the ports may be bound to no host, and ask for something else than a moment ago.
+        """
         if not await self.choose(server):
             return None
         operation, chosen = server.operation, server.chosen
         try:
-            return BoundPorts(await self._kind.transitions.rebind(operation, server.row, chosen.host, chosen.zone))
+            vifs = await self._kind.transitions.rebind(operation, server.row, chosen.host, chosen.zone, exact=True)
+            return BoundPorts(vifs)
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:

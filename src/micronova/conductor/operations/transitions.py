@@ -383,11 +383,12 @@ class Transitions:
         lock: LockCurrent | None = None,
         *,
         holder: str | None = None,
+        exact: bool = False,
     ) -> tuple[VIF, ...] | None:
         """Connect the server's volumes, and bind its ports, to a host that it moves to.
 
         `holder` holds what ports ask for on that host, if the server itself does not: the migration of a server that
-        returns.
+        returns. With `exact`, raise Conflict if a port asks for something else by now.
 
         Return its interfaces, None without a network service. Raise what `check` raises, which is called before each
         change of a port; else Stale if the operation is overtaken. `lock` is as in `VolumeConnections.connect`.
@@ -403,6 +404,7 @@ class Transitions:
             zone=zone,
             port_ids=[vif["port_id"] for vif in row["network_info"]],
             served=held[consumer][1].ports if consumer in held else (),
+            exact=exact,
             check=check or functools.partial(self.check_not_overtaken, operation),
         )
 

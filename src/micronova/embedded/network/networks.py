@@ -25,7 +25,7 @@ from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.listing import Attributes, Clause
-from micronova.embedded.network.qos_use import check_policy_change, check_use, default_qos_policy
+from micronova.embedded.network.qos_use import check_network_change, check_use, default_qos_policy
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
@@ -270,7 +270,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         if values.get("is_default"):
             _only_default(conn, id, values.get("external", row.external))
         if "qos_policy_id" in values:
-            check_policy_change(conn, row.qos_policy_id, values["qos_policy_id"], network=id)
+            check_network_change(conn, id, row.qos_policy_id, values["qos_policy_id"])
         revisions.update(conn, networks.c.revision, id, revision, values, now)
         check_still_shared(conn, relies_on)
         note(conn, now, [network_topic(id)])

@@ -27,7 +27,7 @@ from micronova.embedded.network.port_rows import (
     mac_in_use,
     remove_port,
 )
-from micronova.embedded.network.qos_use import check_policy_change
+from micronova.embedded.network.qos_use import check_port_change, hold_guarantees
 from micronova.embedded.network.quotas import charge_all
 from micronova.embedded.network.row_types import PortRow, port_with
 from micronova.embedded.network.sharing import Use, check_still_shared
@@ -49,6 +49,9 @@ def create_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> 
         each = insert_port(conn, plan)
         made.append(each)
         events += events_of(core, None, each.row)
+    of_networks = hold_guarantees(conn, [each.row for each in made])
+    for each in made:
+        each.network_qos_policy = of_networks.get(each.row["network_id"], each.network_qos_policy)
     check_still_shared(conn, (use for plan in plans for use in plan.relies_on))
     charge_all(conn, (plan.row["project_id"] for plan in plans), "port", core.settings.quotas)
     return made, events
@@ -84,7 +87,8 @@ def update_port(
         after["mac_address"] = mac
         addresses_changed = follow_mac(conn, id, before["mac_address"], mac)
     rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
-    check_policy_change(conn, before["qos_policy_id"], after["qos_policy_id"], port=id)
+    _check_vnic_type(before, after)
+    check_port_change(conn, before, after)
     if after["host"] != before["host"]:
         check_is_no_subport(conn, id)
     if rebound or after["port_security_enabled"] != before["port_security_enabled"]:
@@ -130,6 +134,15 @@ def _check_service_port(conn: sa.Connection, before: PortRow, after: PortRow) ->
         raise conflict(
             f"Operation update is not supported for device_owner {before['device_owner']} on port {before['id']}.",
             "UnsupportedPortDeviceOwner",
+        )
+
+
+def _check_vnic_type(before: PortRow, after: PortRow) -> None:
+    if after["vnic_type"] != before["vnic_type"] and before["vif_type"] != "unbound":
+        raise conflict(
+            f"Unable to complete operation on port {before['id']} for network {before['network_id']}. Port already has "
+            f"an attached device {before['device_id']}: its binding:vnic_type cannot change while it is bound.",
+            "PortInUse",
         )
 
 

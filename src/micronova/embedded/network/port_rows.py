@@ -48,6 +48,7 @@ class PortPlan:
     tags: list[str] = field(default_factory=list)
     mac_is_given: bool = False  # the user named the MAC address
     relies_on: list[Use] = field(default_factory=list)
+    network_qos_policy: str | None = None
 
 
 @dataclass
@@ -59,6 +60,7 @@ class CreatedPort:
     groups: list[str]
     tags: list[str]
     taken: list[tuple[str, int | None, int]]  # subnet, hint and number, for the next search
+    network_qos_policy: str | None = None  # of a bound port: as it stays while the port is bound
 
 
 @dataclass
@@ -198,7 +200,7 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
     note(conn, row["created_at"], [*topics_of_ports(row), *map(members_topic, plan.groups)])
     if plan.tags:
         conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])
-    return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
+    return CreatedPort(row, fixed, plan.groups, plan.tags, taken, plan.network_qos_policy)
 
 
 def allocate_addresses(

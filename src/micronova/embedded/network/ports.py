@@ -235,7 +235,9 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             plans.append(plan)
         made = await self.core.write_with_events(create_ports, self.core, plans)
         remember_addresses(self.core, made)
-        rows = [port_on_network(each.row, facts.networks[each.row["network_id"]]) for each in made]
+        rows = [
+            port_on_network(each.row, facts.networks[each.row["network_id"]], each.network_qos_policy) for each in made
+        ]
         asking: dict[str, dict[str, Any]] = {}
         if any(row.qos_policy_id or row.network_qos_policy for row in rows):
             asking = await self.core.database.read(resource_requests_of, rows)
@@ -280,6 +282,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
                 *uses(NETWORK, network.id, network.project_id, project, facts.access.get(network.id, NOBODY)),
                 *_uses_of_groups(groups, project, facts),
             ],
+            network_qos_policy=network.qos_policy_id,
         )
 
     def _resource(

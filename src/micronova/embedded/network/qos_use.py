@@ -4,15 +4,15 @@ A minimum bandwidth is a guarantee that compute claims for a port when a server 
 while a port is bound.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.embedded.network import device_owners
 from micronova.embedded.network.errors import conflict, not_found
+from micronova.embedded.network.row_types import PortRow
 from micronova.embedded.network.sharing import NOBODY, QOS_POLICY, Use, access_of, uses
-from micronova.embedded.network.tables import minimum_bandwidth_rules, networks, ports, qos_policies
+from micronova.embedded.network.tables import minimum_bandwidth_rules, networks, ports, qos_policies, subports
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
@@ -30,29 +30,82 @@ def default_qos_policy(conn: sa.Connection, project: str) -> str | None:
 _DEFAULT = sa.select(qos_policies.c.id).where(qos_policies.c.default_of == sa.bindparam("project"))
 
 
-_BOUND = sa.and_(ports.c.host != "", ~ports.c.device_owner.startswith(device_owners.SERVICE, autoescape=True))
-"""The ports of servers that have a host: what these ask of it is claimed."""
+_BOUND = sa.and_(
+    ports.c.host != "",
+    ports.c.project_id != "",
+    ~sa.exists().where(subports.c.port_id == ports.c.id),
+)
+"""The ports that compute, or whoever binds them, has given a host, where it claims what they ask for.
+
+Nothing of it is for users to change, as the device owner is. The service's own ports belong to no project, and compute
+knows no subports.
+"""
+_LOCK_NETWORKS = (
+    sa.select(networks.c.id, networks.c.qos_policy_id)
+    .where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(networks.c.id)
+    .with_for_update(read=True, key_share=True)
+)
+_LOCK_POLICIES = (
+    sa.select(qos_policies.c.id)
+    .where(qos_policies.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(qos_policies.c.id)
+    .with_for_update(read=True)
+)
 
 
-def check_policy_change(
-    conn: sa.Connection, before: str | None, after: str | None, *, network: str | None = None, port: str | None = None
-) -> None:
-    """Raise Conflict if bound ports would ask for another bandwidth: compute claims it when it binds a port.
+def hold_guarantees(conn: sa.Connection, rows: Iterable[PortRow]) -> dict[str, str | None]:
+    """Let nobody change what new bound ports ask for until the transaction ends; return the policies of their networks.
 
-    The lock waits for a rule that is being changed; a transaction that changes one looks for ports after locking the
-    policy.
+    A transaction that changes the policy of a network, or a rule, locks it and then looks for bound ports. So one that
+    comes before is seen here, and one that comes later finds the ports.
     """
-    named = sorted({id for id in (before, after) if id is not None})
-    if before == after or not named:
+    bound = [row for row in rows if row["host"] and row["project_id"]]
+    if not bound:
+        return {}
+    found = _policies_of_networks(conn, {row["network_id"] for row in bound})
+    _lock_policies(conn, {row["qos_policy_id"] or found[row["network_id"]] for row in bound})
+    return found
+
+
+def check_port_change(conn: sa.Connection, before: PortRow, after: PortRow) -> None:
+    """Raise Conflict if a bound port would ask for another bandwidth: compute claims it when it binds a port.
+
+    Of a port that is being bound, nobody changes what it asks for until the transaction ends, as in `hold_guarantees`.
+    """
+    if not after["host"] or (before["host"] and before["qos_policy_id"] == after["qos_policy_id"]):
         return
-    locked = sa.select(qos_policies.c.id).where(qos_policies.c.id.in_(named)).order_by(qos_policies.c.id)
-    conn.execute(locked.with_for_update(read=True))
-    rules = sa.select(minimum_bandwidth_rules.c.id).where(minimum_bandwidth_rules.c.policy_id.in_(named))
-    if conn.execute(rules.limit(1)).first() is None:
+    of_network = _policies_of_networks(conn, {after["network_id"]})[after["network_id"]]
+    policies = {before["qos_policy_id"] or of_network, after["qos_policy_id"] or of_network}
+    _lock_policies(conn, policies)
+    if before["host"]:
+        _check_bound(conn, policies, ports.c.id == before["id"])
+
+
+def check_network_change(conn: sa.Connection, network: str, before: str | None, after: str | None) -> None:
+    """Raise Conflict if bound ports of a network, which is locked, would ask for another bandwidth."""
+    _lock_policies(conn, {before, after})
+    _check_bound(conn, {before, after}, sa.and_(ports.c.network_id == network, ports.c.qos_policy_id.is_(None)))
+
+
+def _policies_of_networks(conn: sa.Connection, ids: Collection[str]) -> dict[str, str | None]:
+    return {row.id: row.qos_policy_id for row in conn.execute(_LOCK_NETWORKS, {"ids": sorted(ids)})}
+
+
+def _lock_policies(conn: sa.Connection, policies: Collection[str | None]) -> None:
+    """Wait for changes of rules under way: a transaction that changes one looks for ports after locking the policy."""
+    if named := sorted({id for id in policies if id is not None}):
+        conn.execute(_LOCK_POLICIES, {"ids": named}).all()
+
+
+def _check_bound(conn: sa.Connection, policies: Collection[str | None], own: sa.ColumnElement[bool]) -> None:
+    """Raise Conflict if bound ports get one of these policies in place of another one, and one guarantees something."""
+    named = sorted({id for id in policies if id is not None})
+    if len(policies) < 2 or not named:
         return
-    own = ports.c.id == port
-    if network is not None:
-        own = sa.and_(ports.c.network_id == network, ports.c.qos_policy_id.is_(None))
+    m = minimum_bandwidth_rules.c
+    if conn.execute(sa.select(m.id).where(m.policy_id.in_(named), m.min_kbps > 0).limit(1)).first() is None:
+        return
     found = conn.execute(sa.select(ports.c.id).where(_BOUND, own).limit(1)).scalar()
     if found is not None:
         raise _is_claimed(found)

@@ -13,7 +13,6 @@ from uuid import UUID, uuid5
 import sqlalchemy as sa
 
 from micronova.db.listed import one_of
-from micronova.embedded.network import device_owners
 from micronova.embedded.network.row_types import PortOnNetworkRow
 from micronova.embedded.network.tables import minimum_bandwidth_rules, networks
 
@@ -24,10 +23,11 @@ _PHYSICAL = sa.select(networks.c.id, networks.c.physical_network).where(one_of(n
 
 
 def policy_of(row: PortOnNetworkRow) -> str | None:
-    """Return the QoS policy of a port: its own, or for a guest's port that of its network."""
-    if row.qos_policy_id or device_owners.is_service(row.device_owner):
-        return row.qos_policy_id
-    return row.network_qos_policy
+    """Return the QoS policy that decides what a port asks for: its own, or that of its network.
+
+    As in Neutron, whoever owns the device: users may change that after compute has read what the port asks for.
+    """
+    return row.qos_policy_id or row.network_qos_policy
 
 
 def resource_requests_of(conn: sa.Connection, rows: Iterable[PortOnNetworkRow]) -> dict[str, dict[str, Any]]:

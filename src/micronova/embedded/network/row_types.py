@@ -352,12 +352,15 @@ class PortRow(TypedDict):
     qos_policy_id: str | None
 
 
-def port_on_network(row: PortRow, network: PortNetworkRow) -> PortOnNetworkRow:
-    """Return a row of `ports` as a cursor returns it, with what policy and the API need of its network."""
+def port_on_network(row: PortRow, network: PortNetworkRow, qos_policy: str | None) -> PortOnNetworkRow:
+    """Return a row of `ports` as a cursor returns it, with what policy and the API need of its network.
+
+    `qos_policy` is that of the network, which may have changed since the network was read.
+    """
     labels = {
         "network_project": network.project_id,
         "network_external": network.external,
-        "network_qos_policy": network.qos_policy_id,
+        "network_qos_policy": qos_policy,
     }
     return cast(PortOnNetworkRow, SimpleNamespace(**row, **labels))
 
