@@ -174,7 +174,7 @@ async def test_an_audit_is_recorded_and_status_shows_the_region(cloud: OneProces
     assert "last audit: " in said[-1] and said[-1].endswith("nothing is wrong")
     assert any(line.startswith("nova-compute: 2 up") for line in said)
     jobs = {line.split()[0]: line for line in said[said.index("periodic jobs:") + 1 :] if line.startswith("  ")}
-    assert "last run" in jobs["region_metrics"] and "never ran" in jobs["cache_images"] and "mend" in jobs
+    assert "last run" in jobs["region_metrics"] and "never ran" in jobs["cache_images"] and "repair_counters" in jobs
 
 
 @together

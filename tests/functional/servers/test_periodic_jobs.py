@@ -38,7 +38,7 @@ async def test_status_shows_them(cloud: OneProcess) -> None:
     shown = await cloud.until(ended, "the jobs to have run")
     assert all(job["error"] == "" and (job["began_seconds_ago"] or 0) >= 0 for job in shown.values())
     # What has not run yet is listed, too: the first run of some is hours away.
-    assert shown["mend"]["began_seconds_ago"] is None and shown["cache_images"]["began_seconds_ago"] is None
+    assert shown["repair_counters"]["began_seconds_ago"] is None and shown["cache_images"]["began_seconds_ago"] is None
 
 
 async def test_interfaces_are_read_anew(cloud: OneProcess, user: Caller) -> None:

@@ -84,7 +84,8 @@ async def test_jobs_are_listed_before_their_first_run(database: Database) -> Non
         async with asyncio.timeout(60):
             while len(found := await database.read(periodic_jobs.list_)) < 4:
                 await asyncio.sleep(0.001)
-        assert {each.name: each.began_at for each in found} == dict.fromkeys(("cache_images", "own", "purge", "repair_counters"))
+        names = ("cache_images", "own", "purge", "repair_counters")
+        assert {each.name: each.began_at for each in found} == dict.fromkeys(names)
         assert await database.write(periodic_jobs.claim, "own", "b", micros(clock.now()), 10)
         await database.write(periodic_jobs.declare, ["own"])
         assert [each.owner for each in await database.read(periodic_jobs.list_) if each.name == "own"] == ["b"]
