@@ -39,6 +39,7 @@ class Applied(NamedTuple):
     continued: Sequence[Operation] = ()  # operations that this conductor continues without hosts that are stopping
     back: Mapping[str, float] = {}  # the hosts that are back, with the seconds for which they counted as down
     notifications: Sequence[power_changes.PowerChangeNotifications] = ()
+    state_changes: Sequence[power_changes.StateChange] = ()
     registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
     metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
 
@@ -145,6 +146,7 @@ class HeartbeatTransaction:
             continued,
             back,
             recorded.notifications,
+            recorded.changed,
             [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
             metrics,
         )

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from micronova.conductor import power_changes
 from micronova.conductor.heartbeat_transaction import HeartbeatTransaction
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.orders import size_of
@@ -205,6 +206,7 @@ class Heartbeats:
                 self._refuse(batch[0], error)
             return
         _log_hosts_that_are_back(applied.back)
+        power_changes.log_changes(applied.state_changes)
         for context, notifications in applied.notifications:
             for name, row in notifications:
                 self._dependencies.notifier.instance(name, row, context=context)

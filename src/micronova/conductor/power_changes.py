@@ -56,11 +56,29 @@ class Compared(NamedTuple):
     repeat: dict[str, tuple[str, ...]]  # instances that an operation changes: what counts is what it leaves
 
 
-class Recorded(NamedTuple):
-    """The notifications to send, and by host the instances whose change is to be reported again."""
+class StateChange(NamedTuple):
+    """A server that got another vm state without a request."""
 
-    notifications: list[PowerChangeNotifications]
-    repeat: dict[str, tuple[str, ...]]
+    uuid: str
+    vm_state: str
+    host: str | None
+    details: str
+
+
+class Recorded(NamedTuple):
+    """What a transaction has recorded of power changes."""
+
+    notifications: list[PowerChangeNotifications]  # to send
+    changed: list[StateChange]  # to log
+    repeat: dict[str, tuple[str, ...]]  # by host the instances whose change is to be reported again
+
+
+def log_changes(changes: Iterable[StateChange]) -> None:
+    """Log servers that got another vm state without a request, when the transaction is committed."""
+    for each in changes:
+        log.warning(
+            "server %s is %s on host %s without a request: %s", each.uuid, each.vm_state, each.host, each.details
+        )
 
 
 def compare(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> Compared:
@@ -117,15 +135,16 @@ def record(conn: sa.Connection, compared: Compared, now: int) -> Recorded:
             repeat[host] = (*repeat.get(host, ()), uuid)
         else:
             power[uuid] = change.power_state
-    return Recorded(_record(conn, rows, power, now), repeat)
+    return Recorded(*_record(conn, rows, power, now), repeat)
 
 
 def _record(
     conn: sa.Connection, rows: Mapping[str, InstanceRow], power: Mapping[str, int], now: int
-) -> list[PowerChangeNotifications]:
+) -> tuple[list[PowerChangeNotifications], list[StateChange]]:
     alike: dict[tuple[int, str, bool], list[str]] = {}  # by power state, new vm state, and whether the fault changes
     requests: dict[str, dict[str, str]] = {}  # by new vm state
     notifications: list[PowerChangeNotifications] = []
+    changed: list[StateChange] = []
     for uuid, row in rows.items():
         changes = _changes(row, power[uuid], now)
         after = changes["vm_state"]
@@ -133,7 +152,7 @@ def _record(
         if after == row["vm_state"]:
             continue
         _, details = _RECORDED_AS[after]
-        log.warning("server %s is %s on host %s without a request: %s", uuid, after, row["host"], details)
+        changed.append(StateChange(uuid, after, row["host"], details))
         request = f"req-{uuid5(_NAMESPACE, ' '.join((uuid, str(row['epoch']), after, str(now))))}"
         requests.setdefault(after, {})[uuid] = request
         if after != states.ERROR:  # a guest that panicked has not stopped
@@ -151,7 +170,7 @@ def _record(
             result="Error" if after == states.ERROR else "Success",
             details=details,
         )
-    return notifications
+    return notifications, changed
 
 
 def _notifications(row: InstanceRow, changes: InstanceChanges, request: str) -> PowerChangeNotifications:

@@ -9,6 +9,8 @@ from micronova.compute.manager import ComputeManager
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.db.tables import migrations, operations
 from micronova.objects import power_state
+from micronova.servers.live_migrations import FORCE_COMPLETE
+from micronova.virt.driver import DriverFailed
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_of
 
@@ -221,7 +223,11 @@ async def test_a_migration_that_is_being_undone_cannot_be_aborted(cloud: Cloud, 
     await cloud.assert_clean()
 
 
-async def test_the_end_of_a_migration_is_forced(cloud: Cloud, user: Caller) -> None:
+async def _fails(*_: Any) -> None:
+    raise DriverFailed("The hypervisor failed.")
+
+
+async def test_the_end_of_a_migration_is_forced(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     id, source = await _booted(user, "forced")
     async with cloud.faults({"operation": "live_migrate", "kind": "hang", "name": "forced", "count": 1}):
         await user.admin.act(id, "os-migrateLive", LIVE)
@@ -230,6 +236,13 @@ async def test_the_end_of_a_migration_is_forced(cloud: Cloud, user: Caller) -> N
         path = f"/servers/{id}/migrations/{running['id']}/action"
         await user.admin.refused(400, "POST", path, {"force_complete": {}})
         await user.admin.refused(400, "POST", f"/servers/{id}/migrations/999999/action", {"force_complete": None})
+        with monkeypatch.context() as patch:
+            [manager] = [role for role in cloud.process.started if isinstance(role, ComputeManager)]
+            patch.setattr(manager._agents[source].host.driver, "force_complete_live_migration", _fails)
+            said = await user.admin.refused(500, "POST", path, {"force_complete": None})
+            assert "The hypervisor failed" in said
+        actions = (await user.admin.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+        assert [each["message"] for each in actions if each["action"] == FORCE_COMPLETE] == ["Error"]
         await user.admin.post(path, {"force_complete": None})
         await user.wait_for(id, "ACTIVE")
     assert await user.host_of(id) != source

@@ -350,6 +350,7 @@ def routes(
             query=ShowQuery,
             strict_query=since(53),
             answer={"hypervisor": FULL},
+            errors=(500,),  # the hypervisor does not tell its uptime
         ),
         old(
             path=f"{one}/uptime",
@@ -357,7 +358,7 @@ def routes(
             policy=f"{rule}:uptime",
             versions=OLD,
             answer={"hypervisor": UPTIME},
-            errors=(501,),
+            errors=(500, 501),
         ),
         old(
             path=f"{one}/search",

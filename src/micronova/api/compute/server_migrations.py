@@ -104,6 +104,6 @@ def routes(database: Database, live: LiveMigrations) -> list[Route]:
         Route(
             method="POST", path=f"{root}/{{migration_id}}/action", action="force_complete",
             handler=handlers.force_complete, policy=f"{RULE}:force_complete", body=ForceCompleteBody, status=202,
-            checks_policy=True, versions=since(22),
+            checks_policy=True, versions=since(22), errors=(500,),
         ),
     ]  # fmt: skip

@@ -1,13 +1,15 @@
-"""The metric of retries counts each attempt of an operation once, also if the database runs its transaction twice."""
+"""What a transaction did is counted and logged once, also if the database runs it twice."""
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from micronova.conductor import heartbeat_transaction
 from micronova.conductor.operations import engine
-from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
+from tests.functional.servers.killable_host import KillableHost
 
 LACKS = 3
 """How often a host lacks something."""
@@ -48,3 +50,17 @@ async def test_a_build_that_goes_elsewhere(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults(_lack("spawn", name)):
         await user.boot(name=name)
     assert retries.get("build", 0) - before == LACKS
+
+
+async def test_a_guest_that_ends_by_itself(
+    cloud: OneProcess, user: Caller, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = KillableHost(cloud, "ends", tmp_path)
+    await host.start()
+    id = (await user.admin.boot(availability_zone="nova:ends"))["id"]
+    host.driver.guest_becomes(id, "stopped")
+    await user.wait_for(id, "SHUTOFF")
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await host.stop()
+    assert caplog.text.count(f"server {id} is stopped on host ends without a request") == 1
