@@ -62,12 +62,12 @@ def load_weighers(
     known = multipliers_of(given) | dict(multipliers or {})
     made = [cls.of(known[name], given) for name, cls in BUILT_IN.items()]
     if with_plugins:
-        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, known))]
+        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, known, given))]
     return made
 
 
-def _make(loaded: type[HostWeigher], multipliers: Mapping[str, float]) -> HostWeigher:
-    made = loaded(multipliers[loaded.name]) if loaded.name in multipliers else loaded()
+def _make(loaded: type[HostWeigher], multipliers: Mapping[str, float], options: WeigherOptions) -> HostWeigher:
+    made = loaded.of(multipliers.get(loaded.name, 1.0), options)
     if not isinstance(made, HostWeigher):
         raise TypeError(f"{loaded!r} is not a HostWeigher")
     return made
