@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from micronova.objects.errors import MicronovaError
-from micronova.scheduler.filters.base import FilterOptions
+from micronova.scheduler.filters.base import Compared, FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN as FILTERS
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.host_table import HostTable
@@ -89,7 +89,7 @@ def our_verdicts(case: Case, names: Collection[str]) -> dict[str, list[bool]]:
     options = FilterOptions(service_down_time=60.0, settings=case.settings, metrics=case.metrics)
     for each in load_filters(options, names):
         if each.name in names:  # and not one that is asked in any case
-            mask = each.mask(hosts, case.spec)
+            mask = Compared.of(each.mask(hosts, case.spec)).mask
             found[each.name] = [True] * len(hosts) if mask is None else mask.tolist()
     return found
 

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = UUID("4f2f5c0a-1d0e-4a55-8f3c-3b7d3d1f6a52")
 """Of the ids of these operations and requests, which follow from the instance and its epoch."""
+NAME = "reclaim"
 LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter `reclaim_instance_interval` they are as far apart as that."""
 

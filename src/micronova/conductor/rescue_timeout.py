@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = UUID("3f6c1d1e-0d35-4a41-a8ff-6a7a0f1f5c9b")
 """Of the ids of these operations and requests, which follow from the instance and its epoch."""
+NAME = "unrescue"
 UNRESCUE = "unrescue"
 INTERVAL = 60.0
 """Seconds between two runs."""

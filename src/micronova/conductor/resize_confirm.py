@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 CONFIRM = "confirm_resize"
 NAMESPACE = UUID("2f9c5a0e-7f0d-4d0b-9f0c-1f4b5f3c9a11")
 """Of the ids of these operations and requests, which follow from the instance and its epoch."""
+NAME = "confirm_resizes"
 LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter window they are as far apart as that."""
 TOGETHER = 1000

@@ -23,6 +23,7 @@ from micronova.objects.orders import Guest
 
 log = logging.getLogger(__name__)
 
+NAME = "running_deleted"
 _THEN = {
     "reap": "it is removed",
     "shutdown": "it is switched off",

@@ -23,6 +23,7 @@ from micronova.objects.instance import InstanceRow
 
 log = logging.getLogger(__name__)
 
+NAME = "usage_audit"
 TASK = "instance_usage_audit"
 INTERVAL = 60.0  # seconds between two looks for a period that has ended
 PART = 200  # servers that are read at a time

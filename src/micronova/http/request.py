@@ -66,9 +66,16 @@ class Request:
         """The type of the body as the header Content-Type names it, without parameters; "" without that header."""
         return (self.falcon.content_type or "").partition(";")[0].strip().lower()
 
+    @property
+    def rule(self) -> str:
+        """The policy rule of the route, which has one."""
+        if not self.route.policy:
+            raise AssertionError(f"{self.route.label} has no policy rule")
+        return self.route.policy
+
     def authorize(self, target: Mapping[str, Any] | None = None, rule: str | None = None) -> None:
         """Raise Forbidden unless policy allows the caller this on the target, by default on its own project."""
-        self.service.policy.enforce(rule or self.route.policy or "", self.context, target)
+        self.service.policy.enforce(rule or self.rule, self.context, target)
         self.authorized = True
 
     def authorize_host(self, host: str) -> None:
@@ -79,9 +86,9 @@ class Request:
             raise Forbidden(f"This is the ticket of host {self.context.host}: it is not valid for host {host[:255]}.")
         self.authorized = True
 
-    def allows(self, rule: str, target: Mapping[str, Any] | None = None) -> bool:
-        """Return whether policy allows the caller this."""
-        return self.service.policy.allows(rule, self.context, target)
+    def allows(self, target: Mapping[str, Any] | None = None, rule: str | None = None) -> bool:
+        """Return whether policy allows the caller this on the target, by default on its own project."""
+        return self.service.policy.allows(rule or self.rule, self.context, target)
 
     @property
     def base_url(self) -> str:

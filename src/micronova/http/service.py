@@ -71,6 +71,10 @@ class Route:
     errors: tuple[int, ...] = ()  # statuses of errors besides the usual ones
     has_location: bool = False  # an answer with 201 or 202 has the header Location
 
+    def __post_init__(self) -> None:
+        if self.checks_policy and self.policy is None:
+            raise ValueError(f"{self.label} needs no token: its handler cannot check policy")
+
     @property
     def label(self) -> str:
         """The route's name in logs, metrics and tests."""

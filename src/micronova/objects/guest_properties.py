@@ -137,6 +137,11 @@ _ARCHITECTURES: Final = frozenset(
 _OTHER_NAMES: Final = {"amd64": "x86_64"} | dict.fromkeys(("i386", "i486", "i586", "x86_32", "x86_32p"), "i686")
 
 
+def canonical_architecture(text: str) -> str:
+    """Return the one name of an architecture that has several, such as x86_64 for amd64; Nova knows the same others."""
+    return _OTHER_NAMES.get(text.lower(), text.lower())
+
+
 class GuestProperties:
     """Looks up extra specs and image properties."""
 
@@ -356,7 +361,7 @@ def _check_numbered(name: str, text: str, *, is_set: bool) -> None:
 
 
 def _architecture(text: str) -> str:
-    name = _OTHER_NAMES.get(text.lower(), text.lower())
+    name = canonical_architecture(text)
     if name not in _ARCHITECTURES:
         raise _wrong("hw_architecture", text, "the name of an architecture such as x86_64")
     return name

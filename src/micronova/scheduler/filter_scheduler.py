@@ -21,7 +21,7 @@ from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
-from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.filters.base import Compared, HostFilter, Scope
 from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
 from micronova.scheduler.host_columns import Bools, Ints
 from micronova.scheduler.host_table import HostTable
@@ -286,11 +286,11 @@ class FilterScheduler:
             mask = ranking.hosts.on_nodes(servable.able())
         for each in filters:
             if each.scope is Scope.HOST:
-                own, _ = _ask(each, few, spec)
+                own = _ask(each, few, spec)[0].mask
                 if own is not None:
                     passes = [passed and bool(more) for passed, more in zip(passes, own, strict=True)]
             else:
-                own, _ = _ask(each, ranking.hosts, spec)
+                own = _ask(each, ranking.hosts, spec)[0].mask
                 if own is not None:
                     mask = own if mask is None else mask & own
         if not all(passes):
@@ -366,8 +366,7 @@ class _Filtered:
             if not self.remaining:
                 break
             few = self._mask if each.asks_remaining else None
-            mask, error = _ask(each, self.hosts if few is None else self.passing(), spec)
-            uncompared = None if error else each.uncompared
+            (mask, uncompared), error = _ask(each, self.hosts if few is None else self.passing(), spec)
             if few is not None:
                 mask = None if mask is None else spread_over(mask, few)
                 uncompared = None if uncompared is None else spread_over(uncompared, few)
@@ -461,19 +460,20 @@ def _considered(table: HostTable, spec: RequestSpec) -> HostView:
     return table.view()
 
 
-def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
-    """Return a filter's mask and its error; a filter that fails is reported and lets no host pass.
+def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Compared, str]:
+    """Return a filter's answer and its error; a filter that fails is reported and lets no host pass.
 
     It may be there to keep servers from hosts that are for others.
     """
     try:
-        mask = each.mask(hosts, spec)
+        answer = Compared.of(each.mask(hosts, spec))
+        mask = answer.mask
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (len(hosts),)):
             raise TypeError("a filter has to return one bool per host")
-        return mask, ""
+        return answer, ""
     except Exception as error:  # a plugin's code may raise anything
         log.exception("the filter %s failed; no host passes it", _name(each))
-        return np.zeros(len(hosts), np.bool_), f"{type(error).__name__}: {error}"
+        return Compared(np.zeros(len(hosts), np.bool_)), f"{type(error).__name__}: {error}"
 
 
 def _describe(each: HostFilter, spec: RequestSpec) -> str:

@@ -24,7 +24,7 @@ from micronova.objects.topology import (
 )
 from micronova.objects.topology_request import resources_of
 from micronova.scheduler.filter_scheduler import FilterScheduler
-from micronova.scheduler.filters.base import FilterOptions
+from micronova.scheduler.filters.base import Compared, FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import WeigherOptions
@@ -310,7 +310,7 @@ def test_each_filter(
     table.now = NOW
     options = FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics, pci_aliases=ALIASES)
     for each in load_filters(options, BUILT_IN):
-        mask = each.mask(table.view(), spec)
+        mask = Compared.of(each.mask(table.view(), spec)).mask
         given = [True] * len(states) if mask is None else mask.tolist()
         wanted = [oracle.passes(host, spec, NOW, settings, metrics)[each.name] for host in states]
         assert given == wanted, each.name

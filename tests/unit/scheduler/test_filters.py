@@ -17,7 +17,7 @@ from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.attributes import TEXTS
-from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter, Scope
+from micronova.scheduler.filters.base import Compared, EachHost, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.image import ImagePropertiesFilter
 from micronova.scheduler.filters.operators import Requirement, key_in
@@ -90,7 +90,7 @@ def test_namespace_of_extra_specs() -> None:
 
 def passing(each: type[HostFilter], spec: RequestSpec, *hosts: HostState) -> list[str] | None:
     view = a_table(*hosts).view()
-    mask = each(OPTIONS).mask(view, spec)
+    mask = Compared.of(each(OPTIONS).mask(view, spec)).mask
     return None if mask is None else [host.host for host, passes in zip(hosts, mask, strict=True) if passes]
 
 
@@ -337,7 +337,7 @@ def test_a_query_has_bounded_parts_and_looks_each_variable_up_once(monkeypatch: 
     monkeypatch.setitem(TEXTS, "host", hosts_of)
     json_filter, table = BUILT_IN["JsonFilter"](OPTIONS), a_table(a_host("h1"), a_host("h2"))
     longest = json.dumps(["in", "$host", *["$host"] * 61, "h2"])
-    mask = json_filter.mask(table.view(), a_spec(hints={"query": [longest]}))
+    mask = Compared.of(json_filter.mask(table.view(), a_spec(hints={"query": [longest]}))).mask
     assert mask is not None and mask.all() and asked == [2]
     for longer in (["in", "$host", *["$host_ip"] * 542], ["in", "$host", *["$host"] * 63]):
         with pytest.raises(Invalid, match="more than 64 operators and operands"):

@@ -219,7 +219,7 @@ async def announce_update(notifier: Announcer, database: Database, request: Requ
 
 
 def _flags(request: Request) -> frozenset[str]:
-    shown = request.minor >= 61 and request.allows(SHOWS_SPECS)
+    shown = request.minor >= 61 and request.allows(rule=SHOWS_SPECS)
     return _WITH_SPECS if shown else _NOTHING
 
 

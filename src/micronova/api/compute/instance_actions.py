@@ -116,10 +116,10 @@ class InstanceActions:
         shown: Any = OMIT
         owner: str = server["project_id"]
         target = {"project_id": owner}
-        insight = request.allows(f"{RULE}:events", target)
+        insight = request.allows(target, f"{RULE}:events")
         if insight or request.minor >= 51:
             flags = {"insight"} if insight else set()
-            if request.allows(f"{RULE}:events:details", target):
+            if request.allows(target, f"{RULE}:events:details"):
                 flags.add("details")
             shape = EVENT.at(request.minor, frozenset(flags))
             explained: dict[int, str] = {}

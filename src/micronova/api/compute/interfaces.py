@@ -82,7 +82,7 @@ class InterfaceHandlers:
             request.context,
             row,
             _wanted(request.body.attachment),
-            may_attach_external=request.allows(EXTERNAL, {"project_id": row["project_id"]}),
+            may_attach_external=request.allows({"project_id": row["project_id"]}, EXTERNAL),
         )
         return {"interfaceAttachment": _shown(request, vif)}
 

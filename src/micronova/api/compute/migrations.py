@@ -147,7 +147,7 @@ class Migrations:
             raise Invalid(f"Marker {marker} could not be found.")
         rows, more = found
         shape, links = MIGRATION.at(request.minor), Links(request)
-        shown = Shown(request.allows(f"{RULE}:host"), links)
+        shown = Shown(request.allows(rule=f"{RULE}:host"), links)
         body: dict[str, Any] = {"migrations": [shape(row, shown) for row in rows]}
         if more and limit:
             body["migrations_links"] = links.next(request, "os-migrations", rows[-1]["uuid"])

@@ -55,10 +55,10 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
     async def create(request: Request) -> Response:
         """Create servers."""
         wanted = create_request(request)
-        wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
+        wanted.allow_zero_disk = request.allows(rule="os_compute_api:servers:create:zero_disk_flavor")
         wanted.may_share_volumes = request.minor >= 60
         wanted.may_claim_for_ports = request.minor >= 72
-        wanted.may_attach_external = request.allows("network:attach_external_network")
+        wanted.may_attach_external = request.allows(rule="network:attach_external_network")
         _authorize(request, wanted)
         by_reservation = inputs.flag(request.body.server.return_reservation_id)
         return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation, shows_passwords)

@@ -114,7 +114,7 @@ class ServerGroups:
         """List groups."""
         query: ListQuery = request.query
         everywhere = not isinstance(query.all_projects, UnsetType) and request.allows(
-            "os_compute_api:os-server-groups:index:all_projects"
+            rule="os_compute_api:os-server-groups:index:all_projects"
         )
         project = None if everywhere else request.context.project_id
         asked = 0 if isinstance(query.limit, UnsetType) else query.limit
@@ -134,7 +134,7 @@ class ServerGroups:
     def _authorize(request: Request, row: ServerGroupRow) -> None:
         """Raise NotFound for a group of another project that the caller may not see."""
         target = {"project_id": row.project_id}
-        if row.project_id != request.context.project_id and not request.allows(request.route.policy or "", target):
+        if row.project_id != request.context.project_id and not request.allows(target):
             raise NotFound(f"Instance group {row.uuid} could not be found.")
         request.authorize(target)
 

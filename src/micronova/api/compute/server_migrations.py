@@ -53,7 +53,7 @@ class ServerMigrations:
         server = await authorized_server(self._database, request, id)
         rows = await self._database.read(server_migrations.of_instance, server["uuid"])
         target = {"project_id": server["project_id"], "user_id": server["user_id"]}
-        shown, shape = Shown(request.allows(f"{RULE}:index:host", target)), MIGRATION.at(request.minor)
+        shown, shape = Shown(request.allows(target, f"{RULE}:index:host")), MIGRATION.at(request.minor)
         return {"migrations": [shape(row, shown) for row in rows if _in_progress(row)]}
 
     async def show(self, request: Request, id: str, migration_id: str) -> dict[str, Any]:

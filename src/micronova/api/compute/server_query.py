@@ -194,7 +194,7 @@ def list_filters(request: Request, max_limit: int) -> Filters | None:
         if (value := getattr(query, name)) is not UNSET
     }
     _check_expressions(asked)
-    admin = request.allows("os_compute_api:servers:allow_all_filters")
+    admin = request.allows(rule="os_compute_api:servers:allow_all_filters")
     if not admin:
         allowed = _OPEN | (_OPEN_83 if request.minor >= 83 else set())
         if request.minor < 5:

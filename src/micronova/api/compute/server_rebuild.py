@@ -139,6 +139,6 @@ def _rebuild_request(request: Request) -> RebuildRequest:
         injected_files=[] if asked.personality is UNSET else injected_files(asked.personality),
         admin_password=None if asked.admin_pass is UNSET else asked.admin_pass,
         preserve_ephemeral=asked.preserve_ephemeral is not UNSET and inputs.flag(asked.preserve_ephemeral),
-        allow_zero_disk=request.allows(ZERO_DISK),
+        allow_zero_disk=request.allows(rule=ZERO_DISK),
         reimages_volumes=request.minor >= 93,
     )

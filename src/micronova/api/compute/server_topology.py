@@ -41,7 +41,7 @@ def routes(database: Database) -> list[Route]:
         row = await authorized_server(database, request, id)
         found = await database.read(topologies.assignments_of, [row["uuid"]])
         assignment = found[row["uuid"]][1] if row["uuid"] in found else None
-        return _topology(row, assignment, shows_host=request.allows(_HOST_RULE, server_target(row)))
+        return _topology(row, assignment, shows_host=request.allows(server_target(row), _HOST_RULE))
 
     return [
         Route(

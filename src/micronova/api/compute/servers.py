@@ -130,9 +130,9 @@ class Servers:
     def flags(self, request: Request) -> frozenset[str]:
         """Return which fields policy allows the caller to see."""
         flags = set()
-        if request.allows(ATTRIBUTES):
+        if request.allows(rule=ATTRIBUTES):
             flags.add("attributes")
-        if request.minor >= 16 and (request.allows(HOST_STATUS) or request.allows(HOST_STATUS_UNKNOWN)):
+        if request.minor >= 16 and (request.allows(rule=HOST_STATUS) or request.allows(rule=HOST_STATUS_UNKNOWN)):
             flags.add("host_status")
         return frozenset(flags)
 
@@ -140,9 +140,9 @@ class Servers:
         return ViewContext(
             Links(request),
             is_admin=request.context.is_admin,
-            shows_extra_specs=request.allows(EXTRA_SPECS),
+            shows_extra_specs=request.allows(rule=EXTRA_SPECS),
             up_since=micros(self._clock.now() - self._down_time),
-            all_host_states=request.allows(HOST_STATUS),
+            all_host_states=request.allows(rule=HOST_STATUS),
         )
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from micronova.conductor import (
     reclaim,
     rescue_timeout,
     resize_confirm,
+    running_deleted,
     shelved_offload,
     usage_audit,
     volume_usage,
@@ -23,7 +24,6 @@ from micronova.conductor.manager import PING_TIMEOUT, ConductorManager
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.region_metrics import RegionMetrics
-from micronova.conductor.running_deleted import find_running_deleted
 from micronova.conf.settings import Settings
 from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
@@ -112,20 +112,20 @@ def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[Pe
         jobs.append(PeriodicJob(name, functools.partial(run, *args, **options), interval))
 
     if timeout := default.rescue_timeout:
-        add("unrescue", rescue_timeout.INTERVAL, rescue_timeout.unrescue_overdue, dependencies, timeout)
+        add(rescue_timeout.NAME, rescue_timeout.INTERVAL, rescue_timeout.unrescue_overdue, dependencies, timeout)
     if (after := default.reclaim_instance_interval) > 0:
-        add("reclaim", min(reclaim.LONGEST_INTERVAL, after), reclaim.reclaim, dependencies, after)
+        add(reclaim.NAME, min(reclaim.LONGEST_INTERVAL, after), reclaim.reclaim, dependencies, after)
     if (window := default.resize_confirm_window) > 0:
         interval = min(resize_confirm.LONGEST_INTERVAL, window)
-        add("confirm_resizes", interval, resize_confirm.confirm_overdue, dependencies, window)
+        add(resize_confirm.NAME, interval, resize_confirm.confirm_overdue, dependencies, window)
     if default.instance_usage_audit:
         database, period = dependencies.engine.database, default.instance_usage_audit_period
         audit = usage_audit.UsageAudit(database, process.clock, process.notifier, period=period)
-        add("usage_audit", usage_audit.INTERVAL, audit.run)
+        add(usage_audit.NAME, usage_audit.INTERVAL, audit.run)
     action, interval = default.running_deleted_instance_action, default.running_deleted_instance_poll_interval
     if action != "noop" and interval > 0:
         timeout = default.running_deleted_instance_timeout
-        add("running_deleted", interval, find_running_deleted, dependencies, timeout, action)
+        add(running_deleted.NAME, interval, running_deleted.find_running_deleted, dependencies, timeout, action)
     if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
         add(heal_network_info.NAME, interval, heal_network_info.heal_network_info, dependencies)
     if (interval := default.volume_usage_poll_interval) > 0:

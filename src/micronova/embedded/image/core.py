@@ -61,7 +61,7 @@ class Core:
         if image is None or not image.is_visible_to(project, request.context.is_admin):
             raise queries.no_image(image_id)
         target = image.target_for(project)
-        if not request.allows("get_image", target):
+        if not request.allows(target, "get_image"):
             raise queries.no_image(image_id)
         request.authorize(target, rule)
         return image

@@ -99,7 +99,7 @@ class MemberHandlers:
 
     def _may_see(self, request: Request, image: Image, member_id: str) -> bool:
         # The policy target is this member, not the caller.
-        return request.allows("get_member", {**image.target_for(request.context.project_id), "member_id": member_id})
+        return request.allows({**image.target_for(request.context.project_id), "member_id": member_id}, "get_member")
 
     @staticmethod
     def _not_found(image_id: str, member_id: str) -> NotFound:

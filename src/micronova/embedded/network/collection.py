@@ -141,7 +141,7 @@ class Collection(ABC, Generic[R]):
         request.authorized = True  # a caller that may see nothing gets an empty list
         listing = Listing.parse(request.raw_query, self.attributes_for(request), self.core.settings.max_limit)
         conditions = listing.conditions()
-        if any(name in listing.filters and not request.allows(rule) for name, rule in self.hidden):
+        if any(name in listing.filters and not request.allows(rule=rule) for name, rule in self.hidden):
             # A filter on a hidden field would reveal its value.
             conditions.append(sa.false())
         visible = self.visible_rows(request)
@@ -188,7 +188,7 @@ class Collection(ABC, Generic[R]):
         resource = await self.core.database.read(read, id) if _plausible(id) else None
         if resource is not None:
             resource = seen_by(request, resource)
-        if resource is None or not request.allows(f"get_{self.singular}", resource.target):
+        if resource is None or not request.allows(resource.target, f"get_{self.singular}"):
             raise not_found(self.singular, id)
         if rule is not None:
             request.authorize(resource.target, rule)
@@ -237,9 +237,9 @@ class Collection(ABC, Generic[R]):
         return shown
 
     def _hidden_from(self, request: Request, target: Mapping[str, Any]) -> tuple[str, ...] | None:
-        if not request.allows(f"get_{self.singular}", target):
+        if not request.allows(target, f"get_{self.singular}"):
             return None
-        return tuple(name for name, rule in self.hidden if not request.allows(rule, target))
+        return tuple(name for name, rule in self.hidden if not request.allows(target, rule))
 
     def check_fields(self, request: Request, action: str, given: Mapping[str, Any], target: Mapping[str, Any]) -> None:
         """Raise Forbidden if the caller may not set one of the attributes."""
@@ -274,7 +274,7 @@ class Collection(ABC, Generic[R]):
     @staticmethod
     def crosses_projects(request: Request) -> bool:
         """Return whether the caller may see resources of all projects, and create and use them for other projects."""
-        return request.context.is_admin or request.allows("service_api")
+        return request.context.is_admin or request.allows(rule="service_api")
 
 
 class Creatable(Collection[R]):

@@ -22,7 +22,7 @@ def visible_network(request: Request, id: str, rows: Mapping[str, N], access: Ma
             "shared": shared.is_shared(caller),
             "router:external": shared.is_external(caller),
         }
-        if request.allows("get_network", target):
+        if request.allows(target, "get_network"):
             return row
     raise not_found("network", id)
 

@@ -164,7 +164,7 @@ class QosRules:
         ]
 
     async def _policy(self, request: Request, id: str) -> Resource:
-        return await self._policies.find(request, id, request.route.policy)
+        return await self._policies.find(request, id, request.rule)
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the rules of a policy."""

@@ -142,7 +142,7 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
     seen = {
         id
         for id, row in rows.items()
-        if request.allows("get_policy", qos_policy_target(row, access.get(id, NOBODY).is_shared(caller)))
+        if request.allows(qos_policy_target(row, access.get(id, NOBODY).is_shared(caller)), "get_policy")
     }
     if given["qos_policy_id"] is not None and given["qos_policy_id"] not in seen:
         raise not_found("policy", given["qos_policy_id"])

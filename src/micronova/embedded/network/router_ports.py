@@ -163,7 +163,7 @@ async def plan_interface(
     if row is None:
         raise not_found("subnet", subnet_id)
     seen = seen_by(request, Resource({}, {"project_id": row.project_id, **parent_network_of(row)}, access))
-    if not request.allows("get_subnet", seen.target):
+    if not request.allows(seen.target, "get_subnet"):
         raise not_found("subnet", subnet_id)
     mine = request.context.project_id in (row.project_id, row.network_project)
     if not (mine or seen.target["network:shared"] or request.context.is_admin):
@@ -200,7 +200,7 @@ def _plan_by_port(conn: sa.Connection, request: Request, port_id: str) -> Interf
     ).first()
     target = {} if row is None else {"project_id": row.project_id, "network:project_id": row.network_project}
     # This changes the port, so it is not enough that the caller may see it.
-    if row is None or not request.allows("update_port", target):
+    if row is None or not request.allows(target, "update_port"):
         raise not_found("port", port_id)
     fixed = addresses_of(conn, [port_id]).get(port_id, [])
     if not fixed:

@@ -365,7 +365,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
 
     async def change_routes(self, request: Request, id: str) -> Any:
         """PUT add_extraroutes or remove_extraroutes: add or remove routes."""
-        rule = request.route.policy
+        rule = request.rule
         resource = await self.find(request, id, rule)
         [given] = self.given(request)
         current = {(r["destination"], r["nexthop"]): r for r in resource.values["routes"]}

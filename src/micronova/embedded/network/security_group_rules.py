@@ -146,7 +146,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
                 group = given.get(name)
                 shared = access.get(group or "", NOBODY).is_shared(request.context.project_id)
                 target = {"project_id": known.get(group or ""), "shared": shared}
-                if group and (group not in known or not request.allows("get_security_group", target)):
+                if group and (group not in known or not request.allows(target, "get_security_group")):
                     raise not_found("security_group", group)
             project = known[given["security_group_id"]]
             project_of(given, request.context, self.crosses_projects(request))

@@ -100,7 +100,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         """List security groups; the project's default one is created first, if it is missing."""
         named = request.raw_query.get("project_id") or request.raw_query.get("tenant_id")
         project = named[0] if named else request.context.project_id
-        if project and request.allows("create_default_security_group", {"project_id": project}):
+        if project and request.allows({"project_id": project}, "create_default_security_group"):
             await self.default_group_of(project)
         return await super().index(request)
 

@@ -49,7 +49,7 @@ class TagRoutes:
         ]
 
     async def _find(self, request: Request, id: str) -> Resource:
-        return await self.of.find(request, id, request.route.policy)
+        return await self.of.find(request, id, request.rule)
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the tags of a resource."""

@@ -255,7 +255,7 @@ class Trunks(Creatable[TrunkRow], Updatable[TrunkRow], Deletable[TrunkRow]):
             row = found.get(id)
             target = {} if row is None else {"project_id": row.project_id, "network:project_id": row.network_project}
             # A trunk changes its ports, so it is not enough that the caller may see them.
-            if row is None or not request.allows("update_port", target):
+            if row is None or not request.allows(target, "update_port"):
                 raise not_found("port", id)
         return {id: locked_port(conn, id) for id in sorted({*asked, *([parent_id] if parent_id else ())})}
 

@@ -107,7 +107,7 @@ class Core:
         Without `rule` that of the request's route counts.
         """
         found = await self.database.read(get, id) if UUID.fullmatch(id) else None
-        if found is None or not request.allows(see, found.target):
+        if found is None or not request.allows(found.target, see):
             raise NotFound(f"{noun} {id[:64]} could not be found.")
         request.authorize(found.target, rule)
         return found

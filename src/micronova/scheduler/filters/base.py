@@ -3,7 +3,7 @@
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -32,6 +32,18 @@ class FilterOptions(msgspec.Struct, frozen=True, kw_only=True):
     pci_aliases: dict[str, Alias] = {}
 
 
+class Compared(NamedTuple):
+    """The answer of a filter that may leave hosts out."""
+
+    mask: Bools | None
+    uncompared: Bools | None = None  # hosts that it has not compared
+
+    @classmethod
+    def of(cls, answer: "Bools | Compared | None") -> "Compared":
+        """Return what a filter has answered."""
+        return answer if isinstance(answer, cls) else cls(cast("Bools | None", answer))
+
+
 class HostFilter(ABC):
     """Decides which hosts can take an instance of a request."""
 
@@ -46,7 +58,6 @@ class HostFilter(ABC):
     predicate: ClassVar[str] = "meets all requirements of the request"  # of hosts that pass; users read "no host …"
     lack: ClassVar[str] = "do not meet the request"  # of hosts that it removes; users read "3 hosts …"
 
-    uncompared: Bools | None = None  # hosts that the last mask left out, because comparing them takes long
     asks_remaining: ClassVar[bool] = False  # it is asked about the hosts that are left only, because it takes long
 
     def __init__(self, options: FilterOptions) -> None:
@@ -78,8 +89,11 @@ class HostFilter(ABC):
         return
 
     @abstractmethod
-    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        """Return True for each host that passes, or None if the request does not concern this filter."""
+    def mask(self, hosts: HostView, spec: RequestSpec) -> "Bools | Compared | None":
+        """Return True for each host that passes, or None if the request does not concern this filter.
+
+        A filter that does not compare all hosts, because that takes long, says so by `Compared`.
+        """
 
 
 class EachHost(HostFilter):

@@ -3,25 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from micronova.objects.guest_properties import canonical_architecture
 from micronova.objects.scheduling import RequestSpec
 from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_columns import Bools, Facts
 from micronova.scheduler.host_view import HostView
 
-_ARCHITECTURES = {
-    "amd64": "x86_64",
-    "x64": "x86_64",
-    "i386": "i686",
-    "i486": "i686",
-    "i586": "i686",
-    "x86": "i686",
-    "x86_32": "i686",
-    "x86_32p": "i686",
-    "arm64": "aarch64",
-    "powerpc": "ppc",
-    "ppc64el": "ppc64le",
-}
 _HYPERVISORS = {"xapi": "xen", "powervm": "phyp", "virtuozzo": "parallels"}
 _MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
 _READ = frozenset(
@@ -59,7 +47,7 @@ def _wanted(properties: Mapping[str, Any], default_architecture: str) -> tuple[s
         return "" if value is None else str(value).strip()
 
     return (
-        _canonical(look("hw_architecture", "architecture") or default_architecture, _ARCHITECTURES),
+        canonical_architecture(look("hw_architecture", "architecture") or default_architecture),
         _canonical(look("img_hv_type", "hypervisor_type"), _HYPERVISORS),
         _canonical(look("hw_vm_mode", "vm_mode"), _MODES),
         look("img_hv_requested_version", "hypervisor_version_requires"),
@@ -73,7 +61,7 @@ def _canonical(value: str, aliases: dict[str, str]) -> str:
 
 def _can_run(host: Facts, architecture: str, hypervisor: str, mode: str, version: str) -> bool:
     if (architecture or hypervisor or mode) and not any(
-        architecture in ("", _canonical(an_architecture, _ARCHITECTURES))
+        architecture in ("", canonical_architecture(an_architecture))
         and hypervisor in ("", _canonical(a_hypervisor, _HYPERVISORS))
         and mode in ("", _canonical(a_mode, _MODES))
         for an_architecture, a_hypervisor, a_mode in host.supported

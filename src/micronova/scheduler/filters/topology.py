@@ -17,7 +17,7 @@ from micronova.objects.topology import DeviceRequest, TopologyRequest
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.cell_columns import decides
-from micronova.scheduler.filters.base import FilterOptions, HostFilter, Scope
+from micronova.scheduler.filters.base import Compared, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_columns import Bools
 from micronova.scheduler.host_view import HostView
@@ -40,9 +40,8 @@ class _TopologyFilter(HostFilter):
 
     def _by_topology(
         self, hosts: HostView, key: bytes, passes: Passes, among: Bools | None, devices: Sequence[DeviceRequest]
-    ) -> Bools:
-        mask, self.uncompared = hosts.by_topology(key, passes, among, devices)
-        return mask
+    ) -> Compared:
+        return Compared(*hosts.by_topology(key, passes, among, devices))
 
     def _request(self, spec: RequestSpec) -> tuple[TopologyRequest | None, bytes]:
         flavor, image, request, key = self._last
@@ -60,8 +59,7 @@ class NUMATopologyFilter(_TopologyFilter):
     predicate = "has NUMA nodes with the CPUs and the memory that the flavor asks for"
     lack = "have no such NUMA nodes free"
 
-    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        self.uncompared = None
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | Compared | None:
         request, key = self._request(spec)
         if request is None or not request.cells:
             return None
@@ -93,8 +91,7 @@ class PciPassthroughFilter(_TopologyFilter):
     lack = "have no such PCI devices free"
     extra_specs = frozenset({"pci_passthrough"})
 
-    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        self.uncompared = None
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | Compared | None:
         request, key = self._request(spec)
         if request is None or not request.devices:
             return None

@@ -65,15 +65,15 @@ def load_weighers(
     made = [cls.of(known[name], given) for name, cls in BUILT_IN.items()]
     if with_plugins:
         for name in sorted(entry_points.registered(GROUP)):
-            make = partial(_make, name=name, multipliers=known)
+            make = partial(_make, name=name, multipliers=known, options=given)
             made += [weigher for _, weigher in entry_points.load(GROUP, make, {name})]
     return made
 
 
-def _make(loaded: Any, *, name: str, multipliers: Mapping[str, float]) -> HostWeigher:
+def _make(loaded: Any, *, name: str, multipliers: Mapping[str, float], options: WeigherOptions) -> HostWeigher:
     if callable(loaded) and not isinstance(loaded, type):
         return weigher_of(name, loaded, multipliers.get(name, 1.0))
-    made = loaded(multipliers[loaded.name]) if loaded.name in multipliers else loaded()
+    made = loaded.of(multipliers.get(loaded.name, 1.0), options)
     if not isinstance(made, HostWeigher):
         raise TypeError(f"{loaded!r} is not a HostWeigher")
     return made

@@ -89,7 +89,7 @@ class CredentialsAPI:
     async def index(self, request: Request) -> dict[str, Any]:
         """List credentials: those of all users to callers that may see them, else the caller's own."""
         refuse_delegated(self._core.claims(request))
-        sees_all = request.allows("identity:get_credential", {"user_id": None})
+        sees_all = request.allows({"user_id": None}, "identity:get_credential")
         own = None if sees_all else request.context.user_id
         listed = await self._core.database.read(credentials.listing, request.raw_query, own, page(request))
         return collection(request, "credentials", [self._view(request, row) for row in listed.rows], listed)

@@ -173,8 +173,8 @@ class LimitsAPI:
         context = request.context
         sees_all = (
             context.system_scope is not None
-            or request.allows("identity:get_limit", {"project_id": None, "domain_id": None})
-            or (context.domain_id is None and request.allows("service_role"))
+            or request.allows({"project_id": None, "domain_id": None}, "identity:get_limit")
+            or (context.domain_id is None and request.allows(rule="service_role"))
         )
         project_id = None if sees_all or context.domain_id is not None else context.project_id
         domain_id = None if sees_all else context.domain_id

@@ -124,7 +124,7 @@ class ProjectsAPI:
     async def _visible_relatives(self, request: Request, found: list[ProjectRow]) -> list[dict[str, Any]]:
         """Return those of the projects that the caller may see."""
         rule = "identity:get_project"
-        seen = [row for row in found if request.allows(rule, domain_target(row, project_id=row["id"]))]
+        seen = [row for row in found if request.allows(domain_target(row, project_id=row["id"]), rule)]
         tags = await self._tags(seen)
         return [{"project": views.project(request, row, tags[row["id"]])} for row in seen]
 

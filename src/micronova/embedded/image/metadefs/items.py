@@ -113,7 +113,7 @@ class DefinitionHandlers(ABC):
         await self._core.database.write(queries.delete_items, found, self._kind)
 
     async def _load(self, request: Request, namespace: str) -> Namespace:
-        return await load(self._core, request, namespace, request.route.policy or "")
+        return await load(self._core, request, namespace)
 
     async def _stored_name(self, request: Request, namespace: Namespace, name: str) -> str:
         """Return the name under which a definition is stored."""

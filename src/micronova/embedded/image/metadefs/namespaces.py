@@ -62,7 +62,7 @@ class NamespaceHandlers:
             "namespaces": [
                 views.namespace(each, associations.get(each.id, []))
                 for each in shown
-                if request.allows("get_metadef_namespace", each.target())
+                if request.allows(each.target(), "get_metadef_namespace")
             ],
             "schema": f"{views.SCHEMAS}/namespaces",
             **links("/v2/metadefs/namespaces", query, shown[-1].namespace if shown and more else None),
@@ -95,9 +95,9 @@ class NamespaceHandlers:
         found = await load(self._core, request, namespace, "get_metadef_namespace")
         contents = await self._core.database.read(queries.contents, found.id)
         visible = {
-            kind: items for kind, items in contents.items.items() if request.allows(_RULES[kind], found.target())
+            kind: items for kind, items in contents.items.items() if request.allows(found.target(), _RULES[kind])
         }
-        sees_types = request.allows("get_metadef_resource_type", found.target())
+        sees_types = request.allows(found.target(), "get_metadef_resource_type")
         associations = contents.associations if sees_types else []
         shown = views.namespace(found, associations, msgspec.structs.replace(contents, items=visible))
         wanted = last(request.raw_query, "resource_type")

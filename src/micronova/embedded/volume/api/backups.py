@@ -409,7 +409,7 @@ def _full(request: Request, backup: Backup) -> dict[str, Any]:
         "snapshot_id": backup.snapshot_id,
         "data_timestamp": iso_micros(backup.data_timestamp),
     }
-    if request.minor >= 18 and request.allows("backup:backup_project_attribute", backup.target):
+    if request.minor >= 18 and request.allows(backup.target, "backup:backup_project_attribute"):
         shown["os-backup-project-attr:project_id"] = backup.project_id
     if request.minor >= 43:
         shown["metadata"] = backup.metadata

@@ -353,7 +353,7 @@ def _brief(snapshot: Snapshot) -> dict[str, Any]:
 
 def _full(request: Request, snapshot: Snapshot) -> dict[str, Any]:
     shown = _plain(request, snapshot)
-    if request.allows("volume_extension:extended_snapshot_attributes", snapshot.target):
+    if request.allows(snapshot.target, "volume_extension:extended_snapshot_attributes"):
         progress = snapshot.told_progress or f"{100 if snapshot.status == AVAILABLE else snapshot.progress}%"
         shown["os-extended-snapshot-attributes:project_id"] = snapshot.project_id
         shown["os-extended-snapshot-attributes:progress"] = progress

@@ -356,7 +356,7 @@ class TypeHandlers:
 
 def _view(request: Request, type_: VolumeType) -> dict[str, Any]:
     shown = {**_plain(request, type_), _PUBLIC: type_.is_public}
-    if request.allows("volume_extension:access_types_qos_specs_id"):
+    if request.allows(rule="volume_extension:access_types_qos_specs_id"):
         shown["qos_specs_id"] = type_.qos_specs_id
     return shown
 
@@ -369,14 +369,14 @@ def _plain(request: Request, type_: VolumeType) -> dict[str, Any]:
         "is_public": type_.is_public,
         "description": type_.description,
     }
-    if request.allows("volume_extension:access_types_extra_specs"):
+    if request.allows(rule="volume_extension:access_types_extra_specs"):
         shown["extra_specs"] = _seen(request, type_)
     return shown
 
 
 def _seen(request: Request, type_: VolumeType) -> dict[str, str]:
     """Return the extra specs that the caller may see."""
-    if request.allows(f"{_EXTRA_SPECS}read_sensitive"):
+    if request.allows(rule=f"{_EXTRA_SPECS}read_sensitive"):
         return type_.extra_specs
     return {name: value for name, value in type_.extra_specs.items() if name in VISIBLE}
 

@@ -24,14 +24,14 @@ class VolumeView:
     def full(self, volume: Volume) -> dict[str, Any]:
         """Return all fields, as Cinder does if a volume is shown or listed."""
         shown, request = self.plain(volume), self._request
-        if request.allows("volume_extension:volume_tenant_attribute", volume.target):
+        if request.allows(volume.target, "volume_extension:volume_tenant_attribute"):
             shown["os-vol-tenant-attr:tenant_id"] = volume.project_id
-        if request.allows("volume_extension:volume_host_attribute", volume.target):
+        if request.allows(volume.target, "volume_extension:volume_host_attribute"):
             shown["os-vol-host-attr:host"] = f"{volume.host}#{volume.host.rpartition('@')[2]}"
-        if request.allows("volume_extension:volume_mig_status_attribute", volume.target):
+        if request.allows(volume.target, "volume_extension:volume_mig_status_attribute"):
             shown["os-vol-mig-status-attr:migstat"] = None
             shown["os-vol-mig-status-attr:name_id"] = None
-        if volume.image_metadata and request.allows("volume_extension:volume_image_metadata:show", volume.target):
+        if volume.image_metadata and request.allows(volume.target, "volume_extension:volume_image_metadata:show"):
             shown["volume_image_metadata"] = volume.image_metadata
         return shown
 
