@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-from micronova.objects.device_fitting import free_devices
 from micronova.objects.errors import Invalid
 from micronova.objects.fitting import fit
 from micronova.objects.flavor import Flavor
@@ -22,39 +21,53 @@ from micronova.objects.topology import (
     TopologyUse,
 )
 from micronova.objects.topology_request import topology_request
+from tests.unit.scheduler.fitting_oracle import free
 
 Case = dict[str, Any]
 PRODUCTS = ("1572", "154c", "0a0a")
 
 
-def fit_case(chance: random.Random) -> Case:
-    """Return a host with some use, and an instance to fit onto it."""
+def a_host(
+    chance: random.Random, *, devices: bool, cpu_ratio: float, ram_ratio: float
+) -> tuple[NodeTopology, TopologyUse]:
+    """Return what a host has, and what instances hold of it."""
     count = chance.choice((1, 1, 2, 2, 2, 3, 4))
     threads = chance.choice((1, 2, 2, 4))
     cores = chance.choice((2, 3, 4, 6))
     dedicated = chance.choice((0.0, 0.5, 0.7, 1.0))  # share of the CPUs
     topology = NodeTopology(
         cells=tuple(_cell(chance, number, count, cores, threads, dedicated) for number in range(count)),
-        devices=_devices(chance, count) if chance.random() < 0.5 else (),
-        cpu_allocation_ratio=chance.choice((1.0, 1.5, 4.0)),
-        ram_allocation_ratio=chance.choice((1.0, 1.5)),
+        devices=_devices(chance, count) if devices else (),
+        cpu_allocation_ratio=cpu_ratio,
+        ram_allocation_ratio=ram_ratio,
     )
     use = TopologyUse(
         cells={cell.id: _use(chance, cell) for cell in topology.cells},
         devices=tuple(sorted(each.address for each in topology.devices if chance.random() < 0.3)),
     )
-    request = _request(chance, topology, count)
+    return topology, use
+
+
+def plain_host(topology: NodeTopology, use: TopologyUse) -> Case:
+    """Return a host as plain data, with its free devices."""
+    return {
+        "cells": [_plain_cell(cell, use.cells[cell.id]) for cell in topology.cells],
+        "devices": [{name: getattr(each, name) for name in each.__struct_fields__} for each in free(topology, use)],
+    }
+
+
+def fit_case(chance: random.Random) -> Case:
+    """Return a host with some use, and an instance to fit onto it."""
+    ratios = {"cpu_ratio": chance.choice((1.0, 1.5, 4.0)), "ram_ratio": chance.choice((1.0, 1.5))}
+    topology, use = a_host(chance, devices=chance.random() < 0.5, **ratios)
+    request = _request(chance, topology, len(topology.cells))
     return {
         "kind": "fit",
         "topology": topology,
         "use": use,
         "asked": request,
-        "cpu_ratio": topology.cpu_allocation_ratio,
-        "ram_ratio": topology.ram_allocation_ratio,
-        "cells": [_plain_cell(cell, use.cells[cell.id]) for cell in topology.cells],
-        "devices": [
-            {name: getattr(each, name) for name in each.__struct_fields__} for each in free_devices(topology, use)
-        ],
+        **ratios,
+        **plain_host(topology, use),
         "request": {
             "cells": [{name: getattr(each, name) for name in each.__struct_fields__} for each in request.cells],
             "policy": (

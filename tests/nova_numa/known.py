@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any
 
-from micronova.objects.device_fitting import choose_devices, free_devices
 from tests.nova_numa.cases import Case
 
 CACHES = (
@@ -48,19 +47,73 @@ def _same_cores(case: Case, ours: Any, nova: Any) -> bool:
 
 
 def _device_reason(case: Case, ours: Any, nova: Any) -> str | None:
-    requests = case["asked"].devices
+    """Return why devices made the difference, by trying all choices of them: our own choice counts for nothing here."""
+    requests = case["request"]["devices"]
     if not requests:
         return None
     if ours is False:
-        kinds = {device.dev_type for device in free_devices(case["topology"], case["use"])}
-        return BOTH_FUNCTIONS if len(requests) > 1 and {"type-PF", "type-VF"} <= kinds else None
-    if nova is not False and [cell[0] for cell in ours] == [cell[0] for cell in nova]:
+        # Nova's cells have enough devices only if one instance may have what excludes each other.
+        if nova is False or _can_choose(case, _cells_of(nova)):
+            return None
+        return BOTH_FUNCTIONS if _can_choose(case, _cells_of(nova), both_functions=True) else None
+    if nova is not False and _cells_of(ours) == _cells_of(nova):
         return None
-    # We found devices that satisfy each request.
-    cells = frozenset(cell[0] for cell in ours) if ours else None
-    if choose_devices(case["topology"], case["use"], requests, cells) is None:
+    if not _can_choose(case, _cells_of(ours)):
         return None
-    return FUNCTIONS_FIRST if len(requests) == 1 else ORDER_OF_REQUESTS
+    if len(requests) == 1:
+        counted = any(_matches(device, requests[0]) and device["dev_type"] == "type-PF" for device in case["devices"])
+        return FUNCTIONS_FIRST if counted and not _wants_functions(requests[0]) else None
+    shared = any(sum(_suits(device, each) for each in requests) > 1 for device in case["devices"])
+    return ORDER_OF_REQUESTS if shared else None
+
+
+def _cells_of(fitted: Any) -> list[int]:
+    return [cell[0] for cell in fitted]
+
+
+def _can_choose(case: Case, cells: list[int], *, both_functions: bool = False) -> bool:
+    """Return whether there are devices for all requests of an instance in these host cells, tried one by one."""
+    slots = [each for each in case["request"]["devices"] for _ in range(each["count"])]
+
+    def extend(chosen: list[Case]) -> bool:
+        if len(chosen) == len(slots):
+            return True
+        return any(
+            extend([*chosen, device])
+            for device in case["devices"]
+            if device not in chosen
+            and _suits(device, slots[len(chosen)])
+            and _is_near(case, device, slots[len(chosen)]["policy"], cells)
+            and (both_functions or not any(_exclude(device, other) for other in chosen))
+        )
+
+    return extend([])
+
+
+def _exclude(one: Case, other: Case) -> bool:
+    return bool(one["parent"] == other["address"] or other["parent"] == one["address"])
+
+
+def _matches(device: Case, request: Case) -> bool:
+    return any(all(device[name] == value for name, value in spec.items()) for spec in request["specs"])
+
+
+def _wants_functions(request: Case) -> bool:
+    return any(spec.get("dev_type") == "type-PF" for spec in request["specs"])
+
+
+def _suits(device: Case, request: Case) -> bool:
+    return _matches(device, request) and (device["dev_type"] != "type-PF" or _wants_functions(request))
+
+
+def _is_near(case: Case, device: Case, policy: str, cells: list[int]) -> bool:
+    node = device["numa_node"]
+    if not cells or policy == "preferred" or node in cells:
+        return True
+    if policy == "socket" and node is not None and all(cell["socket"] is not None for cell in case["cells"]):
+        sockets = {cell["id"]: cell["socket"] for cell in case["cells"]}
+        return sockets[node] in [sockets[cell] for cell in cells]
+    return policy == "legacy" and node is None
 
 
 def request_reason(case: Case, ours: Any, nova: Any) -> str | None:

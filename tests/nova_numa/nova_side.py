@@ -10,6 +10,7 @@ use.
 import copy
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import nova.conf  # type: ignore[import-not-found]
@@ -133,8 +134,8 @@ def fit(case: dict[str, Any]) -> Any:
     ]
 
 
-def fit_without_caches(case: dict[str, Any]) -> Any:
-    """Do the same, but let Nova try every pair of cells anew on cells that it has not changed before."""
+def without_caches(do: Callable[[], Any]) -> Any:
+    """Do something, but let Nova try every pair of cells anew on cells that it has not changed before."""
     original = hardware._numa_fit_instance_cell
 
     def on_a_copy(host_cell: Any, instance_cell: Any, *others: Any) -> Any:
@@ -143,7 +144,7 @@ def fit_without_caches(case: dict[str, Any]) -> Any:
     hardware.set = Forgetful
     hardware._numa_fit_instance_cell = on_a_copy
     try:
-        return fit(case)
+        return do()
     finally:
         del hardware.set
         hardware._numa_fit_instance_cell = original
@@ -179,7 +180,7 @@ def judge(case: dict[str, Any]) -> Any:
     """Return Nova's verdict on a case."""
     if case["kind"] == "request":
         return request(case)
-    return [fit(case), fit_without_caches(case)]
+    return [fit(case), without_caches(lambda: fit(case))]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.weights.registry import load_weighers
 
 NOW = 1_000_000.0
-ALIASES = parse_aliases([{"name": "gpu", "vendor_id": "10de", "product_id": "1eb8"}])
+ALIASES = parse_aliases(
+    [
+        {"name": "gpu", "vendor_id": "10de", "product_id": "1eb8"},
+        {"name": "pf", "vendor_id": "10de", "product_id": "1eb8", "device_type": "type-PF"},
+    ]
+)
 OPTIONS = FilterOptions(service_down_time=60.0, pci_aliases=ALIASES)
 
 

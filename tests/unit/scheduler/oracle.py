@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
-from micronova.objects.device_fitting import choose_devices, free_devices
-from micronova.objects.fitting import fit
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.objects.topology import NodeTopology, decode_topology, decode_use
-from micronova.objects.topology_request import resources_of, topology_request
-from tests.unit.scheduler.factory import OPTIONS
+from micronova.scheduler.prefilters import Prefilters
+from tests.unit.scheduler import fitting_oracle
 
 SETTINGS = FilterSchedulerSettings()
 METRICS = MetricsSettings()
+PREFILTERS = Prefilters()
+CLASSES = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 
 
 def passes(
@@ -26,12 +26,13 @@ def passes(
     settings: FilterSchedulerSettings = SETTINGS,
     metrics: MetricsSettings = METRICS,
     down_time: float = 60.0,
+    prefilters: Prefilters = PREFILTERS,
 ) -> dict[str, bool]:
-    """Return whether each filter lets one host pass."""
+    """Return whether each filter, and each step before the filters, lets one host pass."""
     free = {name: host.capacity.get(name, 0) - host.used.get(name, 0) for name in host.capacity}
-    need = resources_of(spec.flavor, spec.image)
+    need = fitting_oracle.amounts(spec.flavor, spec.image)
     topology = decode_topology(host.topology) if host.topology else NodeTopology()
-    use, asked = decode_use(host.held), topology_request(spec.flavor, spec.image, OPTIONS.pci_aliases)
+    use, wanted = decode_use(host.held), fitting_oracle.wanted_of(spec.flavor)
     has_amounts = all(free.get(name, 0) >= amount for name, amount in need.items())
     group = spec.server_group
     members = group.hosts.get(host.host, 0) if group else 0
@@ -49,10 +50,11 @@ def passes(
         return need.get(resource, 0) <= max(left, 0) or need.get(resource, 0) <= 0
 
     return {
-        "Capacity(VCPU)": enough("VCPU"),
-        "Capacity(PCPU)": enough("PCPU"),
-        "Capacity(MEMORY_MB)": enough("MEMORY_MB"),
-        "Capacity(DISK_GB)": enough("DISK_GB"),
+        **{f"Capacity({name})": enough(name) for name in CLASSES},
+        **{f"MaxUnit({name})": need.get(name, 0) <= host.max_unit.get(name, math.inf) for name in CLASSES},
+        "Traits": _traits(host, spec, prefilters),
+        "TenantAggregates": _tenant(host, spec, prefilters),
+        "IsolatedAggregates": _isolated(host, spec, prefilters),
         "CoreFilter": enough("VCPU"),
         "RamFilter": enough("MEMORY_MB"),
         "DiskFilter": enough("DISK_GB"),
@@ -99,11 +101,41 @@ def passes(
         "JsonFilter": "query" not in spec.hints or query(host, json.loads(spec.hints["query"][0])),
         "MetricsFilter": all(name.split("=")[0] in host.metrics for name in metrics.weight_setting),
         "SimpleCIDRAffinityFilter": _near(host, spec),
-        "NUMATopologyFilter": (
-            asked is None or not asked.cells or (has_amounts and fit(topology, use, asked) is not None)
-        ),
-        "PciPassthroughFilter": asked is None or choose_devices(topology, use, asked.devices, None) is not None,
+        "NUMATopologyFilter": not wanted.nodes or (has_amounts and fitting_oracle.fits(topology, use, wanted)),
+        "PciPassthroughFilter": fitting_oracle.has_devices(topology, use, wanted, None),
     }
+
+
+def _asked_traits(spec: RequestSpec, value: str) -> set[str]:
+    given = (spec.flavor.extra_specs, spec.image.properties if spec.image else {})
+    return {name.removeprefix("trait:") for each in given for name in each if each[name] == value and "trait:" in name}
+
+
+def _traits(host: HostState, spec: RequestSpec, prefilters: Prefilters) -> bool:
+    required = _asked_traits(spec, "required")
+    if prefilters.image_types and spec.image and spec.image.disk_format and not spec.flavor.root_on_volume:
+        required.add(f"COMPUTE_IMAGE_TYPE_{spec.image.disk_format.upper()}")
+    has = set(host.traits)
+    return all(name in has for name in required) and not any(name in has for name in _asked_traits(spec, "forbidden"))
+
+
+def _tenant(host: HostState, spec: RequestSpec, prefilters: Prefilters) -> bool:
+    if not prefilters.tenants or not (prefilters.tenants_need_aggregates or spec.has_aggregates):
+        return True
+    return any(
+        value == spec.project_id
+        for _, metadata in host.aggregates
+        for key, value in metadata.items()
+        if key.startswith("filter_tenant_id")
+    )
+
+
+def _isolated(host: HostState, spec: RequestSpec, prefilters: Prefilters) -> bool:
+    asked = _asked_traits(spec, "required")
+    kept = {key for _, metadata in host.aggregates for key in metadata if metadata[key] == "required"}
+    return not prefilters.isolated_aggregates or all(
+        key.removeprefix("trait:") in asked for key in kept if key.startswith("trait:")
+    )
 
 
 def listed(host: HostState, key: str) -> set[str]:
@@ -246,7 +278,9 @@ def _image(host: HostState, spec: RequestSpec, default: str | None) -> bool:
 
 
 def _free_devices(host: HostState) -> int:
-    return len(free_devices(decode_topology(host.topology), decode_use(host.held))) if host.topology else 0
+    if not host.topology:
+        return 0
+    return len(fitting_oracle.free(decode_topology(host.topology), decode_use(host.held)))
 
 
 def weights(

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import Counter
+from itertools import product
 
 import msgspec
 import pytest
@@ -17,27 +19,29 @@ from micronova.objects.topology import (
     NOTHING_USED,
     CellUse,
     HostCell,
+    MemoryPages,
     NodeTopology,
     PciDevice,
     TopologyUse,
     encode,
 )
-from micronova.objects.topology_request import resources_of
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import Compared, FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
+from micronova.scheduler.prefilters import Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
 from micronova.scheduler.weights.registry import load_weighers
-from tests.unit.scheduler import oracle
-from tests.unit.scheduler.factory import ALIASES, NOW, a_flavor, a_host, a_spec, a_table, free_of, held_of
+from tests.unit.scheduler import fitting_oracle, oracle
+from tests.unit.scheduler.factory import ALIASES, NOW, OPTIONS, a_flavor, a_host, a_spec, a_table, free_of, held_of
 
 # On a machine that does much else, examples take long to make; that says nothing about the scheduler.
 patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HOSTS = [f"h{number}" for number in range(8)]
 MULTIPLIERS = st.fixed_dictionaries({name: st.sampled_from([1.0, 2.5, -1.0, 0.5, 0.0]) for name in WEIGHERS})
 DEFAULT = dict.fromkeys(WEIGHERS, 1.0)
+NO_PREFILTERS = Prefilters()
 FILTERS = FilterSchedulerSettings().enabled_filters
 # The filters of a test: those of the default, and some of the others.
 ENABLED = st.lists(st.sampled_from(sorted(BUILT_IN.keys() - set(FILTERS))), max_size=6, unique=True).map(
@@ -49,6 +53,8 @@ METADATA = st.fixed_dictionaries(
     optional={
         "filter_tenant_id": st.sampled_from(["p", "q", "p, q", "q,r"]),
         "filter_tenant_id_2": st.sampled_from(["p", "q"]),
+        "trait:CUSTOM_A": st.sampled_from(["required", "required", "wanted"]),
+        "trait:CUSTOM_B": st.just("required"),
         "instance_type": st.sampled_from(["m1.small", "m1.large", "m1.large, m1.small"]),
         "ssd": st.sampled_from(["true", "false", "true,false", "3"]),
         "os_distro": st.sampled_from(["debian", "fedora", "debian, fedora"]),
@@ -133,13 +139,39 @@ METRICS = st.builds(
 )
 
 
-def _cells(count: int, dedicated: int) -> tuple[HostCell, ...]:
+PREFILTERS = st.builds(
+    Prefilters,
+    image_types=st.booleans(),
+    tenants=st.booleans(),
+    tenants_need_aggregates=st.booleans(),
+    isolated_aggregates=st.booleans(),
+)
+TRAITS = st.dictionaries(
+    st.sampled_from(["trait:CUSTOM_A", "trait:CUSTOM_B"]), st.sampled_from(["required", "forbidden"]), max_size=2
+)
+HOST_TRAITS = st.lists(
+    st.sampled_from(["CUSTOM_A", "CUSTOM_B", "COMPUTE_IMAGE_TYPE_QCOW2"]), unique=True, max_size=3
+).map(tuple)
+RESOURCES = st.dictionaries(
+    st.sampled_from(["resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"]),
+    st.sampled_from(["0", "1", "3", "40"]),
+    max_size=2,
+)
+
+
+def _cells(count: int, dedicated: int, *, huge: int | None = None) -> tuple[HostCell, ...]:
     return tuple(
         HostCell(
             id=number,
             memory_mb=2048,
             shared=tuple(range(number * 4 + dedicated, number * 4 + 4)),
             dedicated=tuple(range(number * 4, number * 4 + dedicated)),
+            pages=()
+            if huge is None
+            else (
+                MemoryPages(size_kib=4, total=(2048 - 2 * huge) * 256),
+                MemoryPages(size_kib=2048, total=huge, reserved=64 * number),
+            ),
         )
         for number in range(count)
     )
@@ -148,23 +180,50 @@ def _cells(count: int, dedicated: int) -> tuple[HostCell, ...]:
 DEVICES = tuple(
     PciDevice(address=f"0000:0{slot}:00.0", vendor_id="10de", product_id="1eb8", numa_node=slot) for slot in (0, 1)
 )
+FUNCTIONS = (
+    PciDevice(address="0000:05:00.0", vendor_id="10de", product_id="1eb8", dev_type="type-PF", numa_node=1),
+    PciDevice(
+        address="0000:05:00.1",
+        vendor_id="10de",
+        product_id="1eb8",
+        dev_type="type-VF",
+        numa_node=1,
+        parent="0000:05:00.0",
+    ),
+    PciDevice(address="0000:06:00.0", vendor_id="10de", product_id="1eb8", dev_type="type-VF", parent="0000:09:00.0"),
+)
 TOPOLOGIES = (
     NodeTopology(),
     NodeTopology(cells=_cells(1, 0)),
     NodeTopology(cells=_cells(2, 2), devices=DEVICES),
     NodeTopology(cells=_cells(2, 4), devices=DEVICES[:1]),
+    NodeTopology(cells=_cells(2, 1), devices=FUNCTIONS[:2]),
+    NodeTopology(cells=_cells(2, 2, huge=512), devices=FUNCTIONS),
+    NodeTopology(cells=_cells(1, 1, huge=256), devices=(*DEVICES, *FUNCTIONS), cpu_allocation_ratio=2.0),
 )
 USES = (
     NOTHING_USED,
     TopologyUse(cells={0: CellUse(memory_mb=1024, pinned=(0,))}),
     TopologyUse(cells={0: CellUse(cpus=4)}, devices=(DEVICES[0].address,)),
+    TopologyUse(cells={0: CellUse(cpus=1, memory_mb=512, pages={4: 131_072, 2048: 256})}, devices=("0000:05:00.1",)),
 )
 PLACES: tuple[dict[str, str], ...] = (
     {},
     {},
     {"hw:numa_nodes": "1"},
+    {"hw:numa_nodes": "2"},
     {"hw:cpu_policy": "dedicated"},
+    {"hw:cpu_policy": "dedicated", "hw:emulator_threads_policy": "isolate"},
+    {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0"},
+    {"hw:cpu_policy": "dedicated", "hw:numa_nodes": "2", "hw:mem_page_size": "any"},
+    {"hw:mem_page_size": "small"},
+    {"hw:mem_page_size": "large"},
+    {"hw:mem_page_size": "2048"},
     {"pci_passthrough:alias": "gpu:1"},
+    {"pci_passthrough:alias": "gpu:2", "hw:numa_nodes": "1"},
+    {"pci_passthrough:alias": "pf:1,gpu:1"},
+    {"pci_passthrough:alias": "pf:1", "hw:mem_page_size": "any", "hw:pci_numa_affinity_policy": "required"},
+    {"pci_passthrough:alias": "gpu:2", "hw:cpu_policy": "dedicated", "hw:pci_numa_affinity_policy": "preferred"},
     {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1", "hw:pci_numa_affinity_policy": "required"},
 )
 
@@ -176,11 +235,13 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
     aggregates = {name: draw(METADATA) for name in ("a", "b", "c")}
     for number in range(draw(st.integers(1, 10))):
         topology = draw(st.sampled_from(TOPOLOGIES))
+        # Hosts with cells have room more often, so that the cells decide.
+        is_empty = bool(topology.cells) and draw(st.booleans())
         capacity = {
-            "VCPU": draw(st.integers(0, 8)),
+            "VCPU": draw(st.integers(3 if is_empty else 0, 8)),
             "PCPU": sum(len(cell.dedicated) for cell in topology.cells),
-            "MEMORY_MB": draw(st.integers(0, 8)) * 512,
-            "DISK_GB": draw(st.integers(0, 5)) * 10,
+            "MEMORY_MB": draw(st.integers(3 if is_empty else 0, 8)) * 512,
+            "DISK_GB": draw(st.integers(1 if is_empty else 0, 5)) * 10,
         }
         reserved = {name: draw(st.integers(0, 1)) for name in capacity}
         made.append(
@@ -195,7 +256,9 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                 total={name: amount + reserved[name] for name, amount in capacity.items()},
                 reserved=reserved,
                 capacity=capacity,
-                used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
+                max_unit=draw(st.sampled_from([{}, {}, {"VCPU": 2}, {"MEMORY_MB": 1024, "DISK_GB": 2}, {"PCPU": 1}])),
+                traits=draw(HOST_TRAITS),
+                used={name: 0 if is_empty else draw(st.integers(0, amount)) for name, amount in capacity.items()},
                 allocation_ratio=dict.fromkeys(capacity, draw(st.sampled_from([1.0, 2.0, 4.5]))),
                 supported=draw(
                     st.lists(
@@ -245,8 +308,8 @@ def specs(draw: st.DrawFn) -> RequestSpec:
             max_server_per_host=draw(st.integers(1, 2)),
             hosts=draw(st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 2), max_size=4)),
         )
-    places = st.lists(st.sampled_from(HOSTS), max_size=5).map(tuple)
-    hinted = draw(st.dictionaries(st.sampled_from(["same_host", "different_host"]), places, max_size=1))
+    homes = st.lists(st.sampled_from(HOSTS), max_size=5).map(tuple)
+    hinted = draw(st.dictionaries(st.sampled_from(["same_host", "different_host"]), homes, max_size=1))
     hints = {hint: ["a server"] for hint in hinted}
     if draw(st.integers(0, 3)) == 0:
         hints["query"] = [json.dumps(draw(QUERIES))]
@@ -254,15 +317,28 @@ def specs(draw: st.DrawFn) -> RequestSpec:
         hints["build_near_host_ip"] = [draw(st.sampled_from(["10.0.0.77", "10.0.1.1", "fd00::9"]))]
         if draw(st.booleans()):
             hints["cidr"] = [draw(st.sampled_from(["/8", "/16", "/32", "/0"]))]
+    places = draw(st.sampled_from(PLACES))
+    properties |= draw(st.one_of(st.just({}), TRAITS))
+    # The API refuses amounts beside a CPU policy, and guests that cannot be divided.
+    amounts = {} if places else draw(RESOURCES)
+    even = places.get("hw:numa_nodes") == "2" or places.get("hw:cpu_policy") == "mixed"
     return a_spec(
         flavor=a_flavor(
-            vcpus=draw(st.integers(1, 3)),
+            vcpus=2 if even else draw(st.integers(1, 3)),
             ram=draw(st.integers(1, 3)) * 512,
             disk=draw(st.integers(0, 2)),
-            extra_specs=draw(EXTRA_SPECS) | draw(st.sampled_from(PLACES)),
+            ephemeral=draw(st.sampled_from([0, 0, 1])),
+            swap=draw(st.sampled_from([0, 0, 1, 1025])),
+            root_on_volume=draw(st.booleans()),
+            extra_specs=draw(EXTRA_SPECS) | places | amounts | draw(st.one_of(st.just({}), TRAITS)),
         ),
+        has_aggregates=draw(st.booleans()),
         alike_images=draw(st.dictionaries(st.sampled_from(HOSTS), st.sampled_from([1.0, 2.5]), max_size=2)),
-        image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
+        image=draw(
+            st.sampled_from(
+                [None, ImageMeta(id="i", properties=properties, disk_format=draw(st.sampled_from(["", "qcow2"])))]
+            )
+        ),
         availability_zone=draw(st.sampled_from([None, None, "nova", "az1", "nowhere"])),
         ignore_hosts=tuple(draw(st.lists(st.sampled_from(HOSTS), max_size=2))),
         server_group=group,
@@ -271,15 +347,23 @@ def specs(draw: st.DrawFn) -> RequestSpec:
     )
 
 
+STEPS = {
+    *(f"{step}({name})" for step in ("Capacity", "MaxUnit") for name in ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")),
+    *("ComputeStatus", "ForcedDown", "Traits", "TenantAggregates", "IsolatedAggregates"),
+}
+
+
 def test_the_oracle_knows_each_filter() -> None:
     """A weigher that it does not know shows in its own check."""
     known = set(oracle.passes(a_host("h"), a_spec(), NOW))
-    steps = {"Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
-    assert known == {*BUILT_IN, *steps, "ComputeStatus", "ForcedDown"}
+    assert known == {*BUILT_IN, *STEPS}
 
 
 def a_custom_scheduler(
-    settings: FilterSchedulerSettings, metrics: MetricsSettings, multipliers: dict[str, float]
+    settings: FilterSchedulerSettings,
+    metrics: MetricsSettings,
+    multipliers: dict[str, float],
+    prefilters: Prefilters = NO_PREFILTERS,
 ) -> FilterScheduler:
     """Make a scheduler with these settings."""
     return FilterScheduler(
@@ -287,15 +371,22 @@ def a_custom_scheduler(
         load_weighers(multipliers, options=WeigherOptions(settings=settings, metrics=metrics), with_plugins=False),
         random=random.Random(7),
         aliases=ALIASES,
+        prefilters=prefilters,
     )
 
 
-def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSettings, metrics: MetricsSettings) -> bool:
-    """Give whether all enabled filters pass a host."""
-    needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+def passing(
+    host: HostState,
+    spec: RequestSpec,
+    settings: FilterSchedulerSettings,
+    metrics: MetricsSettings,
+    prefilters: Prefilters = NO_PREFILTERS,
+) -> bool:
+    """Give whether all enabled filters and all steps before them pass a host."""
+    needed = {*settings.enabled_filters, *STEPS}
     if metrics.required:
         needed.add("MetricsFilter")
-    passed = oracle.passes(host, spec, NOW, settings, metrics)
+    passed = oracle.passes(host, spec, NOW, settings, metrics, prefilters=prefilters)
     return all(passed[name] for name in needed)
 
 
@@ -316,6 +407,53 @@ def test_each_filter(
         assert given == wanted, each.name
 
 
+def test_each_guest_on_each_kind_of_host() -> None:
+    """All of them, because most arbitrary hosts have no room for arbitrary NUMA nodes."""
+    held = [
+        *USES,
+        TopologyUse(cells={0: CellUse(memory_mb=1536, pinned=(0, 1)), 1: CellUse(cpus=1, memory_mb=1024)}),
+        TopologyUse(cells={0: CellUse(cpus=3, pages={2048: 256}), 1: CellUse(memory_mb=2048, pinned=(4,))}),
+        TopologyUse(devices=("0000:05:00.0", DEVICES[1].address)),
+    ]
+    amounts = {"VCPU": 99, "PCPU": 99, "MEMORY_MB": 99_999, "DISK_GB": 99}
+    states = [
+        a_host(
+            f"{number}-{of}",
+            total=amounts,
+            capacity=amounts,
+            used=dict.fromkeys(amounts, 0),
+            topology=encode(topology),
+            held=encode(use),
+        )
+        for number, topology in enumerate(TOPOLOGIES)
+        for of, use in enumerate(held)
+    ]
+    table, both = a_table(*states), Counter[bool]()
+    filters = [each for each in load_filters(OPTIONS) if each.name in ("NUMATopologyFilter", "PciPassthroughFilter")]
+    for places, vcpus, ram in product(PLACES, (1, 2, 3, 4), (512, 1024, 1536, 2048, 3072)):
+        if places and vcpus % int(places.get("hw:numa_nodes", 2 if "hw:cpu_dedicated_mask" in places else 1)):
+            continue
+        spec = a_spec(flavor=a_flavor(vcpus=vcpus, ram=ram, extra_specs=places))
+        wanted = [oracle.passes(host, spec, NOW) for host in states]
+        for each in filters:
+            mask = each.mask(table.view(), spec)
+            given = [True] * len(states) if mask is None else mask.tolist()
+            assert given == [passes[each.name] for passes in wanted], (each.name, places, vcpus, ram)
+            both.update(given)
+    assert min(both[True], both[False]) > 2000
+
+
+@pytest.mark.thorough
+@patiently
+@given(hosts(), specs(), PREFILTERS)
+def test_each_prefilter(states: list[HostState], spec: RequestSpec, prefilters: Prefilters) -> None:
+    """Each one alone; one that yields no mask lets all hosts pass."""
+    given = {each.name: each.mask.tolist() for each in prefilters.masks(a_table(*states).view(), spec)}
+    wanted = [oracle.passes(host, spec, NOW, prefilters=prefilters) for host in states]
+    for name in {name for name in STEPS if not name.startswith("Capacity")} | given.keys():
+        assert given.get(name, [True] * len(states)) == [each[name] for each in wanted], name
+
+
 @pytest.mark.thorough
 @patiently
 @given(hosts(), specs(), MULTIPLIERS, METRICS)
@@ -331,18 +469,19 @@ def test_the_weights_of_all_hosts(
 
 @pytest.mark.thorough
 @patiently
-@given(hosts(), specs(), MULTIPLIERS, SETTINGS, METRICS)
+@given(hosts(), specs(), MULTIPLIERS, SETTINGS, METRICS, PREFILTERS)
 def test_one_decision(
     states: list[HostState],
     spec: RequestSpec,
     multipliers: dict[str, float],
     settings: FilterSchedulerSettings,
     metrics: MetricsSettings,
+    prefilters: Prefilters,
 ) -> None:
     table = a_table(*states)
     before = free_of(table)
-    left = [host for host in states if passing(host, spec, settings, metrics)]
-    scheduler = a_custom_scheduler(settings, metrics, multipliers)
+    left = [host for host in states if passing(host, spec, settings, metrics, prefilters)]
+    scheduler = a_custom_scheduler(settings, metrics, multipliers, prefilters)
     if not left:
         with pytest.raises(NoValidHost) as caught:
             scheduler.select(table, spec, ["i"], now=NOW)
@@ -371,11 +510,11 @@ def test_one_decision(
 
 @pytest.mark.thorough
 @patiently
-@given(hosts(), specs(), SETTINGS)
+@given(hosts(), specs(), SETTINGS, PREFILTERS)
 def test_explanation_counts_what_each_filter_removed(
-    states: list[HostState], spec: RequestSpec, settings: FilterSchedulerSettings
+    states: list[HostState], spec: RequestSpec, settings: FilterSchedulerSettings, prefilters: Prefilters
 ) -> None:
-    scheduler = a_custom_scheduler(settings, MetricsSettings(), DEFAULT)
+    scheduler = a_custom_scheduler(settings, MetricsSettings(), DEFAULT, prefilters)
     try:
         steps = [
             msgspec.structs.asdict(step)
@@ -385,11 +524,17 @@ def test_explanation_counts_what_each_filter_removed(
         steps = error.details["reasons"]
     left = states
     for step in steps:
-        kept = [host for host in left if oracle.passes(host, spec, NOW, settings)[step["name"]]]
+        kept = [host for host in left if _passes(host, spec, settings, prefilters)[step["name"]]]
         assert (step["removed"], step["remaining"]) == (len(left) - len(kept), len(kept)), step
         removed = [host.host for host in left if host not in kept]
         assert list(step.get("hosts", ())) == removed[:MOST_NAMED], step
         left = kept
+
+
+def _passes(
+    host: HostState, spec: RequestSpec, settings: FilterSchedulerSettings, prefilters: Prefilters
+) -> dict[str, bool]:
+    return oracle.passes(host, spec, NOW, settings, prefilters=prefilters)
 
 
 def one_by_one(scheduler: FilterScheduler, states: list[HostState], spec: RequestSpec, count: int) -> list[str] | None:
@@ -436,6 +581,6 @@ def test_many_in_one_request_are_placed_as_one_by_one(
         assert destination.selected.host not in {each.host for each in destination.alternates}
         row = table.index(destination.selected.node_uuid)
         assert row is not None
-        table.release(row, resources_of(spec.flavor, spec.image))
+        table.release(row, fitting_oracle.amounts(spec.flavor, spec.image))
     table.undo_topologies()
     assert free_of(table) == before and held_of(table) == held
