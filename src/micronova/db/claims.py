@@ -223,9 +223,10 @@ def _serve(
     for each, request in asking:
         for old in before.get(each.consumer_uuid, ()):
             trees.take({(old.node_uuid, name): -amount for name, amount in old.resources.items()})
-        trees.take({(each.node_uuid, name): amount for name, amount in each.resources.items()})
+        of_node = {(each.node_uuid, name): amount for name, amount in each.resources.items()}
+        trees.take(of_node)
         ended_early = trees.ended_early
-        found = trees.serve(each.node_uuid, request)
+        found = trees.serve(each.node_uuid, request, of_node)
         if found is None:
             refused[each.node_uuid] = refused.get(each.node_uuid, False) or trees.ended_early > ended_early
         else:

@@ -49,11 +49,11 @@ def add(conn: sa.Connection, consumer: str, node: str, port: PortResources, *, n
             return each
     request = port_groups.request_of([port])
     for _ in range(ATTEMPTS):
-        found = provider_trees.Trees(conn, {node}).serve(node, request)
+        before = _held(conn, consumer)
+        found = provider_trees.Trees(conn, {node}).serve(node, request, before)
         if found is None:
             return None
         amounts = candidates.amounts_of(found)
-        before = _held(conn, consumer)
         most = {key: before.get(key, 0) + amount for key, amount in amounts.items()}
         if not used_amounts.change(conn, amounts, now, most=most):
             break

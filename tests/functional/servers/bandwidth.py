@@ -53,9 +53,10 @@ async def node(user: Caller, host: str) -> str:
 
 
 @asynccontextmanager
-async def interfaces(user: Caller, total: Mapping[str, int]) -> AsyncIterator[dict[str, str]]:
+async def interfaces(user: Caller, total: Mapping[str, int], ratio: float = 1.0) -> AsyncIterator[dict[str, str]]:
     """Have a network interface with so much bandwidth, in each direction, below the nodes of these hosts.
 
+    No server gets more than all of it, whatever the allocation ratio.
     Yield the uuids of their providers by host. At the end nothing may be used of them any more.
     """
     made = {}
@@ -66,7 +67,9 @@ async def interfaces(user: Caller, total: Mapping[str, int]) -> AsyncIterator[di
             await _done(user, "PUT", f"/traits/{trait}")
         path = f"/resource_providers/{made[host]}"
         stock = {
-            "inventories": {name: {"total": kbps} for name in (EGRESS, INGRESS)},
+            "inventories": {
+                name: {"total": kbps, "max_unit": kbps, "allocation_ratio": ratio} for name in (EGRESS, INGRESS)
+            },
             "resource_provider_generation": 0,
         }
         await _done(user, "PUT", f"{path}/inventories", stock)

@@ -203,6 +203,24 @@ async def test_an_interface_is_attached_and_detached(cloud: Cloud, user: Caller)
     await cloud.assert_clean()
 
 
+async def test_a_second_interface_is_served_by_another_card(cloud: Cloud, user: Caller) -> None:
+    """No server gets more of a provider than its `max_unit`, however much is left."""
+    net = await network(user)
+    async with interfaces(user, {FIRST: 10}, ratio=2.0) as one, interfaces(user, {FIRST: 10}, ratio=2.0) as two:
+        ports = [await asking_port(user, net, egress=6) for _ in range(3)]
+        id = await _boot(user, ports[0])
+        path = f"/servers/{id}/os-interface"
+        await user.post(path, {"interfaceAttachment": {"port_id": ports[1]["id"]}}, 200)
+        assert {provider: (await held(user, id))[provider] for provider in (one[FIRST], two[FIRST])} == {
+            one[FIRST]: {EGRESS: 6},
+            two[FIRST]: {EGRESS: 6},
+        }
+        message = await user.refused(400, "POST", path, {"interfaceAttachment": {"port_id": ports[2]["id"]}})
+        assert "Failed to allocate additional resources" in message
+        await _delete(user, id)
+    await cloud.assert_clean()
+
+
 async def test_a_port_is_attached_once(cloud: Cloud, user: Caller) -> None:
     """Of two requests that come together one is refused; else its failure would unbind the port of the other one."""
     net = await network(user)

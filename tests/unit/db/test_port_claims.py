@@ -1,0 +1,86 @@
+"""What servers hold for single ports, and what is left when allocations change by the Placement API."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.db import claims, port_claims, provider_inventories, providers
+from micronova.db.engine import Database
+from micronova.objects.port_resources import PortGroup, PortResources, ServedPort
+from micronova.placement import port_groups
+from tests.unit.db.databases import KINDS, compute_database
+from tests.unit.scheduler.rows import a_claim, add_host, add_instances
+
+EGRESS, INGRESS = "NET_BW_EGR_KILOBIT_PER_SEC", "NET_BW_IGR_KILOBIT_PER_SEC"
+CARDS = ("card-1", "card-2")
+NODE = "node-a"
+
+
+@pytest.fixture(params=KINDS)
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database(request.param, request) as opened:
+        await opened.write(_fill)
+        yield opened
+
+
+def _fill(conn: sa.Connection) -> None:
+    """Add a host with two cards: 20 of each direction, of which one server gets 10 of a card, and a server on it."""
+    add_host(conn, "a", 1)
+    providers.ensure_nodes(conn, {NODE: ("a", "a")}, 1)
+    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 2.0}
+    for card in CARDS:
+        providers.create(conn, card, card, NODE, 1)
+        for name in (EGRESS, INGRESS):
+            provider_inventories.add(conn, card, name, stock, None, 1)
+    add_instances(conn, "s")
+
+
+def _asks(port: str, **amounts: int) -> PortResources:
+    names = {"egress": EGRESS, "ingress": INGRESS}
+    group = PortGroup(id=f"g-{port}", resources={names[name]: amount for name, amount in amounts.items()})
+    return PortResources(port_id=port, groups=(group,))
+
+
+def _claim(conn: sa.Connection, *ports: PortResources) -> None:
+    request = port_groups.request_of(ports) if ports else None
+    assert claims.claim(conn, [a_claim("s", "a", resource_request=request, ports=ports)], now=2).claimed
+
+
+def _add(conn: sa.Connection, port: PortResources) -> ServedPort | None:
+    return port_claims.add(conn, "s", NODE, port, now=3)
+
+
+def _used(conn: sa.Connection, name: str = EGRESS) -> list[int]:
+    return [row.used for card in CARDS if (row := provider_inventories.find(conn, card, name)) is not None]
+
+
+async def test_another_port_is_served_where_the_server_may_have_more(database: Database) -> None:
+    """Although the card that serves the first has room for both: no server has more of it than 10."""
+    await database.write(_claim, _asks("p", egress=6))
+    served = await database.write(_add, _asks("q", egress=6))
+    assert served is not None
+    assert served.allocation == {"g-q": "card-2"}
+    assert await database.read(_used) == [6, 6]
+    assert await database.write(_add, _asks("r", egress=5)) is None
+    assert await database.read(_used) == [6, 6]
+    third = await database.write(_add, _asks("r", egress=4))
+    assert third is not None
+    assert third.allocation == {"g-r": "card-1"}
+
+
+async def test_a_claim_takes_the_groups_elsewhere_if_the_node_may_give_the_server_no_more(database: Database) -> None:
+    """What the server has of the node itself counts, too."""
+
+    def more_memory(conn: sa.Connection) -> None:
+        stock = {"total": 4096, "reserved": 0, "min_unit": 1, "max_unit": 4096, "step_size": 1}
+        provider_inventories.change(conn, NODE, "MEMORY_MB", {**stock, "allocation_ratio": 2.0}, None, 2)
+        providers.create(conn, "pool", "pool", NODE, 2)  # which is asked after the node
+        provider_inventories.add(conn, "pool", "MEMORY_MB", {**stock, "allocation_ratio": 1.0}, None, 2)
+
+    await database.write(more_memory)
+    port = PortResources(port_id="p", groups=(PortGroup(id="g", resources={"MEMORY_MB": 3073}),))
+    await database.write(_claim, port)
+    found = await database.read(provider_inventories.find, "pool", "MEMORY_MB")
+    assert found is not None
+    assert found.used == 3073
