@@ -5,12 +5,21 @@ from collections.abc import AsyncIterator
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import claims, port_claims, provider_inventories, providers
+from micronova.db import (
+    allocation_audit,
+    claims,
+    port_claims,
+    provider_allocations,
+    provider_inventories,
+    providers,
+    topologies,
+)
 from micronova.db.engine import Database
+from micronova.db.provider_allocations import AllocationRequest
 from micronova.objects.port_resources import PortGroup, PortResources, ServedPort
 from micronova.placement import port_groups
 from tests.unit.db.databases import KINDS, compute_database
-from tests.unit.scheduler.rows import a_claim, add_host, add_instances
+from tests.unit.scheduler.rows import SMALL, a_claim, add_host, add_instances
 
 EGRESS, INGRESS = "NET_BW_EGR_KILOBIT_PER_SEC", "NET_BW_IGR_KILOBIT_PER_SEC"
 CARDS = ("card-1", "card-2")
@@ -84,3 +93,28 @@ async def test_a_claim_takes_the_groups_elsewhere_if_the_node_may_give_the_serve
     found = await database.read(provider_inventories.find, "pool", "MEMORY_MB")
     assert found is not None
     assert found.used == 3073
+
+
+def _replace(conn: sa.Connection, held: dict[str, dict[str, int]]) -> None:
+    allocated = {NODE: dict(SMALL), **held}
+    provider_allocations.replace(
+        conn, [AllocationRequest(consumer="s", allocations=allocated, checks_generation=False)], 4
+    )
+
+
+def _recorded(conn: sa.Connection) -> dict[str, object]:
+    return {each.port_id: each.allocation for each in topologies.assignments_of(conn, ["s"])["s"][1].ports}
+
+
+async def test_a_port_gives_back_what_has_moved_to_another_provider(database: Database) -> None:
+    await database.write(_claim, _asks("p", egress=6, ingress=1), _asks("q", egress=3))
+    assert await database.read(_recorded) == {"p": {"g-p": "card-1"}, "q": {"g-q": "card-1"}}
+    await database.write(_replace, {CARDS[1]: {EGRESS: 9, INGRESS: 1}})
+    assert await database.read(_recorded) == {"p": {"g-p": "card-2"}, "q": {"g-q": "card-2"}}
+    assert await database.write(port_claims.remove, "s", ["p"], now=5) == ["p"]
+    assert (await database.read(_used), await database.read(_used, INGRESS)) == ([0, 3], [0, 0])
+    # Neutron changes amounts when a bound port gets another policy.
+    await database.write(_replace, {CARDS[1]: {EGRESS: 5}})
+    assert await database.write(port_claims.remove, "s", ["q"], now=6) == ["q"]
+    assert await database.read(_used) == [0, 0]
+    assert await database.read(allocation_audit.audit) == []
