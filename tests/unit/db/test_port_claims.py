@@ -12,11 +12,12 @@ from micronova.db import (
     provider_allocations,
     provider_inventories,
     providers,
+    tables,
     topologies,
 )
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
-from micronova.objects.port_resources import PortGroup, PortResources, ServedPort
+from micronova.objects.port_resources import PortGroup, PortResources, ServedPort, all_answered
 from micronova.placement import port_groups
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import SMALL, a_claim, add_host, add_instances
@@ -117,4 +118,18 @@ async def test_a_port_gives_back_what_has_moved_to_another_provider(database: Da
     await database.write(_replace, {CARDS[1]: {EGRESS: 5}})
     assert await database.write(port_claims.remove, "s", ["q"], now=6) == ["q"]
     assert await database.read(_used) == [0, 0]
+    assert await database.read(allocation_audit.audit) == []
+
+
+async def test_a_claim_of_the_same_amounts_for_other_ports_is_recorded(database: Database) -> None:
+    await database.write(_claim, _asks("p", egress=6), _asks("q", egress=3))
+    for ports in ((_asks("p", egress=3), _asks("q", egress=6)), (_asks("r", egress=9),), (_asks("s", egress=9),)):
+        await database.write(_claim, *ports)
+        [(_, known)] = (await database.read(topologies.assignments_of, ["s"])).values()
+        assert all_answered(known.ports, ports)
+        assert sum(await database.read(_used)) == 9
+    lost = tables.topology_claims.delete()
+    await database.write(lambda conn: conn.execute(lost).rowcount)
+    await database.write(_claim, _asks("s", egress=9))
+    assert set(await database.read(_recorded)) == {"s"}
     assert await database.read(allocation_audit.audit) == []
