@@ -26,9 +26,9 @@ from micronova.db.listed import one_of
 from micronova.db.tables import allocations, services
 from micronova.objects import service_names
 from micronova.objects.pci_devices import Alias
-from micronova.objects.port_resources import PortResources
+from micronova.objects.port_resources import PortResources, all_answered
 from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
-from micronova.objects.topology import TopologyRequest
+from micronova.objects.topology import Assignment, TopologyRequest
 from micronova.objects.topology_request import topology_request
 from micronova.placement import candidates, extra_specs, port_groups
 from micronova.placement.model import Candidate, ResourceRequest
@@ -134,7 +134,9 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     elsewhere = {each.consumer_uuid: node for each in claims if (node := _kept(each, before)) is not None}
     if elsewhere:
         return ClaimResult(held=elsewhere)
-    changed = [each for each in claims if not _is_held(each, before)]
+    with_ports = [each.consumer_uuid for each in claims if each.ports and each.consumer_uuid in before]
+    recorded = topologies.assignments_of(conn, with_ports) if with_ports else {}
+    changed = [each for each in claims if not _is_held(each, before, recorded)]
     if not changed:
         return ClaimResult()
     hosts = {each.node_uuid: each.host for each in changed}
@@ -230,9 +232,10 @@ def _serve(
     for each, request in asking:
         for old in before.get(each.consumer_uuid, ()):
             trees.take({(old.node_uuid, name): -amount for name, amount in old.resources.items()})
-        trees.take({(each.node_uuid, name): amount for name, amount in each.resources.items()})
+        of_node = {(each.node_uuid, name): amount for name, amount in each.resources.items()}
+        trees.take(of_node)
         ended_early = trees.ended_early
-        found = trees.serve(each.node_uuid, request)
+        found = trees.serve(each.node_uuid, request, of_node)
         if found is None:
             refused[each.node_uuid] = refused.get(each.node_uuid, False) or trees.ended_early > ended_early
         else:
@@ -321,10 +324,15 @@ def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
     return None if same or allocation.host in each.avoid_hosts else allocation.node_uuid
 
 
-def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
-    """Return whether the consumer already holds the same amounts on the node that it claims."""
+def _is_held(
+    each: Claim, before: Mapping[str, list[Allocation]], recorded: Mapping[str, tuple[str, Assignment]]
+) -> bool:
+    """Return whether the consumer already holds the same amounts on the node that it claims, and for the same ports."""
     allocation = _held(each, before)
-    return allocation is not None and allocation.node_uuid == each.node_uuid
+    if allocation is None or allocation.node_uuid != each.node_uuid:
+        return False
+    _, known = recorded.get(each.consumer_uuid, ("", Assignment()))
+    return not each.ports or all_answered(known.ports, each.ports)
 
 
 def _held(each: Claim, before: Mapping[str, list[Allocation]]) -> Allocation | None:

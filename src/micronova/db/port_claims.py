@@ -2,11 +2,11 @@
 
 What the ports of a new or moving server ask for is part of its claim (`db/claims.py`), which replaces all that it held.
 Here a port is added to what a server holds, or taken away, and the rest stays. Both record which providers serve the
-port with the NUMA cells and devices of the server (`db/topologies.py`).
+port with the NUMA cells and devices of the server (`db/topologies.py`). The record follows what others change of a
+server's allocations through the Placement API.
 """
 
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from micronova.db.tables import allocations, instances, topology_claims
 from micronova.objects.port_resources import PortResources, ServedPort
 from micronova.objects.topology import Assignment
 from micronova.placement import candidates, port_groups
+from micronova.placement.candidates import Amounts
 
 ATTEMPTS = 8  # of one claim, while others take of the same providers through the Placement API
 
@@ -49,11 +50,11 @@ def add(conn: sa.Connection, consumer: str, node: str, port: PortResources, *, n
             return each
     request = port_groups.request_of([port])
     for _ in range(ATTEMPTS):
-        found = provider_trees.Trees(conn, {node}).serve(node, request)
+        before = _held(conn, consumer)
+        found = provider_trees.Trees(conn, {node}).serve(node, request, before)
         if found is None:
             return None
         amounts = candidates.amounts_of(found)
-        before = _held(conn, consumer)
         most = {key: before.get(key, 0) + amount for key, amount in amounts.items()}
         if not used_amounts.change(conn, amounts, now, most=most):
             break
@@ -83,10 +84,7 @@ def remove(conn: sa.Connection, consumer: str, port_ids: Collection[str], *, now
     node = found[0]
     known = topologies.lock_assignment(conn, consumer, node)
     gone = [each for each in known.ports if each.port_id in port_ids]
-    amounts: Counter[tuple[str, str]] = Counter()
-    for port in gone:
-        for group in port.groups:
-            amounts.update({(group.provider, name): amount for name, amount in group.resources.items()})
+    amounts = port_groups.amounts_of(group for port in gone for group in port.groups)
     before = _held(conn, consumer)
     freed = {key: min(amount, before[key]) for key, amount in amounts.items() if before.get(key)}
     used_amounts.change(conn, {key: -amount for key, amount in freed.items()}, now)
@@ -101,6 +99,17 @@ def remove(conn: sa.Connection, consumer: str, port_ids: Collection[str], *, now
     kept = tuple(each for each in known.ports if each not in gone)
     topologies.replace_assignment(conn, consumer, node, msgspec.structs.replace(known, ports=kept))
     return [each.port_id for each in gone]
+
+
+def follow(conn: sa.Connection, changes: Mapping[str, tuple[Amounts, Amounts]]) -> None:
+    """Record what serves the ports of consumers whose allocations were replaced, from what they held and hold now.
+
+    The caller has locked their servers.
+    """
+    for consumer, (_, known) in topologies.assignments_of(conn, changes).items():
+        ports = port_groups.followed(known.ports, *changes[consumer])
+        if ports != known.ports:
+            topologies.rewrite(conn, consumer, msgspec.structs.replace(known, ports=ports))
 
 
 def _held(conn: sa.Connection, consumer: str) -> dict[tuple[str, str], int]:

@@ -17,7 +17,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import group_members, placement_names, providers, used_amounts
+from micronova.db import group_members, placement_names, port_claims, providers, used_amounts
 from micronova.db.listed import one_of
 from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
@@ -311,7 +311,18 @@ def _write(conn: sa.Connection, requests: Sequence[AllocationRequest], locked: _
             _move_in_group(
                 conn, locked.server_groups[each.consumer], locked.allocations.get(each.consumer, {}), each.allocations
             )
+    changes = {
+        each.consumer: (_flat(locked.allocations.get(each.consumer, {})), _flat(each.allocations))
+        for each in requests
+        if each.consumer in locked.server_groups
+    }
+    if changes:
+        port_claims.follow(conn, changes)
     _write_consumers(conn, [each for each in requests if each.consumer not in locked.server_groups], locked.known, now)
+
+
+def _flat(held: Allocations) -> dict[tuple[str, str], int]:
+    return {(provider, name): amount for provider, own in held.items() for name, amount in own.items()}
 
 
 def _move_in_group(conn: sa.Connection, group: str | None, before: Allocations, after: Allocations) -> None:

@@ -1,7 +1,7 @@
 """Finds resource providers by what they have, and loads whole trees of them for allocation candidates."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from micronova.db.listed import one_of
 from micronova.db.providers import ProviderRow
 from micronova.db.tables import inventories, provider_aggregates, provider_traits, resource_providers
 from micronova.placement import candidates
+from micronova.placement.candidates import Amounts
 from micronova.placement.model import Candidate, Inventory, Provider, RequestGroup, ResourceRequest, by_root
 from micronova.placement.standard import SHARES_VIA_AGGREGATE
 
@@ -159,14 +160,17 @@ class Trees:
         """How many searches took too many steps."""
         return self._steps.ended_early
 
-    def take(self, amounts: Mapping[tuple[str, str], int]) -> None:
+    def take(self, amounts: Amounts) -> None:
         """Count more as used, by provider and resource class; less if an amount is negative."""
         changed = {uuid: self._known[uuid] for uuid, _ in amounts if uuid in self._known}
         self._known |= {each.uuid: each for each in candidates.take(list(changed.values()), amounts)}
 
-    def serve(self, root: str, request: ResourceRequest) -> Candidate | None:
-        """Return how the tree of a root serves a request now; None if it cannot."""
+    def serve(self, root: str, request: ResourceRequest, held: Amounts) -> Candidate | None:
+        """Return how the tree of a root serves a request now; None if it cannot.
+
+        `held` is what the consumer takes besides, which is counted as used.
+        """
         tree = [self._known[uuid] for uuid in self._of_root.get(root, ())]
         others = [each for uuid in self._sharing if (each := self._known[uuid]).root != root]
-        found = candidates.find(dataclasses.replace(request, limit=1), [*tree, *others], [root], self._steps)
+        found = candidates.find(dataclasses.replace(request, limit=1), [*tree, *others], [root], self._steps, held)
         return found[0] if found else None

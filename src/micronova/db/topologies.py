@@ -120,6 +120,11 @@ _UPDATE = (
 )
 _INSERT = topology_claims.insert()
 _DELETE = topology_claims.delete().where(one_of(_c.consumer_uuid, "uuids"))
+_REWRITE = (
+    topology_claims.update()
+    .where(_c.consumer_uuid == bindparam("b_consumer"))
+    .values(assignment=bindparam("b_assignment"))
+)
 _RENAME = topology_claims.update().where(_c.consumer_uuid == bindparam("b_old")).values(
     consumer_uuid=bindparam("b_new")
 )  # fmt: skip
@@ -209,6 +214,11 @@ def replace_assignment(conn: sa.Connection, consumer: str, node: str, assignment
     if assignment != Assignment():
         row = {"consumer_uuid": consumer, "node_uuid": node, "assignment": encode(assignment)}
         conn.execute(_INSERT, [row])
+
+
+def rewrite(conn: sa.Connection, consumer: str, assignment: Assignment) -> None:
+    """Write which providers serve the ports of a consumer, whose server is locked; cells and devices are as before."""
+    conn.execute(_REWRITE, {"b_consumer": consumer, "b_assignment": encode(assignment)})
 
 
 def assignments_of(conn: sa.Connection, consumers: Collection[str]) -> dict[str, tuple[str, Assignment]]:

@@ -93,6 +93,13 @@ def resources_of(port: Mapping[str, Any]) -> PortResources | None:
     return PortResources(port_id=port["id"], groups=groups, same_subtree=related) if groups else None
 
 
+def all_answered(served: Iterable[ServedPort], wanted: Iterable[PortResources]) -> bool:
+    """Return whether a server holds for its ports just what these ask for, and nothing for others."""
+    asking = {each.port_id: each for each in wanted}
+    held = {each.port_id: each for each in served}
+    return held.keys() == asking.keys() and all(each.answers(asking[id]) for id, each in held.items())
+
+
 def allocations_of(ports: Iterable[ServedPort]) -> dict[str, str | dict[str, str]]:
     """Return what the network service is told of ports when they are bound, by port."""
     return {each.port_id: each.allocation for each in ports if each.groups}

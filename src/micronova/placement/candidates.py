@@ -21,6 +21,8 @@ from typing import Final, NamedTuple, TypeAlias
 from micronova.objects.bounded_search import Matching, StepBudget, TooManySteps
 from micronova.placement.model import Candidate, Provider, RequestGroup, ResourceRequest, by_root, fits_units
 
+Amounts: TypeAlias = Mapping[tuple[str, str], int]
+"""Amounts by provider and resource class."""
 _Choice: TypeAlias = Mapping[str, Provider]
 """Who serves each resource class of a group; "" is who serves a group without resources."""
 
@@ -76,10 +78,12 @@ def find(
     providers: Iterable[Provider],
     roots: Sequence[str] | None = None,
     steps: RequestSteps | None = None,
+    held: Amounts | None = None,
 ) -> list[Candidate]:
     """Return the candidates in the trees with these roots, by default in all, up to the request's limit.
 
-    `providers` has the whole trees, and the sharing providers with their trees. The work is bounded: at most
+    `providers` has the whole trees, and the sharing providers with their trees. `held` is what the consumer takes
+    besides, which is used already: no consumer has more of a provider than its `max_unit`. The work is bounded: at most
     `MOST_CANDIDATES` are returned, and of a tree those that are found in a number of steps. Searches for the same
     request share its `steps`.
     """
@@ -93,7 +97,7 @@ def find(
         if root not in trees:
             continue
         with steps.search(root, limit) as budget:
-            for candidate in _of_tree(request, known, root, trees[root], sharing, budget):
+            for candidate in _of_tree(request, known, root, trees[root], sharing, budget, held or {}):
                 taken = frozenset(
                     (uuid, name, amount)
                     for uuid, each in candidate.allocations.items()
@@ -105,7 +109,7 @@ def find(
     return list(found.values())
 
 
-def take(providers: Sequence[Provider], amounts: Mapping[tuple[str, str], int]) -> list[Provider]:
+def take(providers: Sequence[Provider], amounts: Amounts) -> list[Provider]:
     """Return providers of which so much more is used, by provider and resource class."""
     changed = []
     for each in providers:
@@ -133,9 +137,10 @@ def how_many(
     steps = steps or RequestSteps()
     if most > 1 and len(request.groups) == 1 and len(request.classes) == 1 and not request.classes & own.keys():
         return min(most, _units(request, providers, root, steps))
+    of_root = {(root, name): amount for name, amount in own.items()}
     for count in range(most):
-        providers = take(providers, {(root, name): amount for name, amount in own.items()})
-        found = find(dataclasses.replace(request, limit=1), providers, [root], steps)
+        providers = take(providers, of_root)
+        found = find(dataclasses.replace(request, limit=1), providers, [root], steps, of_root)
         if not found:
             return count
         providers = take(providers, amounts_of(found[0]))
@@ -220,6 +225,7 @@ def _of_tree(
     tree: Sequence[Provider],
     sharing: Sequence[Provider],
     budget: StepBudget,
+    held: Amounts,
 ) -> Iterator[Candidate]:
     traits = known[root].traits if root in known else frozenset()
     if not request.root_required <= traits or request.root_forbidden & traits:
@@ -230,13 +236,13 @@ def _of_tree(
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
-        offered = _single(group, able, root) if group.suffix else _several(group, able, traits)
+        offered = _single(group, able, root, held) if group.suffix else _several(group, able, traits, held)
         listed = list(itertools.islice(offered, _MOST_CHOICES))
         if not listed:
             return
         choices.append([(group, each) for each in listed])
     choices.sort(key=len)
-    for chosen in _Combinations(request, choices, known, budget):
+    for chosen in _Combinations(request, choices, known, budget, held):
         candidate = _candidate(root, request, chosen)
         if request.nested or _one_per_tree(candidate, known):
             yield candidate
@@ -272,27 +278,26 @@ def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Prov
     return group.in_tree is None or ((wanted := known.get(group.in_tree)) is not None and provider.root == wanted.root)
 
 
-def _single(group: RequestGroup, able: Sequence[Provider], root: str) -> Iterator[_Choice]:
+def _single(group: RequestGroup, able: Sequence[Provider], root: str, held: Amounts) -> Iterator[_Choice]:
     """Yield the providers that serve a whole group alone."""
     for each in able:
         if not group.admits_traits(each.traits) or (not group.resources and each.root != root):
             continue
-        if _has_all(each, group.resources):
+        if all(_has(each, name, amount, held) for name, amount in group.resources.items()):
             yield dict.fromkeys(group.resources or ("",), each)
 
 
-def _has_all(provider: Provider, resources: Mapping[str, int]) -> bool:
-    inventories = provider.inventories
-    return all((own := inventories.get(name)) is not None and own.has(amount) for name, amount in resources.items())
+def _has(provider: Provider, name: str, amount: int, held: Amounts) -> bool:
+    own = provider.inventories.get(name)
+    return own is not None and own.has(amount, held.get((provider.uuid, name), 0))
 
 
-def _several(group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str]) -> Iterator[_Choice]:
+def _several(
+    group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str], held: Amounts
+) -> Iterator[_Choice]:
     """Yield the choices of one provider for each resource class that together have the required traits."""
     always = of_root if group.with_root else frozenset[str]()
-    by_class = [
-        [each for each in able if (own := each.inventories.get(name)) is not None and own.has(amount)]
-        for name, amount in group.resources.items()
-    ]
+    by_class = [[each for each in able if _has(each, name, amount, held)] for name, amount in group.resources.items()]
     for chosen in itertools.islice(itertools.product(*by_class), _MOST_STEPS):
         together = always.union(*(each.traits for each in chosen))
         if all(together & wanted for wanted in group.required):
@@ -313,7 +318,9 @@ class _Combinations:
         choices: Sequence[Sequence[tuple[RequestGroup, _Choice]]],
         known: Mapping[str, Provider],
         budget: StepBudget,
+        held: Amounts,
     ) -> None:
+        self._held = held
         self._request = request
         self._choices = choices
         self._known = known
@@ -345,7 +352,7 @@ class _Combinations:
                 continue
             more = Counter({(choice[name].uuid, name): amount for name, amount in group.resources.items()})
             total = taken + more
-            if not all(choice[name].inventories[name].has(total[uuid, name]) for uuid, name in more):
+            if not all(_has(choice[name], name, total[uuid, name], self._held) for uuid, name in more):
                 continue
             if own and not self._leaves_providers(len(chosen) + 1, used | own):
                 continue

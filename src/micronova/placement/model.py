@@ -61,9 +61,9 @@ class Inventory:
     capacity: int
     used: int
 
-    def has(self, amount: int) -> bool:
-        """Return whether one consumer may take this amount now."""
-        return fits_units(self, amount) and self.used + amount <= self.capacity
+    def has(self, amount: int, besides: int = 0) -> bool:
+        """Return whether one consumer may take this amount now; `besides` is what it has, which is used already."""
+        return fits_units(self, amount) and amount + besides <= self.max_unit and self.used + amount <= self.capacity
 
 
 @dataclass(frozen=True, slots=True)

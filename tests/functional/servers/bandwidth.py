@@ -53,9 +53,10 @@ async def node(user: Caller, host: str) -> str:
 
 
 @asynccontextmanager
-async def interfaces(user: Caller, total: Mapping[str, int]) -> AsyncIterator[dict[str, str]]:
+async def interfaces(user: Caller, total: Mapping[str, int], ratio: float = 1.0) -> AsyncIterator[dict[str, str]]:
     """Have a network interface with so much bandwidth, in each direction, below the nodes of these hosts.
 
+    No server gets more than all of it, whatever the allocation ratio.
     Yield the uuids of their providers by host. At the end nothing may be used of them any more.
     """
     made = {}
@@ -66,7 +67,9 @@ async def interfaces(user: Caller, total: Mapping[str, int]) -> AsyncIterator[di
             await _done(user, "PUT", f"/traits/{trait}")
         path = f"/resource_providers/{made[host]}"
         stock = {
-            "inventories": {name: {"total": kbps} for name in (EGRESS, INGRESS)},
+            "inventories": {
+                name: {"total": kbps, "max_unit": kbps, "allocation_ratio": ratio} for name in (EGRESS, INGRESS)
+            },
             "resource_provider_generation": 0,
         }
         await _done(user, "PUT", f"{path}/inventories", stock)
@@ -86,3 +89,32 @@ async def held(user: Caller, consumer: str) -> dict[str, dict[str, int]]:
     """Return what a consumer holds, by provider."""
     found = (await _done(user, "GET", f"/allocations/{consumer}"))["allocations"]
     return {provider: each["resources"] for provider, each in found.items()}
+
+
+async def _moved(user: Caller, consumer: str, before: str, after: str) -> Any:
+    """Return the allocations of a consumer, as the API takes them, with one provider in place of another."""
+    found = await _done(user, "GET", f"/allocations/{consumer}")
+    own = {provider: {"resources": each["resources"]} for provider, each in found["allocations"].items()}
+    own[after] = own.pop(before)
+    return {**found, "allocations": own}
+
+
+async def move_allocations(user: Caller, consumer: str, before: str, after: str) -> None:
+    """Let a consumer hold of one provider what it holds of another."""
+    await _done(user, "PUT", f"/allocations/{consumer}", await _moved(user, consumer, before, after))
+
+
+async def reshape(user: Caller, consumer: str, before: str, after: str) -> None:
+    """Move all that a provider has, and what the consumer holds of it, to another one, in one request."""
+    stock = {each: await _done(user, "GET", f"/resource_providers/{each}/inventories") for each in (before, after)}
+    stock[before]["inventories"] = {}
+    body = {"inventories": stock, "allocations": {consumer: await _moved(user, consumer, before, after)}}
+    await _done(user, "POST", "/reshaper", body)
+
+
+async def restock(user: Caller, provider: str, kbps: int) -> None:
+    """Let a provider have so much bandwidth in each direction."""
+    path = f"/resource_providers/{provider}"
+    stock = await _done(user, "GET", f"{path}/inventories")
+    stock["inventories"] = {name: {"total": kbps} for name in (EGRESS, INGRESS)}
+    await _done(user, "PUT", f"{path}/inventories", stock)

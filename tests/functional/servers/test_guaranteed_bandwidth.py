@@ -20,8 +20,11 @@ from tests.functional.servers.bandwidth import (
     asking_port,
     held,
     interfaces,
+    move_allocations,
     policy,
     port_of,
+    reshape,
+    restock,
     used,
 )
 from tests.functional.servers.embedded_services import image, make, network, ok
@@ -203,6 +206,24 @@ async def test_an_interface_is_attached_and_detached(cloud: Cloud, user: Caller)
     await cloud.assert_clean()
 
 
+async def test_a_second_interface_is_served_by_another_card(cloud: Cloud, user: Caller) -> None:
+    """No server gets more of a provider than its `max_unit`, however much is left."""
+    net = await network(user)
+    async with interfaces(user, {FIRST: 10}, ratio=2.0) as one, interfaces(user, {FIRST: 10}, ratio=2.0) as two:
+        ports = [await asking_port(user, net, egress=6) for _ in range(3)]
+        id = await _boot(user, ports[0])
+        path = f"/servers/{id}/os-interface"
+        await user.post(path, {"interfaceAttachment": {"port_id": ports[1]["id"]}}, 200)
+        assert {provider: (await held(user, id))[provider] for provider in (one[FIRST], two[FIRST])} == {
+            one[FIRST]: {EGRESS: 6},
+            two[FIRST]: {EGRESS: 6},
+        }
+        message = await user.refused(400, "POST", path, {"interfaceAttachment": {"port_id": ports[2]["id"]}})
+        assert "Failed to allocate additional resources" in message
+        await _delete(user, id)
+    await cloud.assert_clean()
+
+
 async def test_a_port_is_attached_once(cloud: Cloud, user: Caller) -> None:
     """Of two requests that come together one is refused; else its failure would unbind the port of the other one."""
     net = await network(user)
@@ -214,6 +235,50 @@ async def test_a_port_is_attached_once(cloud: Cloud, user: Caller) -> None:
         assert sorted(answer.status for answer in answers) == [200, 409, 409]
         await _is_served_by(user, id, port, providers[await user.host_of(id)], {EGRESS: 400})
         await _delete(user, id)
+    await cloud.assert_clean()
+
+
+async def test_a_detach_gives_back_what_has_moved_to_another_provider(cloud: Cloud, user: Caller) -> None:
+    """By the reshaper, or by a change of the server's allocations."""
+    net = await network(user)
+    async with interfaces(user, {FIRST: 1000}) as one, interfaces(user, {FIRST: 1000}) as two:
+        first, second = [await asking_port(user, net, egress=kbps, ingress=100) for kbps in (600, 300)]
+        id = await _boot(user, first, second)
+        before, after = one[FIRST], two[FIRST]
+        if before not in await held(user, id):
+            before, after = after, before
+        await reshape(user, id, before, after)
+        path = f"/servers/{id}/os-interface"
+        await user.delete(f"{path}/{first['id']}", 202)
+        await user.wait_for(id, "ACTIVE")
+        assert await used(user, after) == {EGRESS: 300, INGRESS: 100}
+        await restock(user, before, 1000)
+        await move_allocations(user, id, after, before)
+        await user.delete(f"{path}/{second['id']}", 202)
+        await user.wait_for(id, "ACTIVE")
+        assert await used(user, before) == {EGRESS: 0, INGRESS: 0}
+        await cloud.assert_clean()
+        await _delete(user, id)
+    await cloud.assert_clean()
+
+
+async def test_a_port_is_bound_with_the_provider_to_which_its_bandwidth_has_moved(cloud: Cloud, user: Caller) -> None:
+    net = await network(user)
+    async with interfaces(user, {FIRST: 1000}) as one, interfaces(user, {FIRST: 1000}) as two:
+        port = await asking_port(user, net, egress=600)
+        id = await _boot(user, port)
+        before, after = one[FIRST], two[FIRST]
+        if before not in await held(user, id):
+            before, after = after, before
+        async with interfaces(user, {SECOND: 1000}):
+            await user.admin.act(id, "migrate", {"host": SECOND})
+            await user.wait_for(id, "VERIFY_RESIZE")
+            [migration] = (await user.admin.get(f"/os-migrations?instance_uuid={id}"))["migrations"]
+            await move_allocations(user, migration["uuid"], before, after)
+            await user.act(id, "revertResize")
+            await user.wait_for(id, "ACTIVE")
+            await _is_served_by(user, id, port, after, {EGRESS: 600})
+            await _delete(user, id)
     await cloud.assert_clean()
 
 

@@ -55,6 +55,10 @@ def _net(suffix: str, amount: int, **more: object) -> RequestGroup:
     return RequestGroup(suffix=suffix, resources={"BANDWIDTH": amount}, **more)  # type: ignore[arg-type]
 
 
+def _cpus(suffix: str, amount: int) -> RequestGroup:
+    return RequestGroup(suffix=suffix, resources={"VCPU": amount})
+
+
 def test_a_group_without_a_suffix_is_spread_over_the_tree() -> None:
     request = ResourceRequest(groups=(RequestGroup(resources={"VCPU": 1, "BANDWIDTH": 4}),))
     assert _found(request, *_node("n")) == [
@@ -137,6 +141,25 @@ def test_a_sharing_provider_serves_the_trees_of_its_aggregates() -> None:
     far = _provider("far", stock={"VCPU": _stock(4)}, aggregates=["another"])
     request = ResourceRequest(groups=(RequestGroup(resources={"VCPU": 1, "DISK_GB": 10}),))
     assert _found(request, *_node("n"), disk, far) == [{"n": {"VCPU": 1}, "disk": {"DISK_GB": 10}}]
+
+
+def test_what_the_consumer_takes_besides_counts_for_the_largest_unit() -> None:
+    """It is used already, so it does not count twice."""
+    tree = [
+        _provider("n", stock={"VCPU": _stock(40, used=6, max_unit=10)}),
+        _provider("n:a", "n", "n", stock={"VCPU": _stock(10)}),
+    ]
+    request = ResourceRequest(groups=(_cpus("x", 6),))
+    for held, found in ((0, [{"n"}, {"n:a"}]), (4, [{"n"}, {"n:a"}]), (5, [{"n:a"}])):
+        besides = {("n", "VCPU"): held}
+        assert [set(each.allocations) for each in candidates.find(request, tree, held=besides)] == found
+    of_any = ResourceRequest(groups=(RequestGroup(resources={"VCPU": 6}),))
+    assert [set(each.allocations) for each in candidates.find(of_any, tree, held={("n", "VCPU"): 5})] == [{"n:a"}]
+    assert candidates.how_many(request, tree, "n", {"VCPU": 6}, 9) == 1
+    both = ResourceRequest(groups=(_cpus("x", 3), _cpus("y", 3)))
+    for held, most in ((4, 6), (5, 3)):
+        found_both = candidates.find(both, tree, held={("n", "VCPU"): held})
+        assert max(each.allocations.get("n", {}).get("VCPU", 0) for each in found_both) == most
 
 
 def test_how_many_fit_into_a_tree() -> None:

@@ -39,7 +39,7 @@ from micronova.objects.migration import MigrationRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result, Step
 from micronova.objects.orders import WorkOrder
-from micronova.objects.port_resources import ServedPort
+from micronova.objects.port_resources import ServedPort, all_answered
 from micronova.objects.scheduling import RequestSpec
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
@@ -369,7 +369,7 @@ class Transitions:
         """
         held = await self._engine.database.read(topologies.assignments_of, [consumer])
         served = held[consumer][1].ports if consumer in held else ()
-        if {each.port_id for each in served} != {each.port_id for each in spec.ports}:
+        if not all_answered(served, spec.ports):
             raise Unavailable("Nothing is claimed for what the server's ports ask for: the server is placed again.")
         return served
 

@@ -1,0 +1,135 @@
+"""What servers hold for single ports, and what is left when allocations change by the Placement API."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.db import (
+    allocation_audit,
+    claims,
+    port_claims,
+    provider_allocations,
+    provider_inventories,
+    providers,
+    tables,
+    topologies,
+)
+from micronova.db.engine import Database
+from micronova.db.provider_allocations import AllocationRequest
+from micronova.objects.port_resources import PortGroup, PortResources, ServedPort, all_answered
+from micronova.placement import port_groups
+from tests.unit.db.databases import KINDS, compute_database
+from tests.unit.scheduler.rows import SMALL, a_claim, add_host, add_instances
+
+EGRESS, INGRESS = "NET_BW_EGR_KILOBIT_PER_SEC", "NET_BW_IGR_KILOBIT_PER_SEC"
+CARDS = ("card-1", "card-2")
+NODE = "node-a"
+
+
+@pytest.fixture(params=KINDS)
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database(request.param, request) as opened:
+        await opened.write(_fill)
+        yield opened
+
+
+def _fill(conn: sa.Connection) -> None:
+    """Add a host with two cards: 20 of each direction, of which one server gets 10 of a card, and a server on it."""
+    add_host(conn, "a", 1)
+    providers.ensure_nodes(conn, {NODE: ("a", "a")}, 1)
+    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 2.0}
+    for card in CARDS:
+        providers.create(conn, card, card, NODE, 1)
+        for name in (EGRESS, INGRESS):
+            provider_inventories.add(conn, card, name, stock, None, 1)
+    add_instances(conn, "s")
+
+
+def _asks(port: str, **amounts: int) -> PortResources:
+    names = {"egress": EGRESS, "ingress": INGRESS}
+    group = PortGroup(id=f"g-{port}", resources={names[name]: amount for name, amount in amounts.items()})
+    return PortResources(port_id=port, groups=(group,))
+
+
+def _claim(conn: sa.Connection, *ports: PortResources) -> None:
+    request = port_groups.request_of(ports) if ports else None
+    assert claims.claim(conn, [a_claim("s", "a", resource_request=request, ports=ports)], now=2).claimed
+
+
+def _add(conn: sa.Connection, port: PortResources) -> ServedPort | None:
+    return port_claims.add(conn, "s", NODE, port, now=3)
+
+
+def _used(conn: sa.Connection, name: str = EGRESS) -> list[int]:
+    return [row.used for card in CARDS if (row := provider_inventories.find(conn, card, name)) is not None]
+
+
+async def test_another_port_is_served_where_the_server_may_have_more(database: Database) -> None:
+    """Although the card that serves the first has room for both: no server has more of it than 10."""
+    await database.write(_claim, _asks("p", egress=6))
+    served = await database.write(_add, _asks("q", egress=6))
+    assert served is not None
+    assert served.allocation == {"g-q": "card-2"}
+    assert await database.read(_used) == [6, 6]
+    assert await database.write(_add, _asks("r", egress=5)) is None
+    assert await database.read(_used) == [6, 6]
+    third = await database.write(_add, _asks("r", egress=4))
+    assert third is not None
+    assert third.allocation == {"g-r": "card-1"}
+
+
+async def test_a_claim_takes_the_groups_elsewhere_if_the_node_may_give_the_server_no_more(database: Database) -> None:
+    """What the server has of the node itself counts, too."""
+
+    def more_memory(conn: sa.Connection) -> None:
+        stock = {"total": 4096, "reserved": 0, "min_unit": 1, "max_unit": 4096, "step_size": 1}
+        provider_inventories.change(conn, NODE, "MEMORY_MB", {**stock, "allocation_ratio": 2.0}, None, 2)
+        providers.create(conn, "pool", "pool", NODE, 2)  # which is asked after the node
+        provider_inventories.add(conn, "pool", "MEMORY_MB", {**stock, "allocation_ratio": 1.0}, None, 2)
+
+    await database.write(more_memory)
+    port = PortResources(port_id="p", groups=(PortGroup(id="g", resources={"MEMORY_MB": 3073}),))
+    await database.write(_claim, port)
+    found = await database.read(provider_inventories.find, "pool", "MEMORY_MB")
+    assert found is not None
+    assert found.used == 3073
+
+
+def _replace(conn: sa.Connection, held: dict[str, dict[str, int]]) -> None:
+    allocated = {NODE: dict(SMALL), **held}
+    provider_allocations.replace(
+        conn, [AllocationRequest(consumer="s", allocations=allocated, checks_generation=False)], 4
+    )
+
+
+def _recorded(conn: sa.Connection) -> dict[str, object]:
+    return {each.port_id: each.allocation for each in topologies.assignments_of(conn, ["s"])["s"][1].ports}
+
+
+async def test_a_port_gives_back_what_has_moved_to_another_provider(database: Database) -> None:
+    await database.write(_claim, _asks("p", egress=6, ingress=1), _asks("q", egress=3))
+    assert await database.read(_recorded) == {"p": {"g-p": "card-1"}, "q": {"g-q": "card-1"}}
+    await database.write(_replace, {CARDS[1]: {EGRESS: 9, INGRESS: 1}})
+    assert await database.read(_recorded) == {"p": {"g-p": "card-2"}, "q": {"g-q": "card-2"}}
+    assert await database.write(port_claims.remove, "s", ["p"], now=5) == ["p"]
+    assert (await database.read(_used), await database.read(_used, INGRESS)) == ([0, 3], [0, 0])
+    # Neutron changes amounts when a bound port gets another policy.
+    await database.write(_replace, {CARDS[1]: {EGRESS: 5}})
+    assert await database.write(port_claims.remove, "s", ["q"], now=6) == ["q"]
+    assert await database.read(_used) == [0, 0]
+    assert await database.read(allocation_audit.audit) == []
+
+
+async def test_a_claim_of_the_same_amounts_for_other_ports_is_recorded(database: Database) -> None:
+    await database.write(_claim, _asks("p", egress=6), _asks("q", egress=3))
+    for ports in ((_asks("p", egress=3), _asks("q", egress=6)), (_asks("r", egress=9),), (_asks("s", egress=9),)):
+        await database.write(_claim, *ports)
+        [(_, known)] = (await database.read(topologies.assignments_of, ["s"])).values()
+        assert all_answered(known.ports, ports)
+        assert sum(await database.read(_used)) == 9
+    lost = tables.topology_claims.delete()
+    await database.write(lambda conn: conn.execute(lost).rowcount)
+    await database.write(_claim, _asks("s", egress=9))
+    assert set(await database.read(_recorded)) == {"s"}
+    assert await database.read(allocation_audit.audit) == []
