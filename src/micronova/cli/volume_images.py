@@ -27,9 +27,9 @@ class VolumeImages:
         """Return an image that the user may see; raise NotFound."""
         return await self._client.document(image_id, token)
 
-    async def described(self, image_id: str) -> Mapping[str, Any]:
-        """Return an image that another service has found its user to see; raise NotFound."""
-        return await self._client.document_of_made(image_id)
+    async def show_as_service(self, image_id: str) -> Mapping[str, Any]:
+        """Return an image without the user's token. The caller has checked that the user may see it. Raise NotFound."""
+        return await self._client.document_as_service(image_id)
 
     async def named(self, name: str, token: str) -> list[Mapping[str, Any]]:
         """Return the images of this name that the user may see."""

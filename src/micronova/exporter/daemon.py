@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from micronova.exporter import wire
-from micronova.exporter.messages import UUID
 from micronova.exporter.qmp import QMP, QMPClosed, QMPError
+from micronova.objects.ids import UUID
 
 NODE: Final = "volume"
 EXPORT: Final = "nbd"

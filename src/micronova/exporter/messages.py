@@ -6,7 +6,6 @@ from typing import Final
 import msgspec
 
 LIMIT: Final = 1 << 16  # bytes of one packet
-UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FILE_NAME: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}(\.[0-9a-z-]{1,64}){0,3}")
 SOCKET: Final = "nbd"
 """The name of the socket in the directory of a volume."""

@@ -37,6 +37,7 @@ from micronova.exporter.access import SetAccess
 from micronova.exporter.daemon import Daemon, Failed, Full, NotAvailable
 from micronova.objects.background import keep_running
 from micronova.objects.clock import SystemClock
+from micronova.objects.ids import UUID
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ class Exporter:
 
     def _with_sockets(self) -> list[str]:
         """Return the ids of all volumes that have a directory of sockets, also those of an earlier exporter."""
-        return [name for name in os.listdir(self._setup.directory) if m.UUID.fullmatch(name)]
+        return [name for name in os.listdir(self._setup.directory) if UUID.fullmatch(name)]
 
     async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:
         _check_files(descriptors)
@@ -455,7 +456,7 @@ def _bound(path: Path, restrict: Callable[[Path], None]) -> socket.socket:
 
 def _check(request: m.Request | None) -> None:
     volume_id = getattr(request, "volume_id", None)
-    if volume_id is not None and not m.UUID.fullmatch(volume_id):
+    if volume_id is not None and not UUID.fullmatch(volume_id):
         raise Refused("That is not the id of a volume.")
     if isinstance(request, m.Copy) and not m.FILE_NAME.fullmatch(request.name):
         raise Refused("That is not the name of a file of a copy.")

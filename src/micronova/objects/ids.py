@@ -2,12 +2,17 @@
 
 import os
 import random
+import re
 import threading
 import uuid
 import weakref
 from typing import Final
 
 _DRAWN: Final = 4096  # bytes that are asked of the system at once
+
+
+UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""The form that ids have."""
 
 
 def new_uuid(source: random.Random) -> str:

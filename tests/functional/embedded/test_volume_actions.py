@@ -20,7 +20,7 @@ SERVICE = "nova@service/service"
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.root)) as made:
+    async with world(tmp_path, url, make_exports=lambda files: SimulatedExports(files.root)) as made:
         yield made
 
 
@@ -137,7 +137,7 @@ class BrokenExports(SimulatedExports):
 
 
 async def test_an_attachment_that_cannot_be_served_is_not_kept(tmp_path: Path) -> None:
-    async with world(tmp_path, exports=lambda files: BrokenExports(files.root)) as cloud:
+    async with world(tmp_path, make_exports=lambda files: BrokenExports(files.root)) as cloud:
         volume = await cloud.create()
         body = {"attachment": {"volume_uuid": volume["id"], "connector": CONNECTOR}}
         assert (await cloud.call("POST", "/attachments", body)).status == 500

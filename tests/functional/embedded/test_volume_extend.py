@@ -71,7 +71,7 @@ async def found(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
     compute, exports = Compute(), Exports(tmp_path)
     client = ServiceClient(ASGITransport(compute), token, prefix="/v2.1")
-    async with world(tmp_path, url, exports=lambda files: exports, compute=client) as made:
+    async with world(tmp_path, url, make_exports=lambda files: exports, compute=client) as made:
         yield Extended(made, compute, exports)
 
 

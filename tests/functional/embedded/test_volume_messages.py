@@ -26,7 +26,7 @@ class RefusingExports(SimulatedExports):
 
 @pytest.fixture
 async def cloud(tmp_path: Path) -> AsyncIterator[World]:
-    async with world(tmp_path, exports=lambda files: RefusingExports(tmp_path)) as made:
+    async with world(tmp_path, make_exports=lambda files: RefusingExports(tmp_path)) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ SERVICE = "nova@services/service"
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(files.root)) as made:
+    async with world(tmp_path, url, make_exports=lambda files: SimulatedExports(files.root)) as made:
         yield made
 
 
@@ -246,7 +246,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
         made.append(CountedExports(files.root))
         return made[0]
 
-    async with world(tmp_path, exports=exports) as cloud:
+    async with world(tmp_path, make_exports=exports) as cloud:
         volume = await cloud.create()
         path = f"/volumes/{volume['id']}"
         snapshot = await cloud.snapshot(volume["id"]) if how == "revert" else {"id": None}
@@ -271,7 +271,7 @@ async def test_a_file_that_goes_is_not_served(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["revert", "restore"])
 async def test_the_file_of_an_attached_volume_is_not_replaced(tmp_path: Path, how: str) -> None:
     """The guest would go on to write to the old one, which is lost; an administrator may have set the status."""
-    async with world(tmp_path, exports=lambda files: SimulatedExports(files.root)) as cloud:
+    async with world(tmp_path, make_exports=lambda files: SimulatedExports(files.root)) as cloud:
         volume = await cloud.create()
         snapshot = await cloud.snapshot(volume["id"])
         backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
@@ -299,7 +299,7 @@ async def test_a_volume_that_cannot_be_served_does_not_keep_others(tmp_path: Pat
             while made[0].now != wanted:
                 await asyncio.sleep(0.005)
 
-    async with world(tmp_path, exports=exports) as cloud:
+    async with world(tmp_path, make_exports=exports) as cloud:
         ids = {(await cloud.create())["id"] for _ in range(3)}
         for each in ids:
             await attach(cloud, each)
@@ -321,7 +321,7 @@ async def test_a_connection_without_an_attachment_outlives_a_restart(tmp_path: P
         made.append(CountedExports(files.root))
         return made[0]
 
-    async with world(tmp_path, exports=exports) as cloud:
+    async with world(tmp_path, make_exports=exports) as cloud:
         volume = (await cloud.create())["id"]
         for host in ("one", "two"):
             answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})

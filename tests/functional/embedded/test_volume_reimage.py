@@ -39,7 +39,7 @@ async def found(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
     compute = Compute()
     client = ServiceClient(ASGITransport(compute), token, prefix="/v2.1")
-    async with world(tmp_path, url, exports=lambda files: SimulatedExports(tmp_path), compute=client) as made:
+    async with world(tmp_path, url, make_exports=lambda files: SimulatedExports(tmp_path), compute=client) as made:
         yield Reimaged(made, compute)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from micronova.cli.volume_images import volume_images
 from micronova.cli.volume_tools import QemuLuks
 from micronova.cli.wiring import Process, Role
-from micronova.embedded.volume.backend.exporter import ExportedFiles
+from micronova.embedded.volume.backend.exporter_exports import ExporterExports
 from micronova.embedded.volume.backend.exports import Exports, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.backend.keys import KeyBox
@@ -23,7 +23,7 @@ def _exports(process: Process) -> Callable[[Files], Exports] | None:
     link = None if process.agent is None else process.agent.exporter
     if link is not None:
         client = ExporterClient(link.socket)
-        return lambda files: ExportedFiles(files, client, acl.share, link.uid, link.seen_as)
+        return lambda files: ExporterExports(files, client, acl.share, link.uid, link.seen_as)
     if process.settings.compute.compute_driver == "fake":
         return lambda files: SimulatedExports(files.root)
     return None
@@ -44,7 +44,7 @@ async def make(process: Process) -> Role:
         process.clients.compute("volumes", "guests do not see that their volumes have grown"),
         KeyBox(secret_key, other_keys),
         QemuLuks(),
-        host=process.host,
+        machine=process.host,
         schema=process.schema_of("volume"),
         observer=process.telemetry.requests,
         public_url=settings.api.public_url,

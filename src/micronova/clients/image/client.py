@@ -141,8 +141,8 @@ class ImageClient:
         """Return an image that was made of a server; raise NotFound if there is none."""
         return from_wire(await self._manage("GET", image_id))
 
-    async def document_of_made(self, image_id: str) -> dict[str, Any]:
-        """Return the document of an image that its user has been found to see; raise NotFound if there is none."""
+    async def document_as_service(self, image_id: str) -> dict[str, Any]:
+        """Return an image without the user's token. The caller has checked that the user may see it. Raise NotFound."""
         return dict(await self._manage("GET", image_id))
 
     async def delete_made(self, image_id: str) -> None:

@@ -1,10 +1,9 @@
-"""What all handlers of the volume service share: database, clock, ids, settings, and access to resources."""
+"""What the parts of the volume service share: database, clock, ids, settings, and access to resources."""
 
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -21,13 +20,11 @@ from micronova.http.request import Request
 from micronova.http.service import SERVICE_ROLE
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.ids import new_uuid
+from micronova.objects.ids import UUID, new_uuid
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Found = TypeVar("Found", bound="Owned")
-
-UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class Owned(Protocol):
 
 
 class Core:
-    """The shared objects of all handlers."""
+    """The objects that the parts of the service share."""
 
     def __init__(
         self,
@@ -57,12 +54,12 @@ class Core:
         clock: Clock,
         random_source: random.Random,
         settings: VolumeServiceSettings,
-        host: str,
+        machine: str,
         notifier: Notifier,
         keys: KeyBox | None = None,
         luks: LuksTool | None = None,
     ) -> None:
-        """`host` is the machine whose files this process works on; `notifier` tells compute of changes.
+        """`machine` is the one whose files this process works on; `notifier` tells compute of changes.
 
         Without `keys` and `luks` there are no encrypted volumes.
         """
@@ -70,7 +67,7 @@ class Core:
         self.clock = clock
         self.random_source = random_source
         self.settings = settings
-        self.host = f"{host}@{BACKEND}"
+        self.host = f"{machine}@{BACKEND}"  # the service as rows name it
         self.notifier = notifier
         self.keys = keys
         self.luks = luks

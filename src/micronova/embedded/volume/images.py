@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from micronova.embedded.volume.core import UUID
 from micronova.embedded.volume.model import GIB
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.ids import UUID
 
 # Attributes of an image that a volume made of it keeps beside the image's properties, as Cinder does.
 _KEPT = ("name", "min_disk", "min_ram", "size", "disk_format", "container_format", "checksum")
@@ -28,14 +28,14 @@ class Images(Protocol):
     async def show(self, image_id: str, token: str) -> Document:
         """Return an image that the user may see; raise NotFound."""
 
-    async def described(self, image_id: str) -> Document:
-        """Return an image that another service has found its user to see; raise NotFound."""
+    async def show_as_service(self, image_id: str) -> Document:
+        """Return an image without the user's token. The caller has checked that the user may see it. Raise NotFound."""
 
     async def named(self, name: str, token: str) -> list[Document]:
         """Return the images of this name that the user may see."""
 
     def download(self, image_id: str) -> AsyncIterator[bytes]:
-        """Yield the data of an image that its user has been found to see."""
+        """Yield the data of an image. The caller has checked that the user may see it."""
 
     async def convert(self, source: Path, source_format: str, target: Path, size: int) -> None:
         """Convert an image of at most `size` bytes, which was inspected, to a raw file.

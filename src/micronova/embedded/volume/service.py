@@ -20,6 +20,7 @@ from micronova.embedded.volume.api.metadata import handlers as metadata_handlers
 from micronova.embedded.volume.api.qos_specs import QosSpecsHandlers
 from micronova.embedded.volume.api.quota_sets import QuotaHandlers
 from micronova.embedded.volume.api.row_actions import RowActions
+from micronova.embedded.volume.api.service_info import ServiceInfoHandlers
 from micronova.embedded.volume.api.services import ServiceHandlers
 from micronova.embedded.volume.api.snapshots import SnapshotHandlers
 from micronova.embedded.volume.api.transfers import TransferHandlers
@@ -80,12 +81,12 @@ class VolumeService:
         authenticator: Authenticator,
         clock: Clock,
         images: Images | None = None,
-        exports: Callable[[Files], Exports] | None = None,
+        make_exports: Callable[[Files], Exports] | None = None,
         compute: ServiceClient | None = None,
         keys: KeyBox | None = None,
         luks: LuksTool | None = None,
         *,
-        host: str,
+        machine: str,
         schema: str | None = None,  # of PostgreSQL
         random_source: random.Random | None = None,
         settings: VolumeServiceSettings | None = None,
@@ -93,9 +94,9 @@ class VolumeService:
         mount: str = "/volume",
         observer: Observer | None = None,
     ) -> None:
-        """`images` is the image service, if there is one; `exports` makes what serves volumes to hosts, without it
+        """`images` is the image service, if there is one; `make_exports` makes what serves volumes to hosts, without it
         none can be connected; `compute` receives events of volumes; `keys` seals the keys of encrypted volumes, whose
-        files `luks` makes; `host` is the machine that has the directory.
+        files `luks` makes; `machine` is the one that has the directory.
         """
         self._database = database
         self._schema = schema
@@ -104,15 +105,15 @@ class VolumeService:
             clock,
             random_source or random.Random(),  # ids need not be secret
             settings or VolumeServiceSettings(),
-            host,
+            machine,
             Notifier(database, clock, compute, OUTBOX, name="volume", lost=LOST),
             keys,
             luks,
         )
         self.files = Files(directory)
-        serving = None if exports is None else exports(self.files)
-        self.files.live_copies = None if serving is None else serving.live_copies
-        self.export_manager = ExportManager(self.core, serving)
+        exports = None if make_exports is None else make_exports(self.files)
+        self.files.live_copies = None if exports is None else exports.live_copies
+        self.export_manager = ExportManager(self.core, exports)
         self.engine = Engine(
             self.core, self.files, [kind(self.core, self.files, images, self.export_manager) for kind in KINDS]
         )
@@ -182,7 +183,8 @@ def routes(core: Core, files: Files, images: Images | None, export_manager: Expo
         *TypeEncryptionHandlers(core).routes(),
         *QosSpecsHandlers(core).routes(),
         *QuotaHandlers(core).routes(),
-        *ServiceHandlers(core, files).routes(),
+        *ServiceHandlers(core).routes(),
+        *ServiceInfoHandlers(core, files).routes(),
         *HostHandlers(core).routes(),
         *MessageHandlers(core).routes(),
         *TransferHandlers(core).routes(),

@@ -221,7 +221,7 @@ operations = sa.Table(
     Column("kind", String(32), nullable=False),
     Column("host", String(255), nullable=False),  # of the service that has the files
     Column("resource_id", String(36), nullable=False),  # the volume, snapshot or backup that it changes
-    Column("source_id", String(36)),  # what it reads, which nothing may change or delete before
+    Column("source_id", String(36)),  # what it reads; nothing changes or deletes it until the operation has ended
     Column("project_id", String(255), nullable=False),
     Column("request_id", String(64), nullable=False),
     Column("payload", sa.JSON, nullable=False),

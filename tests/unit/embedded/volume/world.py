@@ -56,7 +56,7 @@ class FakeImages:
             raise NotFound(f"There is no image {image_id}.")
         return self.documents[image_id]
 
-    async def described(self, image_id: str) -> Mapping[str, Any]:
+    async def show_as_service(self, image_id: str) -> Mapping[str, Any]:
         if image_id not in self.documents:
             raise NotFound(f"There is no image {image_id}.")
         return self.documents[image_id]
@@ -97,7 +97,7 @@ class World:
         self.directory = directory / "volumes"
         self.clock = HeldClock()
         self.images = FakeImages()
-        given: dict[str, Any] = {"keys": KeyBox(SECRET_KEY), "luks": QemuLuks(), "host": "here", **options}
+        given: dict[str, Any] = {"keys": KeyBox(SECRET_KEY), "luks": QemuLuks(), "machine": "here", **options}
         self.role = VolumeService(database, self.directory, Enforcer(RULES), Tokens(), self.clock, self.images, **given)
         self._transport = ASGITransport(self.role.app, "cloud")
 

@@ -153,11 +153,11 @@ class FileActions:
         volume = await self._core.load_volume(request, volume_id, "volume:reimage")
         action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
         states.check_volume(volume, action)
-        # A service has found that the user, whose token it does not have, may see the image.
+        # A service does not have the user's token. It has checked that the user may see the image.
         named = uuid(asked.image_id)
         of_service = SERVICE_ROLE in request.context.roles
         image = await (
-            self._images.described(named) if of_service else find(self._images, named, request.context.token)
+            self._images.show_as_service(named) if of_service else find(self._images, named, request.context.token)
         )
         check_fits(image, volume.size)
         payload = ReimageVolumePayload(

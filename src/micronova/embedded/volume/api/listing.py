@@ -20,7 +20,7 @@ R = TypeVar("R")
 TrueWord = Literal["True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes", "y", "t"]
 FalseWord = Literal["False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no", "n", "f"]
 """The words of bodies. Query strings have them too, in any case."""
-RULES = QueryRules(
+QUERY_RULES = QueryRules(
     true=frozenset(word.lower() for word in get_args(TrueWord)),
     false=frozenset(word.lower() for word in get_args(FalseWord)),
     not_boolean="Invalid value for '{name}': '{value}' is neither true nor false.",
@@ -38,12 +38,12 @@ _NO_TEXT = re.compile("[\x00\ud800-\udfff]")  # what escapes in Python can write
 def read_page(query: Query, sortable: Mapping[str, sa.Column[Any]], most: int) -> Page:
     """Return what the query string says about paging and order; raise Invalid."""
     check_length(query)
-    limit = RULES.limit(query, most=most)
+    limit = QUERY_RULES.limit(query, most=most)
     offset = last(query, "offset")
     return Page(
         limit=most if limit is None else limit,
         marker=last(query, "marker") or None,
-        offset=0 if offset is None else RULES.integer("offset", offset, 0, MAX_OFFSET),
+        offset=0 if offset is None else QUERY_RULES.integer("offset", offset, 0, MAX_OFFSET),
         keys=_sort_keys(query, sortable),
     )
 
@@ -82,7 +82,7 @@ def _sort_keys(query: Query, sortable: Mapping[str, sa.Column[Any]]) -> tuple[So
 def wants_count(request: Request) -> bool:
     """Return whether the answer to a list has to say how long the whole list is; from 3.45 on."""
     text = last(request.raw_query, "with_count") if request.minor >= 45 else None
-    return text is not None and RULES.boolean("with_count", text)
+    return text is not None and QUERY_RULES.boolean("with_count", text)
 
 
 def answer(
@@ -108,7 +108,7 @@ def wants_all_projects(request: Request, *, services: bool = False) -> bool:
     if text is None:
         return False
     may = request.context.is_admin or (services and SERVICE_ROLE in request.context.roles)
-    return (text == "" or RULES.boolean("all_tenants", text)) and may
+    return (text == "" or QUERY_RULES.boolean("all_tenants", text)) and may
 
 
 def dictionary(name: str, text: str) -> dict[str, str]:

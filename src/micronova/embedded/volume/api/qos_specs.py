@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
-from micronova.embedded.volume.api.listing import RULES, Links
+from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items, required_name
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import QosSpecs
@@ -126,7 +126,7 @@ class QosSpecsHandlers:
     async def delete(self, request: Request, specs_id: str) -> None:
         """Delete QoS specs; those in use only by force, which ends the associations."""
         text = last(request.raw_query, "force")
-        force = text is not None and RULES.boolean("force", text)
+        force = text is not None and QUERY_RULES.boolean("force", text)
 
         async def try_once() -> None:
             found = await self._load(specs_id)

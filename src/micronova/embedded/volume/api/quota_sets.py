@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from msgspec import Meta
 
 from micronova.embedded.common.query import last
-from micronova.embedded.volume.api.listing import RULES
+from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import Body, identifier
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.store import quotas, type_queries
@@ -72,7 +72,7 @@ class QuotaHandlers:
         text = last(request.raw_query, "usage")
         names, found, used = await self._core.database.read(self._read, project)
         shown: dict[str, Any] = {names[resource]: maximum for resource, maximum in found.items()}
-        if text is not None and RULES.boolean("usage", text):
+        if text is not None and QUERY_RULES.boolean("usage", text):
             shown = {
                 names[resource]: {"limit": maximum, "in_use": used.get(resource, 0), "reserved": 0, "allocated": 0}
                 for resource, maximum in found.items()

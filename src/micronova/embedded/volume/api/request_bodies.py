@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from micronova.embedded.volume.api.listing import RULES, FalseWord, TrueWord
+from micronova.embedded.volume.api.listing import QUERY_RULES, FalseWord, TrueWord
 from micronova.embedded.volume.model import MAX_SIZE
 from micronova.http import validation
 from micronova.objects.errors import Invalid
@@ -73,7 +73,7 @@ class NameChanges(Body, kw_only=True):
 
 def truth(value: bool | str) -> bool:
     """Return a `Flag` as a bool."""
-    return value if isinstance(value, bool) else value.lower() in RULES.true
+    return value if isinstance(value, bool) else value.lower() in QUERY_RULES.true
 
 
 def gibibytes(value: int | str, field: str = "size") -> int:

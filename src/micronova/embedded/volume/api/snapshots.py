@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
-from micronova.embedded.volume.api.listing import RULES
+from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import (
     Body,
     Flag,
@@ -32,7 +32,7 @@ from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
 FILTERS = frozenset({"name", "status", "volume_id", "metadata", "availability_zone"})
-_FILTERS_SINCE = {"consumes_quota": 65}
+FILTERS_SINCE = {"consumes_quota": 65}
 
 
 class NewSnapshot(NewNames, kw_only=True):
@@ -154,7 +154,7 @@ class SnapshotHandlers:
         query, minor = request.raw_query, request.minor
         own = not listing.wants_all_projects(request, services=True)
         conditions = [snapshots.c.project_id == request.context.project_id] if own else []
-        known = FILTERS | {name for name, first in _FILTERS_SINCE.items() if minor >= first}
+        known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = {"project_id"} if request.context.is_admin else set()
         if minor >= 31:  # before, filters that are not known are ignored
             listing.refuse_unknown(query, known | admin | {"name~"})
@@ -165,7 +165,7 @@ class SnapshotHandlers:
                 wanted = listing.dictionary(name, values[-1]).items()
                 conditions += [snapshot_queries.has_metadata(key, value) for key, value in wanted]
             elif (name == "availability_zone" and values[-1] != self._core.settings.availability_zone) or (
-                name == "consumes_quota" and name in known and not RULES.boolean(name, values[-1])
+                name == "consumes_quota" and name in known and not QUERY_RULES.boolean(name, values[-1])
             ):
                 conditions.append(sa.false())
             elif name == "project_id" and name in admin and not own:

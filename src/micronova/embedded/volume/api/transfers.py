@@ -13,7 +13,7 @@ from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
-from micronova.embedded.volume.core import UUID, Core, retry_or_conflict
+from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Transfer, Volume
 from micronova.embedded.volume.store import (
     operation_queries,
@@ -30,6 +30,7 @@ from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.ids import UUID
 
 
 class NewTransfer(Body):

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
-from micronova.embedded.volume.api.listing import RULES, Links
+from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Text, identifier, required_name, truth
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import VolumeType
@@ -181,7 +181,7 @@ class TypeHandlers:
         elif public is None:
             conditions.append(volume_types.c.is_public)
         elif public.lower() != "none":
-            conditions.append(volume_types.c.is_public == RULES.boolean("is_public", public))
+            conditions.append(volume_types.c.is_public == QUERY_RULES.boolean("is_public", public))
         if "name" in query:
             conditions.append(volume_types.c.name.in_(query["name"]))
         found, more, _ = await self._core.database.read(type_queries.list_types, page, conditions)

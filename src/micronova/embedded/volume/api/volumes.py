@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType, field
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
-from micronova.embedded.volume.api.listing import RULES
+from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import (
     Body,
     Flag,
@@ -45,7 +45,7 @@ FILTERS = frozenset(
     {"name", "status", "metadata", "bootable", "migration_status", "availability_zone", "group_id", "size"}
 )
 """The filters of lists that everybody may use. Administrators may filter by more; see `_ADMIN_FILTERS`."""
-_FILTERS_SINCE = {"created_at": 60, "updated_at": 60, "consumes_quota": 65, "glance_metadata": 4}
+FILTERS_SINCE = {"created_at": 60, "updated_at": 60, "consumes_quota": 65, "glance_metadata": 4}
 _ADMIN_FILTERS = {"project_id": volumes.c.project_id, "host": volumes.c.host}
 _COMPARISONS = {
     "gt": operator.gt, "gte": operator.ge, "eq": operator.eq, "neq": operator.ne, "lt": operator.lt, "lte": operator.le
@@ -157,7 +157,7 @@ class VolumeHandlers:
         # Compute looks for the volume of a server, whatever its project is.
         own = not listing.wants_all_projects(request, services=True)
         conditions = [volumes.c.project_id == request.context.project_id] if own else []
-        known = FILTERS | {name for name, first in _FILTERS_SINCE.items() if minor >= first}
+        known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = _ADMIN_FILTERS if request.context.is_admin else {}
         if minor >= 31:  # before, filters that are not known are ignored
             listing.refuse_unknown(query, known | admin.keys() | {"name~", "status~"})
@@ -175,7 +175,7 @@ class VolumeHandlers:
             case "name" | "status" | "availability_zone":
                 return [volumes.c[name].in_(listing.any_of(values))]
             case "bootable" | "size":
-                return [RULES.matches(volumes.c[name], name, values)]
+                return [QUERY_RULES.matches(volumes.c[name], name, values)]
             case "metadata":
                 return [
                     volume_queries.has_metadata(key, value)
@@ -189,7 +189,7 @@ class VolumeHandlers:
                 check_filter(name, parts)
                 return [self._time(name, part) for part in parts]
             case "consumes_quota":
-                return [] if RULES.boolean(name, values[-1]) else [sa.false()]
+                return [] if QUERY_RULES.boolean(name, values[-1]) else [sa.false()]
             case _:  # no volume is in a group or is being migrated
                 return [sa.false()]
 
@@ -197,7 +197,7 @@ class VolumeHandlers:
         comparison, colon, time = text.partition(":")
         if not colon or comparison not in _COMPARISONS:
             raise Invalid(f"Invalid value for '{name}': write OPERATOR:TIME with one of {', '.join(_COMPARISONS)}.")
-        condition: sa.ColumnElement[bool] = _COMPARISONS[comparison](volumes.c[name], RULES.time(name, time))
+        condition: sa.ColumnElement[bool] = _COMPARISONS[comparison](volumes.c[name], QUERY_RULES.time(name, time))
         return condition
 
     # --- changing --------------------------------------------------------------------------------------------
@@ -413,4 +413,4 @@ class VolumeHandlers:
 
 def _flag(request: Request, name: str) -> bool:
     text = last(request.raw_query, name)
-    return text is not None and RULES.boolean(name, text)
+    return text is not None and QUERY_RULES.boolean(name, text)

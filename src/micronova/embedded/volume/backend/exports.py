@@ -69,7 +69,7 @@ class LiveCopies(Protocol):
     async def copy(self, volume_id: str, name: str, report: Callable[[int], None]) -> None:
         """Copy a volume, as it is at one moment, to a file that was prepared."""
 
-    def left(self) -> list[Path]:
+    def leftovers(self) -> list[Path]:
         """Return the files of copies, complete or not, that nothing has taken yet. Blocks."""
 
 

@@ -7,9 +7,9 @@
     DIR/volumes/locks/ID        the lock of an operation_id, held by the process that works on it
 
 A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
-copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files is
-done in two small pools of threads, one of them for what takes long. Copies take turns in it, a slice each time, so that
-none waits until others have ended.
+copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files,
+except taking and giving back locks, is done in two small pools of threads, one of them for what takes long. Copies take
+turns in it, a slice each time, so that none waits until others have ended.
 """
 
 import asyncio
@@ -106,6 +106,10 @@ class Files:
 
         return await self.run(unlink)
 
+    async def discard(self, path: Path) -> None:
+        """Remove a file that is not complete or not wanted any more, if it is there."""
+        await self.run(path.unlink, missing_ok=True)
+
     async def free(self) -> tuple[int, int]:
         """Return the bytes that the file system has, and those of them that are free."""
         found = await self.run(os.statvfs, self.root)
@@ -143,7 +147,7 @@ class Files:
                 raise
             await self.replace_by_copy(copy, directory, id, operation_id, size, report)  # backups may be elsewhere
         finally:
-            copy.unlink(missing_ok=True)
+            await self.discard(copy)
 
     async def copy_at_one_moment(self, volume_id: str, operation_id: str, report: Report) -> Path:
         """Return the file of a copy of a volume as it is at one moment. The caller removes the file.
@@ -158,7 +162,7 @@ class Files:
             if not await self.run(_reflink, source, target):
                 await self.live_copies.copy(volume_id, name, report)
         except BaseException:
-            target.unlink(missing_ok=True)
+            await self.discard(target)
             raise
         return target
 

@@ -61,7 +61,7 @@ class KeyBox:
         )
 
     def reseal(self, key: SealedKey) -> SealedKey | None:
-        """Return what one of the others has encrypted, encrypted with the present key; None if it is so already."""
+        """Encrypt a key with the present secret key. Return None if it is encrypted with that already."""
         try:
             self._cipher.decrypt(key.sealed[:12], key.sealed[12:], key.id.encode())
         except InvalidTag:

@@ -63,7 +63,7 @@ class Engine:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._projects: Counter[str] = Counter()  # how many operations run, by project
         self._attempts: dict[str, Attempt] = {}
-        self._left: set[str] = set()  # operations that this process does not try again before the next sweep
+        self._set_aside: set[str] = set()  # operations that this process does not try again before the next sweep
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -93,7 +93,7 @@ class Engine:
         progress = {id: attempt.progress for id, attempt in self._attempts.items() if attempt.progress}
         if progress:
             await self._core.database.write(operation_queries.note_progress, progress)
-        self._left.clear()
+        self._set_aside.clear()
         self._wake.set()
 
     async def _take_forever(self) -> None:
@@ -118,7 +118,7 @@ class Engine:
 
     def _take(self, ready: Ready) -> None:
         """Begin to work on an operation, unless it runs, waits for the next sweep or exceeds a limit."""
-        if ready.id in self._running or ready.id in self._left or len(self._running) >= MOST_RUNNING:
+        if ready.id in self._running or ready.id in self._set_aside or len(self._running) >= MOST_RUNNING:
             return
         if self._projects[ready.project_id] >= MOST_RUNNING_OF_PROJECT:
             return
@@ -130,7 +130,7 @@ class Engine:
         try:
             lock = self._files.lock(id)
             if lock is None:
-                self._left.add(id)  # another process works on it
+                self._set_aside.add(id)  # another process works on it
                 return
             try:
                 operation = await self._core.database.read(operation_queries.get, id)
@@ -139,7 +139,7 @@ class Engine:
             finally:
                 self._files.unlock(id, lock)
         except Exception:
-            self._left.add(id)
+            self._set_aside.add(id)
             log.exception("operation %s stopped and is taken up again in %g s", id, SWEEP)
         finally:
             self._attempts.pop(id, None)

@@ -10,9 +10,10 @@ import re
 from typing import Final
 
 from micronova.embedded.volume.backend.files import BACKUPS, SNAPSHOTS, VOLUMES, Files
-from micronova.embedded.volume.core import UUID, Core
+from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.operations.base import IMAGE
 from micronova.embedded.volume.store import backup_queries, operation_queries, snapshot_queries, volume_queries
+from micronova.objects.ids import UUID
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,9 @@ async def remove_leftovers(core: Core, files: Files) -> int:
                 *(len(unknown), directory, files.path(directory, min(unknown))),
             )
     if files.live_copies is not None:
-        for path in await files.run(files.live_copies.left):
+        for path in await files.run(files.live_copies.leftovers):
             if path.name.partition(".")[0] not in await core.database.read(operation_queries.ids):
-                path.unlink(missing_ok=True)
+                await files.discard(path)
                 removed += 1
     if removed:
         log.info("removed %d files that interrupted operations had left behind", removed)

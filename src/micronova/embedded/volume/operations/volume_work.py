@@ -87,7 +87,7 @@ class VolumeKind(OperationKind):
 
 
 class FileMaker(VolumeKind):
-    """An operation that makes the file of a volume of something else than a copy."""
+    """An operation that makes a file from an image, or an empty encrypted file."""
 
     async def make_encrypted(self, attempt: Attempt, volume: Volume, image: tuple[Path, str] | None = None) -> None:
         """Make the file of an encrypted volume, or replace it: of an inspected image and its format, or of nothing."""
@@ -301,7 +301,7 @@ class UploadVolume(VolumeKind):
                 await self.images.upload(payload.image_id, self.files.chunks(path, report), size)
         finally:
             if live:
-                path.unlink(missing_ok=True)
+                await self.files.discard(path)
         return self._end_work(operation)
 
     def _end_work(self, operation: Operation) -> Apply:

@@ -19,7 +19,7 @@ from micronova.exporter.client import ExporterClient
 _READ, _WRITE, _SEARCH = 4, 2, 1
 
 
-class ExportedFiles:
+class ExporterExports:
     """The volumes of a directory, served by an exporter."""
 
     def __init__(self, files: Files, client: ExporterClient, set_access: SetAccess, uid: int, seen_as: Path) -> None:
@@ -31,7 +31,7 @@ class ExportedFiles:
         self._seen_as = seen_as
 
     @property
-    def live_copies(self) -> "ExportedFiles":
+    def live_copies(self) -> "ExporterExports":
         """Itself: storage daemons copy what they serve."""
         return self
 
@@ -63,7 +63,7 @@ class ExportedFiles:
 
     def prepare(self, volume_id: str, name: str) -> Path:
         """Make an empty file for a copy."""
-        path = self._folder(volume_id) / name
+        path = self._copies_directory(volume_id) / name
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.ftruncate(file, self._files.path(VOLUMES, volume_id).stat().st_size)
@@ -78,22 +78,22 @@ class ExportedFiles:
         with _closing(opened):
             await self._client.copy(m.Copy(volume_id=volume_id, name=name), opened, report)
 
-    def left(self) -> list[Path]:
+    def leftovers(self) -> list[Path]:
         """Return the files of copies that nothing has taken yet."""
         return list((self._files.root / EXPORTS).glob("*/*"))
 
-    def _folder(self, volume_id: str) -> Path:
-        folder = self._files.root / EXPORTS / volume_id
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._set_access(folder, 0o700, {self._uid: _SEARCH})
-        return folder
+    def _copies_directory(self, volume_id: str) -> Path:
+        directory = self._files.root / EXPORTS / volume_id
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._set_access(directory, 0o700, {self._uid: _SEARCH})
+        return directory
 
     def _open(self, volume_id: str) -> list[int]:
-        file, folder = self._files.path(VOLUMES, volume_id), self._folder(volume_id)
+        file, directory = self._files.path(VOLUMES, volume_id), self._copies_directory(volume_id)
         self._set_access(file, 0o600, {self._uid: _READ | _WRITE})
         opened: list[int] = []
         try:
-            for path, flags in ((file, 0), (folder, os.O_DIRECTORY)):
+            for path, flags in ((file, 0), (directory, os.O_DIRECTORY)):
                 opened.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | flags))
         except BaseException:
             wire.close(opened)
