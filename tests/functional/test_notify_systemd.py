@@ -1,11 +1,13 @@
 """A role that systemd has started tells it when it is ready, that it still works, and that it stops."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -13,18 +15,23 @@ from tests.services.process import free_port
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+def systemd() -> Iterator[socket.socket]:
+    """An abstract socket: users that processes become reach it, as they reach that of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(tmp_path / "notify"))
+        listening.bind(f"\0micronova-test-{uuid4()}")
         listening.settimeout(60)
         yield listening
+
+
+def _address(systemd: socket.socket) -> str:
+    return f"@{systemd.getsockname()[1:].decode()}"
 
 
 def test_a_role_says_ready_works_and_stops(systemd: socket.socket, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(f'[default]\nuser = "root"\n[api]\nport = {free_port()}\n')
     command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--config", str(file)]
-    environment = {**os.environ, "NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "100000"}
+    environment = {**os.environ, "NOTIFY_SOCKET": _address(systemd), "WATCHDOG_USEC": "100000"}
     with subprocess.Popen([*command, "--dir", str(tmp_path / "state")], env=environment) as role:
         assert systemd.recv(100) == b"READY=1"
         assert [systemd.recv(100) for _ in range(3)] == 3 * [b"WATCHDOG=1"]
@@ -33,3 +40,101 @@ def test_a_role_says_ready_works_and_stops(systemd: socket.socket, tmp_path: Pat
             pass
         assert said == b"STOPPING=1"
     assert role.returncode == 0
+
+
+def _environment(systemd: socket.socket, **more: str) -> dict[str, str]:
+    return {**os.environ, "NOTIFY_SOCKET": _address(systemd), **more}
+
+
+def _next(systemd: socket.socket, but: bytes = b"WATCHDOG=1") -> bytes:
+    """Return the next message that is another one."""
+    while (said := systemd.recv(100)) == but:
+        pass
+    return said
+
+
+def test_a_cloud_of_one_machine_says_ready_works_and_stops(systemd: socket.socket, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "micronova.cli.main", "up", "--driver", "fake", "--port", str(free_port())]
+    environment = _environment(systemd, WATCHDOG_USEC="1000000")
+    with subprocess.Popen(
+        [*command, "--dir", str(tmp_path / "state")], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as cloud:
+        try:
+            assert systemd.recv(100) == b"READY=1"
+            assert (tmp_path / "state" / "clouds.yaml").exists()
+            assert systemd.recv(100) == b"WATCHDOG=1"
+        finally:
+            cloud.terminate()
+        assert _next(systemd) == b"STOPPING=1"
+    assert cloud.returncode == 0
+
+
+def test_a_worker_that_hangs_is_started_again_and_the_watchdog_is_fed(systemd: socket.socket, tmp_path: Path) -> None:
+    (tmp_path / "databases").mkdir()
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        f'[default]\nuser = "root"\n[database]\nconnection = "sqlite:///{tmp_path}/databases/x"\n'
+        f"[api]\nport = {free_port()}\nworkers = 2\n"
+    )
+    command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--config", str(file)]
+    # As systemd does it: the watchdog is for the process that it has started, and not for workers of that.
+    start = 'export WATCHDOG_PID=$$; exec "$@"'
+    with subprocess.Popen(
+        ["sh", "-c", start, "sh", *command, "--dir", str(tmp_path / "state")],
+        env=_environment(systemd, WATCHDOG_USEC="2000000"),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as service:
+        assert service.stderr is not None
+        try:
+            assert [_next(systemd) for _ in range(2)] == 2 * [b"READY=1"]
+            workers = [int(pid) for pid in Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()]
+            assert len(workers) == 2
+            for _ in range(4):  # pulses of both have come
+                assert systemd.recv(100) == b"WATCHDOG=1"
+            os.kill(workers[0], signal.SIGSTOP)
+            said = next(line for line in service.stderr if "has not worked for 2 s" in line)
+            assert str(workers[0]) in said
+            assert _next(systemd) == b"READY=1"  # of its successor
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            left = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+            assert len(left) == 2 and str(workers[1]) in left
+        finally:
+            service.terminate()
+            service.stderr.read()
+
+
+def test_the_child_that_becomes_the_cloud_speaks_for_the_service(systemd: socket.socket) -> None:
+    """Root's process starts libvirtd, which would say "ready" itself."""
+    script = """
+import asyncio, os, sys
+from micronova.cli.notify_systemd import Notifications, ready_service
+os.environ["WATCHDOG_PID"] = str(os.getpid())
+notifications = Notifications.withdraw()
+assert not {"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"} & set(os.environ)
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+notifications.take()
+async def main():
+    async with ready_service():
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=_environment(systemd, WATCHDOG_USEC="100000"), stdin=subprocess.PIPE
+    ) as root:
+        assert systemd.recv(100) == b"READY=1"
+        assert [systemd.recv(100) for _ in range(2)] == 2 * [b"WATCHDOG=1"]
+        assert root.stdin is not None
+        root.stdin.close()
+        assert _next(systemd) == b"STOPPING=1"
+    assert root.returncode == 0
+
+
+def test_every_unit_tells_when_it_is_ready() -> None:
+    units = sorted((Path(__file__).parents[2] / "packaging" / "systemd").glob("*.service"))
+    assert len(units) == 3
+    for unit in units:
+        assert {"Type=notify", "NotifyAccess=all"} <= set(unit.read_text().splitlines()), unit.name

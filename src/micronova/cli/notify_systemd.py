@@ -5,8 +5,10 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from micronova.objects.background import keep_running
 from micronova.objects.clock import SystemClock
@@ -27,32 +29,67 @@ def notify(state: str) -> None:
         log.warning("systemd could not be told %s: %s", state, error)
 
 
+Pulse = Callable[[], None]
+"""Says that a process works."""
+
+
 @contextlib.asynccontextmanager
-async def ready_service() -> AsyncIterator[None]:
+async def ready_service(pulse: Pulse | None = None) -> AsyncIterator[None]:
     """Tell systemd that the service is ready, that it works while the context is open, and then that it stops.
 
-    The messages for the watchdog come from the event loop, so that they end if the loop hangs.
+    The messages for the watchdog come from the event loop, so that they end if the loop hangs. A worker has a `pulse`,
+    by which its supervisor, whom systemd watches, knows that the worker works.
     """
     notify("READY=1")
-    pulse = keep_running(partial(_pulse, _interval()), name="systemd-watchdog", clock=SystemClock())
+    watched = watchdog_timeout() if pulse is None else _timeout()
+    beating = partial(_beat, pulse or beat, watched / 2)
+    task = keep_running(beating, name="systemd-watchdog", clock=SystemClock())
     try:
         yield
     finally:
-        pulse.cancel()
+        task.cancel()
         notify("STOPPING=1")
 
 
-def _interval() -> float:
-    """Return the seconds between two messages for the watchdog; 0: there is none, or it is another process's."""
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return 0.0
+def beat() -> None:
+    """Tell systemd's watchdog that this process works."""
+    notify("WATCHDOG=1")
+
+
+def watchdog_timeout() -> float:
+    """Return the seconds of silence after which systemd ends this process; 0: it does not watch this one."""
+    return _timeout() if os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()) else 0.0
+
+
+@dataclass(frozen=True)
+class Notifications:
+    """What tells a process how to reach systemd: variables of its environment."""
+
+    variables: Mapping[str, str]
+
+    @classmethod
+    def withdraw(cls) -> Self:
+        """Take them from this process, so that its children, such as libvirtd, do not say that the service is ready."""
+        return cls({name: os.environ.pop(name) for name in _VARIABLES if name in os.environ})
+
+    def take(self) -> None:
+        """Let this process, a child of the one that systemd has started, speak for the service."""
+        os.environ.update(self.variables)
+        if "WATCHDOG_PID" in self.variables:
+            os.environ["WATCHDOG_PID"] = str(os.getpid())
+
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def _timeout() -> float:
     try:
-        return int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
+        return int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6
     except ValueError:
         return 0.0
 
 
-async def _pulse(interval: float) -> None:
+async def _beat(pulse: Pulse, interval: float) -> None:
     while interval > 0:
-        notify("WATCHDOG=1")
+        pulse()
         await asyncio.sleep(interval)

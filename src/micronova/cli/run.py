@@ -19,7 +19,7 @@ from micronova.cli.notify_systemd import ready_service
 from micronova.cli.reload import Reloader, SettingsSource, ends_with_its_terminal, open_log_file
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
-from micronova.cli.workers import READY, run_workers
+from micronova.cli.workers import READY, pulse, run_workers
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
@@ -102,7 +102,7 @@ async def _serve(
         with contextlib.suppress(BrokenPipeError):  # the supervisor was killed
             os.write(worker.ready_fd, READY)
     try:
-        async with ready_service():
+        async with ready_service(None if worker.ready_fd is None else partial(pulse, worker.ready_fd, worker.number)):
             await stopped.wait()
         log.info("%s: stopping", ", ".join(roles))
     finally:

@@ -32,6 +32,7 @@ from micronova.cli import root_records
 from micronova.cli.agent import HOST_ROLES, AgentLink, AgentProcess
 from micronova.cli.exporter import ExporterProcess, access_socket, end_daemons
 from micronova.cli.exporter import missing as missing_exporter
+from micronova.cli.notify_systemd import Notifications
 from micronova.cli.reload import ends_with_its_terminal
 from micronova.cli.service_user import (
     ServiceUser,
@@ -351,6 +352,7 @@ def supervise(
             asked = True
             _terminate(child)
 
+    notifications = Notifications.withdraw()
     hand_over(place, user)
     processes.start()
     link = None if agent is None else agent.listen()
@@ -373,6 +375,7 @@ def supervise(
         become(user, place.path, processes.groups if agent is None else ())
         processes.open(place)
         end_with(root, signal.SIGTERM)
+        notifications.take()
         main(link)
         return
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -143,6 +143,7 @@ async def _up(
     source: "SettingsSource",
 ) -> None:
     from micronova.cli.control import Control
+    from micronova.cli.notify_systemd import ready_service
     from micronova.cli.reload import Reloader, open_log_file
     from micronova.cli.run import settle_memory
     from micronova.cli.service_user import share_clouds
@@ -168,7 +169,8 @@ async def _up(
             lack = f"{clouds} is readable by root only: its file system has no access control lists."
             notice = f"{notice}\n{lack}".strip()
         _greet(process.url, place.path, clouds, notice, settings)
-        await stopped.wait()
+        async with ready_service():
+            await stopped.wait()
         click.echo("stopping…", err=True)
     finally:
         with contextlib.suppress(Exception):

@@ -2,7 +2,8 @@
 
 A worker that ends is started again, after pauses that grow while it ends soon. Only if none has ever been ready, exit
 code 1 means that a setting is wrong: then all are stopped. Once one has been ready, the others must not suffer from
-what keeps a new one from starting. SIGHUP is passed on to all.
+what keeps a new one from starting. SIGHUP is passed on to all. If systemd watches the service (WatchdogSec=), a worker
+whose event loop hangs is killed and started again, and the others go on.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from micronova.cli.notify_systemd import beat, watchdog_timeout
 from micronova.cli.own_command import own_command
 from micronova.cli.reload import ends_with_its_terminal
 from micronova.cli.service_user import hand_over, service_user
@@ -27,6 +29,7 @@ from micronova.objects.errors import resource_exhausted
 log = logging.getLogger(__name__)
 
 READY = b"r"
+_FIRST_PULSE = 128  # of worker 0, as a byte; what is smaller says "ready"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a worker is started again
 STEADY = 60.0  # seconds after which a worker that ends was no failed start
 
@@ -42,7 +45,8 @@ def run_workers(settings: Settings, roles: tuple[str, ...], config: Path | None,
     else:
         hand_over(place, user)
     ready, say_ready = os.pipe()
-    os.set_blocking(ready, False)
+    for descriptor in (ready, say_ready):
+        os.set_blocking(descriptor, False)
     command = own_command(
         "run",
         *roles,
@@ -62,6 +66,12 @@ def run_workers(settings: Settings, roles: tuple[str, ...], config: Path | None,
         sys.exit(1)
 
 
+def pulse(ready_fd: int, number: int) -> None:
+    """Tell the supervisor that a worker works. It need not arrive: the supervisor may be gone or stand still."""
+    with contextlib.suppress(BrokenPipeError, BlockingIOError):
+        os.write(ready_fd, bytes([_FIRST_PULSE + number % _FIRST_PULSE]))
+
+
 class _Worker:
     """A process that is started again when it ends."""
 
@@ -71,10 +81,12 @@ class _Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self._started = self.again_at = 0.0
         self._pause = FIRST_PAUSE
+        self.heard_at: float | None = None  # its last pulse; none before the first one
 
     def start(self) -> None:
         """Start the process."""
         self._started = time.monotonic()
+        self.heard_at = None
         self.process = subprocess.Popen(self._command, pass_fds=self._descriptors)
 
     def start_later(self) -> None:
@@ -95,6 +107,8 @@ class _Supervisor:
         self._ready = ready
         self._worked = False  # see `_has_worked`
         self._stopping = self._failed = False
+        self._watched = watchdog_timeout()
+        self._beat_at = 0.0  # when to speak to systemd's watchdog next
 
     def run(self) -> bool:
         """Run the workers until a signal stops them; return False if a setting is wrong."""
@@ -112,9 +126,26 @@ class _Supervisor:
             if self._stopping and all(worker.process is None for worker in self._workers):
                 return not self._failed
             waiting = [worker.again_at for worker in self._workers if worker.process is None and not self._stopping]
+            if self._watched:
+                self._watch()
+                waiting.append(self._beat_at)
             pause = max(0.0, min(waiting) - time.monotonic()) if waiting else None
-            if woken in select.select([woken], [], [], pause)[0]:
+            found = select.select([woken, self._ready] if self._watched else [woken], [], [], pause)[0]
+            if woken in found:
                 os.read(woken, 512)
+
+    def _watch(self) -> None:
+        """Tell systemd's watchdog that this process works, and end a worker that does not; it is started again."""
+        self._has_worked()
+        now = time.monotonic()
+        if now >= self._beat_at:
+            beat()
+            self._beat_at = now + self._watched / 2
+        for worker in self._workers:
+            if worker.process is not None and worker.heard_at is not None and now - worker.heard_at > self._watched:
+                log.error("worker process %d has not worked for %g s and is killed", worker.process.pid, self._watched)
+                worker.process.kill()
+                worker.heard_at = None
 
     def _stop(self, *_: Any) -> None:
         self._stopping = True
@@ -138,7 +169,11 @@ class _Supervisor:
     def _has_worked(self) -> bool:
         """Return whether a worker was ever ready: then the settings are right."""
         with contextlib.suppress(BlockingIOError):
-            self._worked = bool(os.read(self._ready, 512)) or self._worked
+            said = os.read(self._ready, 4096)
+            self._worked = self._worked or bool(said)
+            for number, worker in enumerate(self._workers):
+                if _FIRST_PULSE + number % _FIRST_PULSE in said:
+                    worker.heard_at = time.monotonic()
         return self._worked
 
     def _start(self, worker: _Worker) -> None:
