@@ -436,7 +436,7 @@ def test_each_guest_on_each_kind_of_host() -> None:
         spec = a_spec(flavor=a_flavor(vcpus=vcpus, ram=ram, extra_specs=places))
         wanted = [oracle.passes(host, spec, NOW) for host in states]
         for each in filters:
-            mask = each.mask(table.view(), spec)
+            mask = Compared.of(each.mask(table.view(), spec)).mask
             given = [True] * len(states) if mask is None else mask.tolist()
             assert given == [passes[each.name] for passes in wanted], (each.name, places, vcpus, ram)
             both.update(given)
