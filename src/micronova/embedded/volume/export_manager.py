@@ -110,7 +110,7 @@ class ExportManager:
                 await exports.serve(export)
             except Unavailable as error:
                 log.warning(
-                    "cannot serve volume %s yet; the next attempt is made with those of all volumes: %s",
+                    "cannot serve volume %s yet: %s",
                     export.volume_id,
                     error,
                 )
