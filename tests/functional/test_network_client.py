@@ -13,6 +13,7 @@ from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer, ServiceClient, Transport
 from micronova.objects.errors import Conflict, Forbidden, Invalid, PortLimitExceeded, Stale, Unavailable
 from micronova.objects.network import NetworkRequest, PlannedPort, PlannedPorts
+from micronova.objects.port_resources import BoundPort
 from micronova.placement import port_groups
 from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, SERVICE, World, quota_drift, world
 
@@ -260,11 +261,16 @@ async def test_a_port_is_bound_with_the_provider_of_its_bandwidth(scene: Scene, 
     async def allocation() -> Any:
         return (await scene.cloud.show("port", asking["id"], ADMIN))["binding:profile"].get("allocation")
 
-    assert await allocation() == ({"g": "provider"} if "request_groups" in resource_request else "provider")
+    told = {"g": "provider"} if "request_groups" in resource_request else "provider"
+    assert await allocation() == told
+    bound = BoundPort(server="s1", port_id=asking["id"], allocation=told, asks=wanted)
+    assert await scene.client.bound_ports() == await scene.client.bound_ports("s1") == [bound]
+    assert await scene.client.bound_ports("s2") == []
     assert "allocation" not in (await scene.cloud.show("port", other["id"], ADMIN))["binding:profile"]
     assert await scene.client.resources_of_server("s1") == (wanted,)
     await scene.client.unbind("s1", check=current)
     assert await allocation() is None
+    assert await scene.client.bound_ports() == []
     elsewhere = port_groups.served([wanted], {f"{asking['id']}:{group.id}": ["another"]})
     ids = [port.port_id for port in plan.ports]
     await scene.client.rebind(host="h2", port_ids=ids, served=elsewhere, **common)

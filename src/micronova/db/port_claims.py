@@ -6,7 +6,9 @@ port with the NUMA cells and devices of the server (`db/topologies.py`). The rec
 server's allocations through the Placement API.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -15,11 +17,12 @@ from sqlalchemy import bindparam
 from micronova.db import allocations as allocation_rows
 from micronova.db import provider_trees, topologies, used_amounts
 from micronova.db.tables import allocations, instances, topology_claims
-from micronova.objects.port_resources import PortResources, ServedPort
+from micronova.objects.port_resources import BoundPort, PortResources, ServedPort
 from micronova.objects.topology import Assignment
 from micronova.placement import candidates, port_groups
 from micronova.placement.candidates import Amounts
 
+PART = 500  # servers that are compared at once
 ATTEMPTS = 8  # of one claim, while others take of the same providers through the Placement API
 
 _a = allocations.c
@@ -113,13 +116,72 @@ def follow(conn: sa.Connection, changes: Mapping[str, tuple[Amounts, Amounts]]) 
 
 
 def _held(conn: sa.Connection, consumer: str) -> dict[tuple[str, str], int]:
-    held = allocation_rows.get_many(conn, [consumer]).get(consumer, ())
-    return {(each.node_uuid, name): amount for each in held for name, amount in each.resources.items()}
+    return _held_by(conn, [consumer]).get(consumer, {})
+
+
+def _held_by(conn: sa.Connection, consumers: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
+    return {
+        consumer: {(each.node_uuid, name): amount for each in held for name, amount in each.resources.items()}
+        for consumer, held in allocation_rows.get_many(conn, consumers).items()
+    }
 
 
 def holds_any(conn: sa.Connection, *consumers: str) -> bool:
     """Return whether one of these consumers holds something for ports."""
     return any(assignment.ports for _, assignment in topologies.assignments_of(conn, consumers).values())
+
+
+class Unheld(NamedTuple):
+    """What a bound port needs, and its server does not hold for it."""
+
+    server: str
+    port_id: str
+    provider: str  # empty: of whichever provider
+    resource_class: str = ""  # empty: the port is bound with the provider, which nothing is recorded of
+    wanted: int = 0
+    held: int = 0
+
+
+def unheld(conn: sa.Connection, bound: Iterable[BoundPort]) -> list[Unheld]:
+    """Return what bound ports ask for, or are bound with, and their servers do not hold.
+
+    What is held is compared with what is recorded to serve the ports, and that with what the network service says. Some
+    hundred servers cost two statements. A server that is being changed may differ for a moment.
+    """
+    by_server: dict[str, list[BoundPort]] = {}
+    for port in bound:
+        by_server.setdefault(port.server, []).append(port)
+    found: list[Unheld] = []
+    servers = sorted(by_server)
+    for first in range(0, len(servers), PART):
+        part = servers[first : first + PART]
+        recorded = topologies.assignments_of(conn, part)
+        held = _held_by(conn, part)
+        for server in part:
+            ports = recorded[server][1].ports if server in recorded else ()
+            found += _unheld_of(by_server[server], ports, held.get(server, {}))
+    return found
+
+
+def _unheld_of(bound: Iterable[BoundPort], ports: Sequence[ServedPort], held: Amounts) -> Iterator[Unheld]:
+    known = {each.port_id: each.groups for each in ports}
+    needed = port_groups.amounts_of(group for each in ports for group in each.groups)
+    for port in sorted(bound, key=lambda each: each.port_id):
+        serving = port_groups.amounts_of(known.get(port.port_id, ()))
+        # By class, not by group: Neutron changes the ids of groups with a policy.
+        recorded: Counter[str] = Counter()
+        for (_, name), amount in serving.items():
+            recorded[name] += amount
+        asked: Counter[str] = Counter()
+        for group in port.asks.groups if port.asks is not None else ():
+            asked.update(group.resources)
+        for name in sorted(asked - recorded):
+            yield Unheld(port.server, port.port_id, "", name, asked[name], recorded[name])
+        for provider in sorted(port.providers.difference(provider for provider, _ in serving)):
+            yield Unheld(port.server, port.port_id, provider)
+        for provider, name in sorted(serving):
+            if (have := held.get((provider, name), 0)) < needed[provider, name]:
+                yield Unheld(port.server, port.port_id, provider, name, needed[provider, name], have)
 
 
 def strays(conn: sa.Connection) -> dict[str, list[str]]:

@@ -7,13 +7,15 @@ in the port's `binding:profile`, as `allocation`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from micronova.objects.errors import Invalid
 from micronova.objects.wrong_values import wrong_value
 
+Allocation: TypeAlias = str | dict[str, str]
+"""The value of `allocation` in a port's binding:profile: a provider, or the providers by group."""
 _MOST = 2_147_483_647
 _Amounts = dict[Annotated[str, msgspec.Meta(max_length=255)], Annotated[int, msgspec.Meta(ge=0, le=_MOST)]]
 _MOST_GROUPS = msgspec.Meta(max_length=16)
@@ -50,8 +52,8 @@ class ServedPort(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[ServedGroup, ...]
 
     @property
-    def allocation(self) -> str | dict[str, str]:
-        """The value of `allocation` in the port's binding:profile: a provider, or the providers by group."""
+    def allocation(self) -> Allocation:
+        """What the network service is told of the port when it is bound."""
         by_group = {each.id: each.provider for each in self.groups}
         return by_group.get("", by_group)
 
@@ -59,6 +61,22 @@ class ServedPort(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a port asks for just what the server holds for it."""
         asked = {} if wanted is None else {each.id: each.resources for each in wanted.groups}
         return asked == {each.id: each.resources for each in self.groups}
+
+
+class BoundPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A port that is bound to the host of its server, as the network service has it."""
+
+    server: str
+    port_id: str
+    allocation: Allocation | None  # None: it is bound without a provider
+    asks: PortResources | None
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """The providers that it is bound with."""
+        if self.allocation is None or isinstance(self.allocation, str):
+            return frozenset({self.allocation} if self.allocation else ())
+        return frozenset(self.allocation.values())
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +118,6 @@ def all_answered(served: Iterable[ServedPort], wanted: Iterable[PortResources]) 
     return held.keys() == asking.keys() and all(each.answers(asking[id]) for id, each in held.items())
 
 
-def allocations_of(ports: Iterable[ServedPort]) -> dict[str, str | dict[str, str]]:
+def allocations_of(ports: Iterable[ServedPort]) -> dict[str, Allocation]:
     """Return what the network service is told of ports when they are bound, by port."""
     return {each.port_id: each.allocation for each in ports if each.groups}

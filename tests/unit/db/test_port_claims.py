@@ -16,9 +16,11 @@ from micronova.db import (
     topologies,
 )
 from micronova.db.engine import Database
+from micronova.db.port_claims import Unheld
 from micronova.db.provider_allocations import AllocationRequest
-from micronova.objects.port_resources import PortGroup, PortResources, ServedPort, all_answered
+from micronova.objects.port_resources import BoundPort, PortGroup, PortResources, ServedPort, all_answered
 from micronova.placement import port_groups
+from tests.plans import recorded
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import SMALL, a_claim, add_host, add_instances
 
@@ -133,3 +135,44 @@ async def test_a_claim_of_the_same_amounts_for_other_ports_is_recorded(database:
     await database.write(_claim, _asks("s", egress=9))
     assert set(await database.read(_recorded)) == {"s"}
     assert await database.read(allocation_audit.audit) == []
+
+
+def _bound(port: str, allocation: str | dict[str, str] | None, server: str = "s", **asks: int) -> BoundPort:
+    return BoundPort(server=server, port_id=port, allocation=allocation, asks=_asks(port, **asks) if asks else None)
+
+
+async def test_ports_are_found_for_which_their_server_holds_too_little(database: Database) -> None:
+    await database.write(_claim, _asks("p", egress=6, ingress=1), _asks("q", egress=3))
+    p = _bound("p", {"g-p": "card-1"}, egress=6, ingress=1)
+    q = _bound("q", {"g-q": "card-1"}, egress=3)
+
+    async def found(*ports: BoundPort) -> list[Unheld]:
+        return await database.read(port_claims.unheld, ports)
+
+    assert await found(q, p) == []
+    assert await found(_bound("p", {"other-id": "card-1"})) == []
+    # It asks for more than is recorded, or nothing is; it has another provider, in either form.
+    assert await found(q, _bound("p", "card-1", egress=7)) == [Unheld("s", "p", "", EGRESS, 7, 6)]
+    assert await found(_bound("r", None, egress=7)) == [Unheld("s", "r", "", EGRESS, 7, 0)]
+    assert await found(_bound("p", {"g-p": "card-2"})) == [Unheld("s", "p", "card-2")]
+    assert await found(_bound("x", "card-1", "t"), _bound("x", "card-1")) == [
+        Unheld("s", "x", "card-1"),
+        Unheld("t", "x", "card-1"),
+    ]
+    # Allocations that were changed in the database, where no record follows.
+    a = tables.allocations.c
+    less = tables.allocations.update().where(a.resource_class == EGRESS).values(used=8)
+    await database.write(lambda conn: conn.execute(less).rowcount)
+    assert await found(p, q) == [Unheld("s", port, "card-1", EGRESS, 9, 8) for port in ("p", "q")]
+    await database.write(lambda conn: conn.execute(tables.topology_claims.delete()).rowcount)
+    assert await found(q) == [Unheld("s", "q", "", EGRESS, 3, 0), Unheld("s", "q", "card-1")]
+
+
+async def test_ports_of_many_servers_are_compared_in_few_statements(database: Database) -> None:
+    many = [_bound("p", "card-1", f"t{number}") for number in range(2 * port_claims.PART + 1)]
+
+    def count(conn: sa.Connection) -> tuple[int, int]:
+        with recorded(conn) as statements:
+            return len(port_claims.unheld(conn, many)), len(statements)
+
+    assert await database.read(count) == (len(many), 6)

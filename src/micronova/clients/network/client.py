@@ -18,14 +18,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from micronova.clients.network.as_user import AsUser
-from micronova.clients.network.calls import Calls, PortChanged, mark_of
+from micronova.clients.network.calls import ALLOCATION, RESOURCE_REQUESTS, Calls, PortChanged, mark_of
 from micronova.clients.network.plan import Planner, new_port_asks
 from micronova.clients.network.security_groups import SecurityGroups
 from micronova.clients.network.vifs import allocated, marked, remarked, unmarked, vif_of
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Forbidden, NotFound, Stale, Unavailable
 from micronova.objects.network import VIF, PlannedPort, PlannedPorts
-from micronova.objects.port_resources import PortResources, ServedPort, allocations_of, resources_of
+from micronova.objects.port_resources import BoundPort, PortResources, ServedPort, allocations_of, resources_of
 
 T = TypeVar("T")
 
@@ -210,6 +210,27 @@ class NetworkClient:
         fields = (("fields", "id"), ("fields", "binding:profile"))
         servers = {port["id"]: mark_of(port).get("server") for port in await self.calls.all_ports(*fields)}
         return [{"id": id, "device_id": server} for id, server in servers.items() if server]
+
+    async def bound_ports(self, server: str | None = None) -> list[BoundPort]:
+        """Return the bound ports of all servers, or of one, that ask for resources or have an allocation of them."""
+        if not await self.calls.has_extension(RESOURCE_REQUESTS):
+            return []
+        names = ("id", "binding:host_id", "binding:profile", "resource_request")
+        if server is None:
+            ports = await self.calls.all_ports(*(("fields", name) for name in names))
+        else:
+            ports = await self.calls.ports_of(server, *names)
+        bound = (
+            BoundPort(
+                server=mark_of(port)["server"],
+                port_id=port["id"],
+                allocation=port["binding:profile"].get(ALLOCATION),
+                asks=resources_of(port),
+            )
+            for port in ports
+            if port.get("binding:host_id") and mark_of(port).get("server")
+        )
+        return [port for port in bound if port.asks is not None or port.providers]
 
     async def list_network_agents(self) -> list[dict[str, Any]]:
         """Return host, alive and configurations of each of Micronova's own network agents that is enabled."""
