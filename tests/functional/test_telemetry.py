@@ -151,7 +151,7 @@ async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -
         await user.gone(server["id"])
         await cloud.settled()
         process = cloud.process
-        text = render(process.database, process.bus, process.telemetry.metrics).decode()
+        text = render(process.databases, process.bus, process.telemetry.metrics).decode()
     finally:
         await cloud.stop()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("micronova_"))
@@ -165,7 +165,7 @@ async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -
     assert float(lines["micronova_scheduler_decision_seconds_count"]) >= 1
     assert lines["micronova_builds_in_flight"] == "0.0"
     assert float(lines["micronova_conductor_unhealthy_seconds"]) >= 0.0
-    assert float(lines["micronova_db_writes_total"]) > 0
+    assert float(lines['micronova_db_writes_total{service="compute"}']) > 0
     assert 'micronova_messages_handled_total{method="scheduler.select_destinations"}' in lines
 
 

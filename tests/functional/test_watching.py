@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from micronova.cli.region_status import ENDPOINTS, lines
 from micronova.cli.region_status import collect as collect_status
+from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conductor.manager import ConductorManager
 from micronova.conductor.region_metrics import INTERVAL, SHARE, RegionMetrics
@@ -42,7 +44,7 @@ def _region_metrics(process: Process) -> RegionMetrics:
 
 
 def _rendered(process: Process) -> str:
-    return render(process.database, process.bus, process.telemetry.metrics).decode()
+    return render(process.databases, process.bus, process.telemetry.metrics).decode()
 
 
 @together
@@ -63,7 +65,7 @@ async def test_one_conductor_counts_the_region(cloud: OneProcess) -> None:
         process.database, process.bus, SystemClock(), metrics, owner="conductor:other", service_down_time=20.0
     )
     await other.count()
-    text = render(process.database, process.bus, metrics).decode()
+    text = render(process.databases, process.bus, metrics).decode()
     assert "micronova_region_counted 0.0" in text and "micronova_servers{" not in text
 
 
@@ -88,7 +90,7 @@ async def test_slow_counts_are_shown_by_one_conductor(cloud: OneProcess, monkeyp
     for _ in range(20):
         for each in conductors:
             await each.keep_or_count()
-        texts = [render(database, bus, metrics).decode() for metrics in shown.values()]
+        texts = [render({}, bus, metrics).decode() for metrics in shown.values()]
         assert ["micronova_region_counted 1.0" in text for text in texts] == [True, False]
         clock.time += INTERVAL
     assert len(counts) == 2 and counts[1] - counts[0] >= SHARE * 9.0
@@ -155,6 +157,20 @@ async def test_the_metrics_of_a_cloud_are_those_that_are_declared(cloud: OneProc
     created = {name for name in found if name.endswith("_created")}
     unknown = found - _declared() - of_messages - created - {"micronova_messages_expired_total"}
     assert not unknown
+
+
+@pytest.mark.asyncio
+async def test_a_process_with_nothing_but_embedded_services_has_metrics(tmp_path: Path) -> None:
+    process = Process(load(environ={}), ["identity", "network"], StateDirectory(tmp_path / "cloud"))
+    await process.start(socket.create_server(("127.0.0.1", 0)))
+    try:
+        text = _rendered(process)
+        for service in ("identity", "network"):
+            [number] = re.findall(rf'^micronova_db_writes_total{{service="{service}"}} (\S+)$', text, re.MULTILINE)
+            assert float(number) > 0
+        assert 'service="compute"' not in text
+    finally:
+        await process.stop()
 
 
 @together

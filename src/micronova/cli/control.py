@@ -62,7 +62,7 @@ class Control:
     async def _metrics(self, query: dict[str, list[str]]) -> bytes:
         from micronova.telemetry.metrics import render
 
-        return render(self._process.database, self._process.bus, self._process.telemetry.metrics)
+        return render(self._process.databases, self._process.bus, self._process.telemetry.metrics)
 
     async def _status(self, query: dict[str, list[str]]) -> Any:
         from micronova.cli.status import collect_status

@@ -10,7 +10,7 @@ import logging
 import os
 import random as random_module
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -271,6 +271,11 @@ class Process:
         """Give a service the settings of this process; the caller mounts it."""
         service.body_timeout = self.settings.api.client_timeout
         self.services[service.name] = service
+
+    @property
+    def databases(self) -> Mapping[str, Database]:
+        """The databases that are open, by the service that they are of."""
+        return self._databases
 
     def secret_box(self) -> SecretBox:
         """Return what encrypts the secrets of waiting operations."""

@@ -185,24 +185,29 @@ class MeasuredBus(Protocol):
 
 
 class _SharedMetrics:
-    """The counters that the database and the bus keep themselves."""
+    """The counters that the databases and the bus keep themselves."""
 
-    def __init__(self, database: MeasuredDatabase | None, bus: MeasuredBus | None) -> None:
-        self._database, self._bus = database, bus
+    def __init__(self, databases: Mapping[str, MeasuredDatabase], bus: MeasuredBus | None) -> None:
+        self._databases, self._bus = databases, bus
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics, when Prometheus asks."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        if self._database is not None:
-            statistics = self._database.statistics
-            yield CounterMetricFamily("micronova_db_writes", "Write transactions.", value=statistics.writes)
-            yield CounterMetricFamily("micronova_db_reads", "Read transactions.", value=statistics.reads)
-            yield CounterMetricFamily("micronova_db_retries", "Transactions tried again.", value=statistics.retries)
-            if (pool := self._database.pool()) is not None:
-                used, size = pool
-                yield GaugeMetricFamily("micronova_db_pool_used", "Connections of the pool in use.", value=used)
-                yield GaugeMetricFamily("micronova_db_pool_size", "Connections that the pool may have.", value=size)
+        writes = CounterMetricFamily("micronova_db_writes", "Write transactions.", labels=["service"])
+        reads = CounterMetricFamily("micronova_db_reads", "Read transactions.", labels=["service"])
+        retries = CounterMetricFamily("micronova_db_retries", "Transactions tried again.", labels=["service"])
+        used = GaugeMetricFamily("micronova_db_pool_used", "Connections of the pool in use.", labels=["service"])
+        size = GaugeMetricFamily("micronova_db_pool_size", "Connections that the pool may have.", labels=["service"])
+        for service, database in self._databases.items():
+            statistics = database.statistics
+            writes.add_metric([service], statistics.writes)
+            reads.add_metric([service], statistics.reads)
+            retries.add_metric([service], statistics.retries)
+            if (pool := database.pool()) is not None:
+                used.add_metric([service], pool[0])
+                size.add_metric([service], pool[1])
+        yield from (writes, reads, retries, used, size)
         if self._bus is not None:
             stats = self._bus.stats()
             sent = CounterMetricFamily("micronova_messages", "Messages sent.", labels=["kind", "method"])
@@ -229,13 +234,13 @@ class _SharedMetrics:
             )
 
 
-def render(database: MeasuredDatabase | None, bus: MeasuredBus | None, metrics: Metrics | None = None) -> bytes:
-    """Return all metrics of this process in the text format of Prometheus."""
+def render(databases: Mapping[str, MeasuredDatabase], bus: MeasuredBus | None, metrics: Metrics | None = None) -> bytes:
+    """Return all metrics of this process in the text format of Prometheus; databases by their service."""
     from prometheus_client import REGISTRY, generate_latest
     from prometheus_client.registry import CollectorRegistry
 
     registry = CollectorRegistry()
-    registry.register(_SharedMetrics(database, bus))
+    registry.register(_SharedMetrics(databases, bus))
     if metrics is not None:
         registry.register(metrics)
     return generate_latest(REGISTRY) + generate_latest(registry)

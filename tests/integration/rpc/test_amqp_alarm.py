@@ -81,7 +81,7 @@ async def test_publishing_stops_and_consuming_goes_on(
             with pytest.raises(BusUnavailable, match="low on memory"):
                 await bus.cast(api.target("other"), api.work, Job(), context=CONTEXT)
             assert bus.stats().broker.blocked_reason == "low on memory"
-            assert b"micronova_bus_blocked 1.0" in render(None, bus)
+            assert b"micronova_bus_blocked 1.0" in render({}, bus)
         with pytest.raises(BusUnavailable, match="low on memory"):
             await client.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=600)
         # More messages than the server may hold unacknowledged: the broker must read the acknowledgements.

@@ -4,7 +4,7 @@ from micronova.telemetry.metrics import BUCKETS, Histogram, Metrics, render
 
 
 def shown(metrics: Metrics) -> dict[str, float]:
-    text = render(None, None, metrics).decode()
+    text = render({}, None, metrics).decode()
     rows = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("micronova_"))
     return {name: float(value) for name, value in rows}
 

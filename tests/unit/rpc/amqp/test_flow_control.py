@@ -66,7 +66,7 @@ async def test_casts_wait_while_the_broker_blocks_us(broker: FakeBroker, api: Sa
         await blocked(bus, broker)
         state = bus.stats().broker
         assert (state.connected, state.blocked_reason) == (True, "low on memory")
-        assert b"micronova_bus_blocked 1.0" in render(None, bus)
+        assert b"micronova_bus_blocked 1.0" in render({}, bus)
         casts = [cast(bus, api, n) for n in range(3)]
         await until(lambda: waiting(bus) == 3)
         assert broker.publishing.published == 0
@@ -75,7 +75,7 @@ async def test_casts_wait_while_the_broker_blocks_us(broker: FakeBroker, api: Sa
         broker.publishing.confirm(3)
         await soon(asyncio.gather(*casts))
         assert not bus.stats().broker.blocked
-        assert b"micronova_bus_blocked 0.0" in render(None, bus)
+        assert b"micronova_bus_blocked 0.0" in render({}, bus)
 
 
 async def test_a_cast_raises_when_the_broker_blocks_us_for_too_long(broker: FakeBroker, api: SampleAPI) -> None:
