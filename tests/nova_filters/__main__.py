@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from micronova.objects.errors import MicronovaError
+from micronova.objects.pci_devices import parse_aliases
 from micronova.scheduler.filters.base import Compared, FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN as FILTERS
 from micronova.scheduler.filters.registry import load_filters
@@ -30,10 +31,11 @@ from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
 from micronova.scheduler.weights.registry import load_weighers
-from tests.nova_filters.cases import NOW, Case, Maker
+from tests.nova_filters.cases import ALIASES, NOW, Case, Maker
 from tests.nova_filters.known import reason_for_verdict, reason_for_weights
 from tests.nova_schemas.__main__ import nova_environment
 
+NAMED_ALIASES = [{"name": name, **spec} for name, spec in ALIASES.items()]
 SIDE = Path(__file__).with_name("nova_side.py")
 
 
@@ -86,7 +88,9 @@ def our_verdicts(case: Case, names: Collection[str]) -> dict[str, list[bool]]:
     """Return which hosts our filters let pass."""
     hosts = a_table(case).view()
     found = {}
-    options = FilterOptions(service_down_time=60.0, settings=case.settings, metrics=case.metrics)
+    options = FilterOptions(
+        service_down_time=60.0, settings=case.settings, metrics=case.metrics, pci_aliases=parse_aliases(NAMED_ALIASES)
+    )
     for each in load_filters(options, names):
         if each.name in names:  # and not one that is asked in any case
             mask = Compared.of(each.mask(hosts, case.spec)).mask
@@ -121,7 +125,7 @@ class Comparison:
                 self.compared[name] += 1
                 self.passed[name] += one
                 if one != other:
-                    reason = reason_for_verdict(case, name, position, one, other)
+                    reason = reason_for_verdict(case, name, position, one, other, nova["without_caches"][position])
                     self._differs(name, reason, f"case {number}, host {position}: ours {one}, Nova {other}")
         weights = our_weights(case, nova["weighers"])
         for name, theirs in nova["weighers"].items():

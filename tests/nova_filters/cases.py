@@ -1,5 +1,6 @@
 """Synthetic hosts and requests, with the settings, from a seed: for our scheduler and, as plain data, for Nova's."""
 
+import json
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,13 @@ from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
+from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, encode
+from tests.nova_numa.cases import PRODUCTS, a_host, plain_host
 
 NOW = 1_790_000_000.0
 HOSTS = 25
 OPERATORS = ("=", "==", "!=", ">=", "<=", "s==", "s!=", "s>", "s>=", "s<", "s<=", "<in>", "<all-in>", "<or>", "")
+ALIASES = {f"device-{product}": {"vendor_id": "8086", "product_id": product} for product in PRODUCTS}
 METRICS = ("cpu.percent", "cpu.frequency")  # names that Nova's objects accept
 
 
@@ -73,7 +77,12 @@ class Maker:
             project_id=self._some("project-1", "project-2"),
             user_id="user",
             flavor=Flavor(
-                id="1", name=self._some("m1.small", "m1.large"), ram=1024, vcpus=2, disk=10, extra_specs=self._specs()
+                id="1",
+                name=self._some("m1.small", "m1.large"),
+                ram=1024,
+                vcpus=2,
+                disk=10,
+                extra_specs=self._specs() | self._asked_hardware(),
             ),
             image=image,
             hints=self._hints(members),
@@ -122,6 +131,8 @@ class Maker:
         ratio = self._some(1.0, 4.0, 16.0)
         total = {"VCPU": vcpus, "MEMORY_MB": vcpus * 1024, "DISK_GB": vcpus * 10}
         most = {"VCPU": int(vcpus * ratio), "MEMORY_MB": total["MEMORY_MB"], "DISK_GB": total["DISK_GB"]}
+        topology, use = self._hardware(ratio) if self._chance(0.8) else (NodeTopology(), NOTHING_USED)
+        dedicated = sum(len(cell.dedicated) for cell in topology.cells)
         instances: dict[str, Any] = {
             f"00000000-0000-4000-8000-00000001{number:04}": self._image("image-3") if self._chance(0.7) else None
             for _ in range(self._some(0, 1))
@@ -135,9 +146,15 @@ class Maker:
             "enabled": self._chance(0.9),
             "forced_down": self._chance(0.1),
             "last_seen": NOW - self._some(0, 5, 59, 60, 61, 3600),
-            "total": total,
-            "capacity": most,
-            "used": {name: self._random.randrange(amount + 1) for name, amount in most.items()},
+            "total": total | {"PCPU": dedicated},
+            "capacity": most | {"PCPU": dedicated},
+            "used": {
+                **{name: self._random.randrange(amount + 1) for name, amount in most.items()},
+                "PCPU": sum(len(cell.pinned) for cell in use.cells.values()),
+            },
+            "topology": encode(topology) if topology.cells else "",
+            "held": encode(use) if topology.cells else "",
+            "hardware": plain_host(topology, use) if topology.cells else None,
             "cpu_allocation_ratio": ratio,
             "allocation_ratio": {"VCPU": ratio, "MEMORY_MB": 1.0, "DISK_GB": 1.0},
             "hypervisor_type": self._some("QEMU", "ironic"),
@@ -153,6 +170,36 @@ class Maker:
             "aggregates": [(name, aggregates[name]) for name in aggregates if self._chance(0.3)],
             "instances": instances,
         }
+
+    def _hardware(self, ratio: float) -> tuple[NodeTopology, TopologyUse]:
+        """Cells and devices, without virtual and physical functions: `make nova-numa` compares these."""
+        topology, use = a_host(self._random, devices=self._chance(0.6), cpu_ratio=ratio, ram_ratio=1.0)
+        plain = tuple(each for each in topology.devices if each.dev_type == "type-PCI")
+        held = tuple(each.address for each in plain if each.address in use.devices)
+        return msgspec.structs.replace(topology, devices=plain), msgspec.structs.replace(use, devices=held)
+
+    def _asked_hardware(self) -> dict[str, str]:
+        """Extra specs for NUMA nodes, dedicated CPUs, memory pages and PCI devices of a guest with two CPUs."""
+        found: dict[str, str] = {}
+        if self._chance(0.4):
+            return found
+        if self._chance(0.3):
+            found["hw:numa_nodes"] = self._some("1", "2")
+        if self._chance(0.5):
+            found["hw:cpu_policy"] = self._some("dedicated", "dedicated", "mixed", "shared")
+            if found["hw:cpu_policy"] == "mixed":
+                found["hw:cpu_dedicated_mask"] = self._some("0", "1")
+            if found["hw:cpu_policy"] == "dedicated" and self._chance(0.4):
+                found["hw:cpu_thread_policy"] = self._some("prefer", "isolate", "require")
+            if found["hw:cpu_policy"] == "dedicated" and self._chance(0.2):
+                found["hw:emulator_threads_policy"] = "isolate"
+        if self._chance(0.3):
+            found["hw:mem_page_size"] = self._some("small", "large", "any", "2048")
+        if self._chance(0.5):
+            found["pci_passthrough:alias"] = f"{self._some(*ALIASES)}:{self._some(1, 1, 2)}"
+            if self._chance(0.6):
+                found["hw:pci_numa_affinity_policy"] = self._some("legacy", "preferred", "required", "socket")
+        return found
 
     def _specs(self) -> dict[str, str]:
         names = (
@@ -285,7 +332,11 @@ def _complete(
         spec=spec,
         for_nova={
             "now": NOW,
-            "settings": {"filter_scheduler": options, "metrics": msgspec.to_builtins(metrics)},
+            "settings": {
+                "filter_scheduler": options,
+                "metrics": msgspec.to_builtins(metrics),
+                "pci": {"alias": [json.dumps({"name": name, **spec}) for name, spec in ALIASES.items()]},
+            },
             "hosts": msgspec.to_builtins(made),
             "request": request,
         },

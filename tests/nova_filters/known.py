@@ -5,12 +5,19 @@ import re
 from typing import Any
 
 from tests.nova_filters.cases import Case
+from tests.nova_numa.known import CACHES
+from tests.unit.scheduler.fitting_oracle import amounts
 
 _GLUED = re.compile(r"(<all-in>|<or>|<in>|s==|s!=|s>=|s<=|s>|s<|==|!=|>=|<=|=)\S")
 
 
-def reason_for_verdict(case: Case, name: str, position: int, ours: bool, nova: bool | str) -> str:
-    """Return why a verdict on a host differs, "" if there is no reason."""
+def reason_for_verdict(
+    case: Case, name: str, position: int, ours: bool, nova: bool | str, without_caches: bool | str
+) -> str:
+    """Return why a verdict on a host differs, "" if there is no reason.
+
+    `without_caches` is that of Nova's NUMATopologyFilter if it forgets which cells it has tried.
+    """
     specs = case.spec.flavor.extra_specs
     if isinstance(nova, str):
         if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter") and "could not convert" in nova:
@@ -19,10 +26,17 @@ def reason_for_verdict(case: Case, name: str, position: int, ours: bool, nova: b
             return "Nova's filter fails without an image; in Nova every request has one"
         return ""
     if name in ("AggregateInstanceExtraSpecsFilter", "ComputeCapabilitiesFilter"):
-        if any(_GLUED.match(text) for text in specs.values()):
+        if any(_GLUED.match(text) for key, text in specs.items() if _reads(name, key)):
             return "an operator without a space is an operator here"
-        if "<all-in>" in specs.get("capabilities:cpu_info:features", ""):
+        if name == "ComputeCapabilitiesFilter" and "<all-in>" in specs.get("capabilities:cpu_info:features", ""):
             return "<all-in> looks for elements of a list, in Nova for parts of its text"
+    if name == "NUMATopologyFilter":
+        host = case.hosts[position]
+        needed = amounts(case.spec.flavor, None)
+        if nova and any(host.capacity.get(each, 0) - host.used.get(each, 0) < needed[each] for each in needed):
+            return "in Nova only Placement counts amounts, which the host has too little of"
+        if nova != without_caches and ours == without_caches:
+            return CACHES
     if name == "ImagePropertiesFilter" and nova and _asks_only_for_a_version(case):
         return "Nova ignores the version of the hypervisor if the image names nothing else"
     if name == "JsonFilter" and _negated_within(json.loads(case.spec.hints["query"][0])):
@@ -32,6 +46,12 @@ def reason_for_verdict(case: Case, name: str, position: int, ours: bool, nova: b
     ):
         return "Nova compares only properties that it knows"
     return ""
+
+
+def _reads(name: str, key: str) -> bool:
+    namespace, colon, _ = key.partition(":")
+    own = "capabilities" if name == "ComputeCapabilitiesFilter" else "aggregate_instance_extra_specs"
+    return not colon or namespace == own
 
 
 def _asks_only_for_a_version(case: Case) -> bool:

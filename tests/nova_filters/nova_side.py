@@ -11,15 +11,22 @@ import contextlib
 import datetime
 import json
 import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import nova.conf  # type: ignore[import-not-found]
 from nova import objects
+from nova.pci import request as pci_request  # type: ignore[import-not-found]
 from nova.scheduler import filters, host_manager  # type: ignore[import-not-found]
 from nova.scheduler import weights as host_weights
 from nova.scheduler.weights import image_props  # type: ignore[import-not-found]
+from nova.virt import hardware  # type: ignore[import-not-found]
 from oslo_utils import timeutils
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nova_numa"))
+import nova_side as numa  # type: ignore[import-not-found]
 
 CONF = nova.conf.CONF
 
@@ -88,21 +95,27 @@ def a_host(given: dict[str, Any]) -> Any:
         "host": given["host"],
         "binary": "nova-compute",
     }
+    if given["hardware"] is not None:
+        host.numa_topology = numa.host_of(given["hardware"])
+        host.pci_stats = numa.devices_of(given["hardware"], host.numa_topology)
     return host
 
 
 def a_request(given: dict[str, Any]) -> Any:
     """Return a request spec."""
     group = given["group"]
+    flavor, image = objects.Flavor(**given["flavor"]), an_image(given["image"])
+    seen = image or an_image({"id": "none", "properties": {}})
+    policy = hardware.get_pci_numa_policy_constraint(flavor, seen)
     return objects.RequestSpec(
         project_id=given["project_id"],
         instance_uuid="00000000-0000-4000-8000-00000000abcd",
-        flavor=objects.Flavor(**given["flavor"]),
-        image=an_image(given["image"]),
+        flavor=flavor,
+        image=image,
         scheduler_hints=given["hints"],
         requested_destination=None,
-        numa_topology=None,  # `make nova-numa` compares those
-        pci_requests=objects.InstancePCIRequests(requests=[]),
+        numa_topology=hardware.numa_get_constraints(flavor, seen),
+        pci_requests=pci_request.get_pci_requests_from_flavor(flavor, affinity_policy=policy),
         instance_group=None
         if group is None
         else objects.InstanceGroup(
@@ -118,6 +131,7 @@ def a_request(given: dict[str, Any]) -> Any:
 
 def verdict(each: Any, host: Any, request: Any) -> bool | str:
     """Return what a filter says of a host."""
+    host.allocation_candidates = [{"mappings": {}}]  # filters remove those that they refuse
     try:
         return bool(each.host_passes(host, request))
     except Exception as error:
@@ -149,8 +163,10 @@ def main() -> None:
         timeutils.set_time_override(datetime.datetime.fromtimestamp(case["now"], datetime.UTC).replace(tzinfo=None))
         hosts = [a_host(each) for each in case["hosts"]]
         request = a_request(case["request"])
+        fitting = wanted["NUMATopologyFilter"]()
         answer = {
             "filters": {name: [verdict(wanted[name](), host, request) for host in hosts] for name in case["filters"]},
+            "without_caches": [numa.without_caches(partial(verdict, fitting, host, request)) for host in hosts],
             "weighers": {name: weighed(weighers[name], hosts, request) for name in case["weighers"]},
         }
         print(json.dumps(answer), flush=True)
