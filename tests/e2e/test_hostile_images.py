@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from micronova.http.client import error_message
 from tests.e2e.cloud import RealCloud
 from tests.e2e.fault_machine import FaultMachine
 from tests.e2e.guests import SERVERS, Guest, Tenant
@@ -20,16 +21,17 @@ UNKNOWN = "'disk_format': it must be one of"
 async def _upload(person: Person, sample: Sample) -> tuple[str, str]:
     """Upload a sample; return the image's id, or why it was refused."""
     body = {"name": sample.name, "disk_format": sample.declared, "container_format": "bare"}
-    answer = await person.request("POST", "/image/v2/images", body)
+    json = {"accept": "application/json"}
+    answer = await person.request("POST", "/image/v2/images", body, json)
     if answer.status == 201:
         image = answer.json()["id"]
-        kind = {"content-type": "application/octet-stream"}
+        kind = {**json, "content-type": "application/octet-stream"}
         answer = await person.request("PUT", f"/image/v2/images/{image}/file", sample.content, kind)
         if answer.status == 204:
             return image, ""
         assert (await person.do("GET", f"/image/v2/images/{image}"))["status"] == "queued"
     assert 400 <= answer.status < 500, (sample, answer)
-    return "", answer.body.decode()
+    return "", error_message(answer)
 
 
 async def test_the_image_service_refuses_them(cloud: RealCloud) -> None:

@@ -128,7 +128,9 @@ async def shell(driver: LibvirtDriver, plan: GuestPlan, command: str, timeout: f
         raise AssertionError(f"{command!r} did not end: {seen}") from None
     finally:
         writer.close()
-    return seen.partition(f"begin-{mark}")[2].partition(f"end-{mark}")[0].strip()
+    printed = seen.partition(f"begin-{mark}")[2].partition(f"end-{mark}")[0].strip()
+    # The guest tells of its devices on the same console, at any moment.
+    return "\n".join(line for line in printed.splitlines() if not line.startswith("MICRONOVA-GUEST-"))
 
 
 def with_volumes(plan: GuestPlan, *volumes: AttachedVolume) -> GuestPlan:
