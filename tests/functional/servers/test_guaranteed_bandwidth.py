@@ -27,7 +27,7 @@ from tests.functional.servers.bandwidth import (
     restock,
     used,
 )
-from tests.functional.servers.embedded_services import image, make, network, ok
+from tests.functional.servers.embedded_services import call, image, make, network, ok
 
 CLOUD = CloudOptions(
     hosts=2,
@@ -328,6 +328,26 @@ async def test_the_bandwidth_moves_with_the_server(cloud: Cloud, user: Caller) -
         await user.wait_for(id, "ACTIVE")
         await is_on(await user.host_of(id), 500)
         await _delete(user, other)
+        await _delete(user, id)
+    await cloud.assert_clean()
+
+
+async def test_an_offloaded_server_comes_back_with_what_its_port_asks_for_then(cloud: Cloud, user: Caller) -> None:
+    """While its port is bound to no host, the policy may change."""
+    net = await network(user)
+    async with interfaces(user, {FIRST: 1000, SECOND: 1000}) as providers:
+        port = await asking_port(user, net, egress=600)
+        id = await _boot(user, port)
+        more = {"port": {"qos_policy_id": await policy(user, egress=900)}}
+        path = f"/network/v2.0/ports/{port['id']}"
+        assert (await call(user.admin, "PUT", path, more)).status == 409
+        await user.act(id, "shelve")
+        await user.wait_for(id, "SHELVED_OFFLOADED")
+        await ok(user.admin, "PUT", path, more)
+        await user.act(id, "unshelve")
+        await user.wait_for(id, "ACTIVE")
+        port = await port_of(user, port["id"])
+        await _is_served_by(user, id, port, providers[await user.host_of(id)], {EGRESS: 900})
         await _delete(user, id)
     await cloud.assert_clean()
 
