@@ -29,7 +29,7 @@ import msgspec
 from micronova.cli.exporter import ExporterLink
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.cli.supervised import READY, SupervisedProcess, tell_root
+from micronova.cli.supervised import READY, FromRoot, SupervisedProcess, tell_root
 from micronova.conf.api import APISettings
 from micronova.conf.pci import PCISettings
 from micronova.conf.services import GlanceSettings, NeutronSettings
@@ -198,7 +198,8 @@ class AgentProcess(SupervisedProcess):
 
 def main() -> None:
     """Become the agents' user and run the agents until the cloud stops them."""
-    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
+    from_root = FromRoot()
+    start = msgspec.json.decode(from_root.start_message(), type=Start)
     set_up_logging(start.settings)
     user = ServiceUser(start.user, start.uid, start.gid)
     listening = socket.socket(fileno=start.console)
@@ -216,16 +217,20 @@ def main() -> None:
         end_with(root, signal.SIGKILL)  # the next start of the cloud must not find two agents
         from micronova.cli.run import run_until_stopped
 
-        run_until_stopped(lambda stopped: _serve(start, listening, stopped, lambda: stop(stopped)))
+        run_until_stopped(lambda stopped: _serve(start, from_root, listening, stopped, lambda: stop(stopped)))
     except MicronovaError as error:
         tell_root(error.message)
         sys.exit(1)
     sys.exit(0 if stop_requested else _SIGNALLED)
 
 
-async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event, stop: Callable[[], None]) -> None:
+async def _serve(
+    start: Start, from_root: FromRoot, listening: socket.socket, stopped: asyncio.Event, stop: Callable[[], None]
+) -> None:
     from micronova.cli.run import settle_memory, start_unless_stopped
     from micronova.cli.wiring import Process
+
+    from_root.follow(start.settings)
 
     process = Process(
         start.settings,

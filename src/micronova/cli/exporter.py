@@ -27,7 +27,7 @@ import msgspec
 
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.cli.supervised import READY, SupervisedProcess, tell_root
+from micronova.cli.supervised import READY, FromRoot, SupervisedProcess, tell_root
 from micronova.conf.default import DefaultSettings
 from micronova.conf.settings import Settings
 from micronova.exporter import daemon, wire
@@ -121,9 +121,15 @@ class ExporterProcess(SupervisedProcess):
 
     def start_message(self, groups: Iterable[int]) -> bytes:
         """Return what the process is told."""
-        defaults = self._settings.default
+        default = self._settings.default
         start = Start(
-            settings=Settings(default=DefaultSettings(log_level=defaults.log_level, log_format=defaults.log_format)),
+            settings=Settings(
+                default=DefaultSettings(
+                    log_level=default.log_level,
+                    default_log_levels=default.default_log_levels,
+                    log_format=default.log_format,
+                )
+            ),
             user=self._user.name,
             uid=self._user.uid,
             gid=self._user.gid,
@@ -191,7 +197,8 @@ def missing() -> str | None:
 
 def main() -> None:
     """Become the exporter's user and serve volumes until root's process stops it."""
-    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
+    from_root = FromRoot()
+    start = msgspec.json.decode(from_root.start_message(), type=Start)
     set_up_logging(start.settings)
     root = os.getppid()
     sockets = [socket.socket(fileno=number) for number in (start.service, start.agent)]
@@ -214,13 +221,16 @@ def main() -> None:
             service_user=start.service_user,
             agent_user=start.agent_user,
         )
-        asyncio.run(_serve(setup, *sockets))
+        asyncio.run(_serve(setup, start.settings, from_root, *sockets))
     except MicronovaError as error:
         tell_root(error.message)
         sys.exit(1)
 
 
-async def _serve(setup: ExporterSetup, service: socket.socket, agent: socket.socket) -> None:
+async def _serve(
+    setup: ExporterSetup, settings: Settings, from_root: FromRoot, service: socket.socket, agent: socket.socket
+) -> None:
+    from_root.follow(settings)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     exporter = Exporter(setup)

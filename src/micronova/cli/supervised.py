@@ -1,5 +1,6 @@
 """A process that root starts on a machine with real guests, and starts again when it was killed."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -12,7 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
+from micronova.conf.default import DefaultSettings
+from micronova.conf.settings import Settings
 from micronova.objects.errors import MicronovaError, resource_exhausted
+from micronova.telemetry.logs import set_levels
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +29,58 @@ READY = "ready\n"
 MOST_SAID = 4096  # bytes that root reads at once of what a process says
 _ENVIRONMENT = ("PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "PYTHON")
+
+
+class LogLevels(msgspec.Struct, frozen=True):
+    """What root's process tells another one while it runs."""
+
+    log_level: str
+    default_log_levels: tuple[str, ...]
+
+
+class FromRoot:
+    """What root's process writes: the input of a supervised process, of which the programs that it starts get none."""
+
+    def __init__(self) -> None:
+        self._from = os.dup(sys.stdin.fileno())  # not inherited
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdin.fileno())
+        self._part = b""
+        self._levels: Settings | None = None
+
+    def start_message(self) -> bytes:
+        """Return what the process is told at its start."""
+        while b"\n" not in self._part:
+            read = os.read(self._from, 65_536)
+            self._part += read or b"\n"
+        message, _, self._part = self._part.partition(b"\n")
+        return message
+
+    def follow(self, settings: Settings) -> None:
+        """Take over levels of the log from now on; those of the settings hold until then. For the event loop."""
+        self._levels = settings
+        os.set_blocking(self._from, False)
+        asyncio.get_running_loop().add_reader(self._from, self._take)
+
+    def _take(self) -> None:
+        try:
+            read = os.read(self._from, 65_536)
+        except BlockingIOError:
+            return
+        if not read:  # root's process has ended, and this one does, too
+            asyncio.get_running_loop().remove_reader(self._from)
+            return
+        *lines, self._part = (self._part + read).split(b"\n")
+        for line in lines:
+            levels = msgspec.json.decode(line, type=LogLevels)
+            new = Settings(
+                default=DefaultSettings(log_level=levels.log_level, default_log_levels=levels.default_log_levels)
+            )
+            set_levels(new, self._levels)
+            self._levels = new
+            log.warning(
+                "SIGHUP: the levels of the log are %s", " ".join((levels.log_level, *levels.default_log_levels))
+            )
 
 
 def tell_root(text: str) -> None:
@@ -43,9 +101,11 @@ def _environment() -> dict[str, str]:
 class SupervisedProcess(ABC):
     """A new program, not a fork: root's process has read the settings and keys of the cloud. Methods block.
 
-    The program reads what it is told from its input, and writes READY, or why it ends, to its output.
+    The program reads what it is told from its input, a line of JSON, and later lines with levels of the log. It writes
+    READY, or why it ends, to its output.
     """
 
+    _settings: Settings
     what: ClassVar[str]  # in log lines
     consequence: ClassVar[str]  # what its end means, in log lines
 
@@ -83,8 +143,18 @@ class SupervisedProcess(ABC):
         assert self._process.stdin is not None and self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         with contextlib.suppress(BrokenPipeError):  # it has ended: `tend` sees that
-            self._process.stdin.write(start_message)
-            self._process.stdin.close()
+            self._process.stdin.write(start_message + b"\n")
+            self._process.stdin.flush()
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def use_levels(self, new: DefaultSettings) -> None:
+        """Give the process other levels of the log, now and whenever it is started again."""
+        levels = LogLevels(new.log_level, new.default_log_levels)
+        default = msgspec.structs.replace(self._settings.default, **msgspec.structs.asdict(levels))
+        self._settings = msgspec.structs.replace(self._settings, default=default)
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it ends, or stands still
+                os.write(self._process.stdin.fileno(), msgspec.json.encode(levels) + b"\n")
 
     def tend(self, groups: Iterable[int]) -> None:
         """Start the process, also again if it was killed; raise MicronovaError if it ended before it ever worked.
@@ -160,5 +230,7 @@ class SupervisedProcess(ABC):
 
     def _close(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
+        for stream in (process.stdin, process.stdout) if process is not None else ():
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()

@@ -119,6 +119,10 @@ def _above_guests(settings: Settings) -> Path:
     return directory.parent if os.geteuid() == 0 else directory
 
 
+ReadAgain = Callable[[], Settings]
+"""Reads the settings again; raises SettingsError."""
+
+
 class HostProcesses:
     """The privileged helper of one cloud on this machine, and the libvirt of its guests. Methods block."""
 
@@ -335,18 +339,21 @@ def supervise(
     main: Callable[[AgentLink | None], None],
     agent: AgentProcess | None = None,
     exporter: ExporterProcess | None = None,
+    read_again: ReadAgain | None = None,
 ) -> None:
     """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop.
 
-    `agent` is the process of the host's agents, if `main` does not run them itself; `exporter` serves volumes.
+    `agent` is the process of the host's agents, if `main` does not run them itself; `exporter` serves volumes. At
+    SIGHUP `read_again` returns the settings whose levels of the log these get.
     """
-    asked = False
+    asked = reload = False
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def woken(number: int, _frame: Any) -> None:
-        nonlocal asked
+        nonlocal asked, reload
         if number == signal.SIGHUP and not ends_with_its_terminal():
+            reload = True
             _signal(child, signal.SIGHUP)
         elif number != signal.SIGCHLD:
             asked = True
@@ -396,7 +403,10 @@ def supervise(
         tended = others if failed is None and not asked else []
         pause = min([CHECK_INTERVAL, *(each.attention for each in tended)])
         if select.select([reader], [], [], pause)[0]:
-            os.read(reader, 512)  # a child ended, or a signal told us to stop
+            os.read(reader, 512)  # a child ended, or a signal told us to stop or to read the settings again
+        if reload:
+            reload = False
+            _reload(others, read_again)
         if not asked and failed is None:
             processes.restart_dead()
     code = os.waitstatus_to_exitcode(status)
@@ -415,6 +425,18 @@ def supervise(
         raise SystemExit(code if code > 0 else 128 - code)
 
 
+def _reload(others: Sequence[SupervisedProcess], read_again: ReadAgain | None) -> None:
+    """Give other processes new levels of the log; the cloud's process says what is wrong with the settings."""
+    if read_again is None or not others:
+        return
+    try:
+        new = read_again().default
+    except SettingsError:
+        return
+    for each in others:
+        each.use_levels(new)
+
+
 def _terminate(pid: int) -> None:
     _signal(pid, signal.SIGTERM)
 
@@ -429,7 +451,13 @@ Main = Callable[[Settings, Sequence[str], AgentLink | None], None]
 
 
 def run_as_service(
-    settings: Settings, place: StateDirectory, roles: Sequence[str], main: Main, *, needs_root: bool
+    settings: Settings,
+    place: StateDirectory,
+    roles: Sequence[str],
+    main: Main,
+    *,
+    needs_root: bool,
+    read_again: ReadAgain | None = None,
 ) -> None:
     """Run `main` as the service user. If it needs root and this is root, root's process supervises it.
 
@@ -491,7 +519,7 @@ def run_as_service(
         roles=agents,
         volumes=None if exporter is None else access_socket(prefix_of(cloud_id)),
     )
-    supervise(processes, user, place, lambda link: main(settings, others, link), agent, exporter)
+    supervise(processes, user, place, lambda link: main(settings, others, link), agent, exporter, read_again)
 
 
 def _volume_user(settings: Settings, *others: ServiceUser) -> ServiceUser:

@@ -125,7 +125,7 @@ def _run(settings: Settings, place: StateDirectory, notice: str, source: "Settin
 
         run_until_stopped(work)
 
-    run_as_service(settings, place, roles, main, needs_root=runs_qemu(settings))
+    run_as_service(settings, place, roles, main, needs_root=runs_qemu(settings), read_again=source.load)
     if os.getpid() == pid:  # else this is the child, and root's process has more to stop
         click.echo("stopped", err=True)
 

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_the_agents_inherit_no_secret_by_their_environment(
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     told, program = tmp_path / "told", tmp_path / "program"
     os.mkfifo(told)
-    program.write_text(f"#!/bin/sh\ncat >/dev/null\nexec env >{told}\n")  # in the place of Python
+    program.write_text(f"#!/bin/sh\nread -r line\nexec env >{told}\n")  # in the place of Python
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     agents.start(())
@@ -144,7 +145,7 @@ def test_root_reads_little_of_what_the_agents_say(
 ) -> None:
     """Agents that were taken over write without end; root's process neither stops nor grows."""
     program = tmp_path / "program"
-    program.write_text("#!/bin/sh\ncat >/dev/null\nexec yes\n")  # in the place of Python
+    program.write_text("#!/bin/sh\nread -r line\nexec yes\n")  # in the place of Python
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     agents.start(())
@@ -157,6 +158,83 @@ def test_root_reads_little_of_what_the_agents_say(
     with pytest.raises(MicronovaError) as raised:
         agents.tend(())
     assert len(raised.value.message) <= supervised.MOST_SAID
+
+
+FOLLOWS = """
+import asyncio, json, logging, subprocess, sys
+from micronova.cli.supervised import READY, FromRoot, tell_root
+from micronova.conf.settings import load
+from micronova.telemetry.logs import set_levels
+
+async def main():
+    from_root = FromRoot()
+    start = json.loads(from_root.start_message())
+    settings = load(environ={}, default=start)
+    set_levels(settings)
+    from_root.follow(settings)
+    assert subprocess.run(["cat"], stdout=subprocess.PIPE, timeout=10).stdout == b"", "its input is not for others"
+    tell_root(READY)
+    while True:
+        levels = [logging.getLogger(name).getEffectiveLevel() for name in ("", "micronova.rpc")]
+        print(*levels, file=sys.stderr, flush=True)
+        before = list(levels)
+        while [logging.getLogger(name).getEffectiveLevel() for name in ("", "micronova.rpc")] == before:
+            await asyncio.sleep(0.01)
+
+asyncio.run(main())
+"""
+
+
+class Followed(supervised.SupervisedProcess):
+    """A process that says which levels it has."""
+
+    what, consequence = "the process", "nothing"
+
+    def __init__(self, directory: Path) -> None:
+        self._settings = load(environ={})
+        super().__init__("follows", directory)
+
+    def start_message(self, groups: object) -> bytes:
+        default = self._settings.default
+        levels = {"log_level": default.log_level, "default_log_levels": list(default.default_log_levels)}
+        return msgspec.json.encode(levels)
+
+    def descriptors(self) -> list[int]:
+        return []
+
+
+def test_levels_of_the_log_reach_a_process_that_runs_and_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "follows.py").write_text(FOLLOWS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made, said = Followed(tmp_path), ""
+
+    def until(text: str) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 30.0
+        while text not in said:
+            assert time.monotonic() < deadline, said
+            said += capfd.readouterr().err
+            time.sleep(0.01)  # another process: nobody tells us
+        said = said.partition(text)[2]
+
+    made.tend(())
+    try:
+        until("20 20")
+        for level, module, expected in (("WARNING", "rpc=DEBUG", "30 10"), ("DEBUG", "", "10 10")):
+            new = load(environ={}, default={"log_level": level, "default_log_levels": [module] if module else []})
+            made.use_levels(new.default)
+            until(f"SIGHUP: the levels of the log are {level}" if level == "WARNING" else expected)
+        assert made._process is not None
+        made._process.kill()
+        made._process.wait()
+        made.tend(())
+        monkeypatch.setattr(made, "_again_at", 0.0)
+        made.tend(())
+        until("10 10")
+    finally:
+        made.stop(kill=True)
 
 
 def test_what_a_root_process_that_has_ended_is_told_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
