@@ -2,14 +2,14 @@
 
 It reads the database (operations, instances, allocations, quota usage), asks every living host what its hypervisor
 really holds, asks a conductor for how long it has worked undisturbed, asks the network service for the ports of
-servers and for what its agents cannot do, asks the volume service for the attachments of servers, and asks the image
-service for images that could not be made, and for those of servers that have no other disk. Whatever
-has a running operation is left alone: there the two sides may differ for a moment. What does not answer is a finding
-of the kind "unasked", and the rest is compared without it. `findings/` has a module for each thing that is compared,
-with its repairs.
+servers, for what these ask for, and for what its agents cannot do, asks the volume service for the attachments of
+servers, and asks the image service for images that could not be made, and for those of servers that have no other disk.
+Whatever has a running operation is left alone: there the two sides may differ for a moment. What does not answer is a
+finding of the kind "unasked", and the rest is compared without it. `findings/` has a module for each thing that is
+compared, with its repairs.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from micronova.conductor.findings.finding import NOT_COMPARED, Finding
 from micronova.conductor.findings.guests import PowerStateComparison, compare_guests, not_removed
 from micronova.conductor.findings.images import MadeImages, compare_images
 from micronova.conductor.findings.misplaced_guests import misplaced_guests
-from micronova.conductor.findings.network import Ports, compare_agents, compare_ports
+from micronova.conductor.findings.network import Ports, compare_agents, compare_bound_ports, compare_ports
 from micronova.conductor.findings.servers import Servers, compare_servers, late_operations
 from micronova.conductor.findings.volumes import Attachments, compare_volumes
 from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
@@ -31,6 +31,7 @@ from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import Guest
+from micronova.objects.port_resources import BoundPort
 
 CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""
@@ -70,12 +71,14 @@ async def audit(
         ]
     listed: Documents = []
     agents: Documents = []
+    bound: list[BoundPort] = []
     if ports is not None:
         listed = await _asked("network", ports.list_server_ports, not_compared, listed)
+        bound = await _asked("network", ports.bound_ports, [], bound)
         agents = await _asked("network", ports.list_network_agents, [], agents)
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
     undisturbed, no_answer = await _undisturbed(conductor) if conductor is not None else (0.0, [])
-    findings, servers = await database.snapshot(compare_records, begun, undisturbed)
+    findings, servers = await database.snapshot(compare_records, begun, undisturbed, bound)
     findings += no_answer
     if images is not None:
         findings += await _asked("image", lambda: compare_images(database, images, image_progress), not_compared, [])
@@ -87,16 +90,16 @@ async def audit(
             findings += not_removed(host, guests, servers, micros(begun - service_down_time))
     findings += await misplaced_guests(database, answers, servers)
     if compute is not None:
-        power_states = PowerStateComparison(
-            database, compute, clock, service_down_time, lambda conn, begun: compare_servers(conn, micros(begun))[1]
-        )
+        power_states = PowerStateComparison(database, compute, clock, service_down_time, _read_servers)
         findings += await power_states.differing(answers, servers)
     findings += compare_ports(listed, servers)
     return findings + compare_agents(agents, alive) + not_compared
 
 
-def compare_records(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list[Finding], Servers]:
-    """Return the contradictions within the database, and what it knows of servers."""
+def compare_records(
+    conn: sa.Connection, begun: float, undisturbed: float, bound: Sequence[BoundPort] = ()
+) -> tuple[list[Finding], Servers]:
+    """Return the contradictions within the database, and with bound ports, and what it knows of servers."""
     since = micros(begun)
     findings, servers = compare_servers(conn, since)
     findings += late_operations(conn, since, undisturbed)
@@ -104,6 +107,7 @@ def compare_records(conn: sa.Connection, begun: float, undisturbed: float) -> tu
     findings += [oversold(each) for each in allocation_audit.oversold(conn)]
     findings += topologies_of(conn, servers.busy)
     findings += misplaced(conn, servers.busy)
+    findings += compare_bound_ports(conn, bound, servers)
     return findings, servers
 
 

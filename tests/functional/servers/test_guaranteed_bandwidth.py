@@ -430,6 +430,24 @@ async def _is_bound(cloud: OneProcess, user: Caller, id: str, port: dict[str, An
     assert (await held(user, id))[provider] == {EGRESS: kbps}
 
 
+async def test_the_audit_finds_a_port_for_which_its_server_holds_too_little(cloud: OneProcess, user: Caller) -> None:
+    net = await network(user)
+    async with interfaces(user, {FIRST: 1000}) as providers:
+        port = await asking_port(user, net, egress=600)
+        id = await _boot(user, port)
+        await cloud.settled()
+        kept = await cloud.read(topology_claims.select().where(topology_claims.c.consumer_uuid == id))
+        await _write(cloud, topology_claims.delete().where(topology_claims.c.consumer_uuid == id))
+        found = [each for each in await run_audit(cloud.process) if each["kind"] == "port"]
+        assert {each["subject"] for each in found} == {port["id"]}
+        assert f"Server {id} holds 0 of the 600 {EGRESS} that its ports ask for." in [each["message"] for each in found]
+        assert all(each["advice"] for each in found)
+        await _write(cloud, *(topology_claims.insert().values(**row._mapping) for row in kept))
+        assert (await held(user, id))[providers[FIRST]] == {EGRESS: 600}
+        await _delete(user, id)
+    await cloud.assert_clean()
+
+
 async def test_a_repaired_claim_has_the_ports_of_today(cloud: OneProcess, user: Caller) -> None:
     """Not those of the request by which the server was made."""
     net = await network(user)

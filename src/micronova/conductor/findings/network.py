@@ -1,6 +1,6 @@
-"""Ports of servers that are gone, and what network agents cannot do."""
+"""Ports of servers that are gone, ports without what they ask for, and what network agents cannot do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.conductor.findings.servers import Servers
-from micronova.db import instances
+from micronova.db import instances, port_claims
 from micronova.objects.errors import Conflict, Unavailable
+from micronova.objects.port_resources import BoundPort
 
 MOST, LONGEST = 100, 1000
 """Faults of one agent that are findings, and characters of each."""
@@ -26,6 +27,9 @@ class Ports(Protocol):
 
     async def list_server_ports(self) -> list[dict[str, Any]]:
         """Return every port that belongs to a server: id and device_id."""
+
+    async def bound_ports(self) -> list[BoundPort]:
+        """Return the bound ports of servers that ask for resources, or are bound with a provider of them."""
 
     async def list_network_agents(self) -> list[dict[str, Any]]:
         """Return host, alive and configurations of each of our network agents."""
@@ -50,6 +54,27 @@ def compare_ports(listed: Sequence[dict[str, Any]], servers: Servers) -> list[Fi
         )
         for id, server in gone
     ]
+
+
+def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers: Servers) -> list[Finding]:
+    """Return the ports for which their servers do not hold what they ask for, or are bound with."""
+    compared = [port for port in bound if port.server in servers.known and port.server not in servers.busy]
+    findings = []
+    for each in port_claims.unheld(conn, compared):
+        if each.resource_class:
+            where = f" of resource provider {each.provider}" if each.provider else ""
+            text = f"holds {each.held} of the {each.wanted} {each.resource_class}{where} that its ports ask for."
+        else:
+            text = f"holds nothing of resource provider {each.provider}, which the port is bound with."
+        findings.append(
+            Finding(
+                kind="port",
+                subject=each.port_id,
+                message=f"Server {each.server} {text}",
+                advice="Migrate the server: the new claim has what its ports ask for, and they are bound with it.",
+            )
+        )
+    return findings
 
 
 async def _remove_ports(dependencies: RepairDependencies, about: PortsOfServer) -> str:
