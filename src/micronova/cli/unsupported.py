@@ -27,17 +27,4 @@ def _honoured(settings: Settings) -> Honoured:
             metrics=settings.metrics,
         )
     )
-    return Honoured(
-        hints=frozenset().union(*(each.hints for each in filters)),
-        extra_specs=frozenset().union(*(each.extra_specs for each in filters)),
-        checks=tuple(each.check for each in filters),
-        reads_extra_spec=lambda name: any(each.reads_extra_spec(name) for each in filters),
-        reads_property=lambda name: any(each.reads_property(name) for each in filters),
-        enabled=frozenset(each.name for each in filters) | _scheduler_settings_on(settings),
-    )
-
-
-def _scheduler_settings_on(settings: Settings) -> frozenset[str]:
-    """Return the settings of the scheduler that are true."""
-    scheduler = settings.scheduler
-    return frozenset(name for name in scheduler.__struct_fields__ if getattr(scheduler, name) is True)
+    return Honoured.of(filters, settings)

@@ -16,11 +16,7 @@ from micronova.objects.pci_devices import parse_aliases
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.filter_scheduler import FilterScheduler
-from micronova.scheduler.filters.base import FilterOptions, HostFilter
-from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.prefilters import Prefilters
-from micronova.scheduler.weights.base import WeigherOptions
-from micronova.scheduler.weights.registry import load_weighers
 from micronova.servers.honoured import Honoured
 from micronova.servers.unsupported import Unsupported
 
@@ -126,26 +122,19 @@ class PolicyScheduler:
     def __init__(self, policy: Policy, seed: int) -> None:
         settings = policy.settings
         self.aliases = parse_aliases(settings.pci.alias)
-        filters = load_filters(
-            FilterOptions(
-                service_down_time=settings.default.service_down_time,
-                settings=settings.filter_scheduler,
-                metrics=settings.metrics,
-                pci_aliases=self.aliases,
-            )
-        )
-        self.scheduler = FilterScheduler(
-            filters,
-            load_weighers(options=WeigherOptions(settings=settings.filter_scheduler, metrics=settings.metrics)),
+        self.scheduler = FilterScheduler.of(
+            settings.filter_scheduler,
+            settings.metrics,
             random=random_module.Random(seed),
+            service_down_time=settings.default.service_down_time,
             max_attempts=settings.scheduler.max_attempts,
-            host_subset_size=settings.filter_scheduler.host_subset_size,
-            shuffle_best_same_weighed_hosts=settings.filter_scheduler.shuffle_best_same_weighed_hosts,
             prefilters=Prefilters.of(settings.scheduler),
             aliases=self.aliases,
         )
         self._policy = policy.name
-        self._hints, self._unsupported = _checks(filters, self)
+        honoured = Honoured.of(self.scheduler.filters, settings)
+        self._hints = honoured.hints
+        self._unsupported = Unsupported(lambda: honoured, self.aliases)
 
     def check(self, requests: Iterable[Request], zones: Iterable[str]) -> None:
         """Raise Invalid for a request that the API would refuse with these settings, or that cannot be simulated."""
@@ -181,15 +170,3 @@ class PolicyScheduler:
                 "than VCPU, MEMORY_MB and DISK_GB, which are not simulated: leave them out."
             )
         topology_request(spec.flavor, spec.image, self.aliases)
-
-
-def _checks(filters: Iterable[HostFilter], scheduler: PolicyScheduler) -> tuple[frozenset[str], Unsupported]:
-    every = list(filters)
-    honoured = Honoured(
-        hints=frozenset().union(*(each.hints for each in every)),
-        extra_specs=frozenset().union(*(each.extra_specs for each in every)),
-        checks=tuple(each.check for each in every),
-        reads_extra_spec=lambda name: any(each.reads_extra_spec(name) for each in every),
-        reads_property=lambda name: any(each.reads_property(name) for each in every),
-    )
-    return honoured.hints, Unsupported(lambda: honoured, scheduler.aliases)

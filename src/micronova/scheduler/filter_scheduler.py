@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import CAPACITY, LONGEST_ERROR, MOST_NAMED, Explanation, FilterStep, Winner
 from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Destination, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
-from micronova.scheduler.filters.base import Compared, HostFilter, Scope
+from micronova.scheduler.filters.base import Compared, FilterOptions, HostFilter, Scope
+from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.filters.resources import LITTLE_ROOM, free_amount, has_free
 from micronova.scheduler.host_columns import Bools, Ints
 from micronova.scheduler.host_table import HostTable
@@ -39,7 +41,8 @@ from micronova.scheduler.no_valid_host import (
 from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.servable import Servable
-from micronova.scheduler.weights.base import HostWeigher
+from micronova.scheduler.weights.base import HostWeigher, WeigherOptions
+from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,33 @@ class FilterScheduler:
         self._prefilters = prefilters
         self._shuffle = shuffle_best_same_weighed_hosts
         self._aliases = aliases or {}
+
+    @classmethod
+    def of(
+        cls,
+        settings: FilterSchedulerSettings,
+        metrics: MetricsSettings,
+        *,
+        random: random_module.Random,
+        service_down_time: float,
+        max_attempts: int,
+        prefilters: Prefilters,
+        aliases: dict[str, Alias],
+    ) -> "FilterScheduler":
+        """Return the scheduler that the settings describe, with the filters and weighers that they enable."""
+        filters = FilterOptions(
+            service_down_time=service_down_time, settings=settings, metrics=metrics, pci_aliases=aliases
+        )
+        return cls(
+            load_filters(filters),
+            load_weighers(options=WeigherOptions(settings=settings, metrics=metrics)),
+            random=random,
+            max_attempts=max_attempts,
+            host_subset_size=settings.host_subset_size,
+            shuffle_best_same_weighed_hosts=settings.shuffle_best_same_weighed_hosts,
+            prefilters=prefilters,
+            aliases=aliases,
+        )
 
     def select(
         self,

@@ -45,8 +45,6 @@ from micronova.scheduler import fleet
 from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import FilterScheduler, RemovedBy
-from micronova.scheduler.filters.base import FilterOptions
-from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.image_counts import ImageCounts
 from micronova.scheduler.no_valid_host import claims_refused
 from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
@@ -54,8 +52,6 @@ from micronova.scheduler.refused_claims import RefusedClaims
 from micronova.scheduler.request_groups import RequestGroups
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.servable import Servable
-from micronova.scheduler.weights.base import WeigherOptions
-from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
 
@@ -122,20 +118,12 @@ class SchedulerManager:
             default_zone=default_zone,
             heartbeat_read_interval=service_down_time / 4,
         )
-        self._scheduler = FilterScheduler(
-            load_filters(
-                FilterOptions(
-                    service_down_time=service_down_time,
-                    settings=settings,
-                    metrics=metrics,
-                    pci_aliases=self._pci_aliases,
-                )
-            ),
-            load_weighers(options=WeigherOptions(settings=settings, metrics=metrics)),
+        self._scheduler = FilterScheduler.of(
+            settings,
+            metrics,
             random=random,
+            service_down_time=service_down_time,
             max_attempts=max_attempts,
-            host_subset_size=settings.host_subset_size,
-            shuffle_best_same_weighed_hosts=settings.shuffle_best_same_weighed_hosts,
             prefilters=prefilters,
             aliases=self._pci_aliases,
         )

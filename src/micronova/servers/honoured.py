@@ -1,11 +1,39 @@
 """What the enabled filters and the settings of the scheduler take into account: for the rules of requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from micronova.conf.settings import Settings
 
 
 def _reads_nothing(name: str) -> bool:
     return False
+
+
+class Filter(Protocol):
+    """What the rules of requests ask of a filter of the scheduler."""
+
+    @property
+    def name(self) -> str:
+        """The name by which operators enable it."""
+
+    @property
+    def hints(self) -> frozenset[str]:
+        """The scheduler hints that it honours."""
+
+    @property
+    def extra_specs(self) -> frozenset[str]:
+        """The namespaces of extra specs that it honours."""
+
+    def check(self, hints: Mapping[str, Sequence[str]], extra_specs: Mapping[str, str]) -> None:
+        """Raise Invalid for malformed hints and extra specs."""
+
+    def reads_extra_spec(self, name: str) -> bool:
+        """Return whether an extra spec may matter to it."""
+
+    def reads_property(self, name: str) -> bool:
+        """Return whether a property of an image may matter to it."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +48,20 @@ class Honoured:
     reads_extra_spec: Callable[[str], bool] = _reads_nothing
     reads_property: Callable[[str], bool] = _reads_nothing
     enabled: frozenset[str] = frozenset()  # filters, and settings of the section `scheduler` that are on
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter], settings: Settings) -> "Honoured":
+        """Return what these filters, and the settings of the scheduler, take into account."""
+        every, scheduler = tuple(filters), settings.scheduler
+        on = {name for name in scheduler.__struct_fields__ if getattr(scheduler, name) is True}
+        return cls(
+            hints=frozenset().union(*(each.hints for each in every)),
+            extra_specs=frozenset().union(*(each.extra_specs for each in every)),
+            checks=tuple(each.check for each in every),
+            reads_extra_spec=lambda name: any(each.reads_extra_spec(name) for each in every),
+            reads_property=lambda name: any(each.reads_property(name) for each in every),
+            enabled=frozenset(each.name for each in every) | on,
+        )
 
 
 HonouredBy = Callable[[], Honoured]
