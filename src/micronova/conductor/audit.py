@@ -91,7 +91,7 @@ async def audit(
             database, compute, clock, service_down_time, lambda conn, begun: compare_servers(conn, micros(begun))[1]
         )
         findings += await power_states.differing(answers, servers)
-    findings += compare_ports(listed, servers)
+    findings += await compare_ports(database, listed, servers)
     return findings + compare_agents(agents, alive) + not_compared
 
 
