@@ -119,9 +119,7 @@ def _differences(
     return found
 
 
-def _may_use(
-    server: str, volume: str, devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]
-) -> str | None:
+def _may_use(server: str, volume: str, devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]) -> str | None:
     """Return who may use a volume by an attachment that is not recorded; None if nobody does."""
     if volume in {device.volume_id for device in devices.by_server.get(server, ())}:
         return None  # it is used by the attachment that is recorded
