@@ -113,6 +113,39 @@ async def test_a_cloud_gets_a_new_key(tmp_path: Path) -> None:
         await again.stop()
 
 
+async def test_the_key_of_a_process_that_runs_is_not_changed(tmp_path: Path) -> None:
+    """`micronova run` has no control socket. It would go on to seal with a key that is forgotten."""
+    cloud = FullCloud(tmp_path)
+    await cloud.start()
+    place = StateDirectory(tmp_path)
+    before = place.keys()
+    try:
+        assert place.running_pid() is None
+        assert "A process uses the keys" in await _rotate("--dir", str(tmp_path), code=1)
+        assert place.keys() == before
+    finally:
+        await cloud.stop()
+    with place.unused_secret_key(), pytest.raises(MicronovaError, match="is being changed"):
+        await FullCloud(tmp_path).start()
+    await _rotate("--dir", str(tmp_path))
+    assert place.keys().secret_key != before.secret_key
+
+
+async def test_changes_of_the_keys_wait_for_each_other(tmp_path: Path) -> None:
+    """One that reads the file before another writes it would bring the keys back that it has read."""
+    place = StateDirectory(tmp_path)
+    place.create()
+    first = place.keys()
+    with place._changed_keys() as keys:
+        other = asyncio.create_task(asyncio.to_thread(place.rotate_token_key, 1.0, 2.0, 3600.0))
+        done, _ = await asyncio.wait({other}, timeout=0.2)
+        assert not done
+        keys.secret_key = NEW.hex()
+    await other
+    after = place.keys()
+    assert after.secret_key == NEW.hex() and len(after.newer_token_keys) == len(first.newer_token_keys) + 1
+
+
 async def test_what_no_key_opens_is_named_and_stops_nothing(tmp_path: Path) -> None:
     cloud = FullCloud(tmp_path)
     await cloud.start()

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.db.tables import deleted_instances, instances
+from micronova.db.tables import deleted_instances, instances, migrations
 from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process
 
 HOSTS = 1_201
@@ -152,3 +152,42 @@ async def test_usage(cloud: Cloud) -> None:
     ]
     assert len(one["server_usages"]) == SERVERS / 2
     assert reads.largest <= MOST
+
+
+async def test_migrations(cloud: Cloud) -> None:
+    database, user = cloud.process.database, cloud.caller()
+    assert database is not None
+    server = (await user.boot(flavorRef="1"))["id"]
+    await user.act(server, "resize", {"flavorRef": "2"})
+    await user.wait_for(server, "VERIFY_RESIZE")
+
+    def add(conn: sa.Connection) -> list[int]:
+        """Copy the migration; many have the same time of creation."""
+        row = conn.execute(sa.select(migrations).where(migrations.c.instance_uuid == server)).mappings().one()
+        copies = [
+            {
+                **row,
+                "id": row["id"] + number,
+                "uuid": f"00000000-0000-0000-0001-{number:012}",
+                "created_at": row["created_at"] + number // 700,
+                "status": "confirmed",
+                "source_compute": row["source_compute"] if number % 2 else "another",
+            }
+            for number in range(1, SERVERS + 1)
+        ]
+        conn.execute(migrations.insert(), copies)
+        return [row["id"], *(each["id"] for each in copies)]
+
+    expected = sorted(await database.write(add), reverse=True)
+    reads, admin = Reads(database), user.admin.at(58)
+
+    async def listed(query: str) -> list[int]:
+        return [each["id"] for each in (await admin.get(f"/os-migrations?{query}"))["migrations"]]
+
+    assert await listed("") == expected
+    host = await user.host_of(server)
+    assert set(await listed(f"host={host}")) <= set(expected)
+    assert await listed("source_compute=another") == [id for id in expected if (id - expected[-1]) % 2 == 0][:-1]
+    assert await listed(f"instance_uuid={server}&status=finished") == [expected[-1]]
+    assert await listed("status=error") == []
+    assert 0 < reads.largest <= MOST + 1

@@ -29,6 +29,7 @@ def rotate(directory: Path | None, config: Path | None, as_json: bool) -> None:
     """
     settings = load(config)
     place = place_of_databases(directory, settings)
+    lost: list[str] = []
     own = not settings.default.secret_key  # the key is in keys.json of DIR
     if own:
         if not place.has_keys():
@@ -39,11 +40,12 @@ def rotate(directory: Path | None, config: Path | None, as_json: bool) -> None:
             )
         if place.running_pid() is not None:
             raise MicronovaError(f"The cloud in {place.path} runs: stop it with `micronova down`, and start it then.")
-        place.rotate_secret_key()
-    lost: list[str] = []
-    counted = asyncio.run(_reseal(settings, place, lost))
-    if own:
-        place.forget_other_secret_keys()
+        with place.unused_secret_key():
+            place.rotate_secret_key()
+            counted = asyncio.run(_reseal(settings, place, lost))
+            place.forget_other_secret_keys()
+    else:
+        counted = asyncio.run(_reseal(settings, place, lost))
     if as_json:
         click.echo(msgspec.json.encode({**counted, "unreadable": lost}).decode())
         sys.exit(1 if lost else 0)

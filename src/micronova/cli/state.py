@@ -11,6 +11,7 @@ import stat
 import string
 import struct
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,24 +153,80 @@ class StateDirectory:
         """
         from micronova.http.tokens import TokenKey, in_use
 
-        keys = self.keys()
-        first, *others = [*in_use(self.token_keys(), now, lifetime), TokenKey(TokenKey.generate(), since)]
-        keys.token_key = first.private.hex()
-        keys.newer_token_keys = [NewerTokenKey(each.private.hex(), each.since) for each in others]
-        self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+        with self._changed_keys() as keys:
+            first, *others = [*in_use(self.token_keys(), now, lifetime), TokenKey(TokenKey.generate(), since)]
+            keys.token_key = first.private.hex()
+            keys.newer_token_keys = [NewerTokenKey(each.private.hex(), each.since) for each in others]
 
     def rotate_secret_key(self) -> None:
         """Make a new key for secrets; the old one still opens them. A change that was not completed goes on."""
-        keys = self.keys()
-        if not keys.other_secret_keys:
-            keys.secret_key, keys.other_secret_keys = secrets.token_hex(32), [keys.secret_key]
-            self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+        with self._changed_keys() as keys:
+            if not keys.other_secret_keys:
+                keys.secret_key, keys.other_secret_keys = secrets.token_hex(32), [keys.secret_key]
 
     def forget_other_secret_keys(self) -> None:
         """Complete the change of the key for secrets."""
-        keys = self.keys()
-        keys.other_secret_keys = []
-        self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+        with self._changed_keys() as keys:
+            keys.other_secret_keys = []
+
+    @contextlib.contextmanager
+    def _changed_keys(self) -> Iterator[Keys]:
+        """Yield the keys, and write them when the context ends; nobody else changes them meanwhile."""
+        self.keys()  # makes them, if there are none
+        file = self.path / "keys.json"
+        while True:
+            descriptor = open_trusted(file)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_ino != file.lstat().st_ino:
+                    continue  # who had the lock has written another file
+                keys = self.keys()
+                yield keys
+                self.write("keys.json", msgspec.json.format(msgspec.json.encode(keys), indent=2))
+                return
+            finally:
+                os.close(descriptor)
+
+    def use_secret_key(self) -> int:
+        """Return a descriptor; while it is open, the key for secrets is not changed. Raise MicronovaError if it is."""
+        descriptor = self._lock(fcntl.LOCK_SH)
+        if descriptor is None:
+            raise MicronovaError(
+                f"The key for secrets in {self.path} is being changed: start again when `micronova key rotate` has "
+                "ended."
+            )
+        return descriptor
+
+    @contextlib.contextmanager
+    def unused_secret_key(self) -> Iterator[None]:
+        """Keep processes that use the key for secrets from starting; raise MicronovaError if one runs.
+
+        It would go on to seal secrets with the old key, which nothing could open any more.
+        """
+        descriptor = self._lock(fcntl.LOCK_EX)
+        if descriptor is None:
+            raise MicronovaError(
+                f"A process uses the keys in {self.path}, or begins to: stop the cloud, or the roles, that run in this "
+                "directory, and start them afterwards."
+            )
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, how: int) -> int | None:
+        """Lock the directory; return None if another process has a lock that keeps this one from it."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:  # of a file system without locks: roles start, and the key is not changed
+            if how == fcntl.LOCK_EX:
+                os.close(descriptor)
+                raise MicronovaError(f"{self.path} cannot be locked: {error.strerror}.") from None
+        return descriptor
 
     def write(self, name: str, content: bytes) -> Path:
         """Write a file whole or not at all, for DIR's owner only.

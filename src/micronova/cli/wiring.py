@@ -142,6 +142,7 @@ class Process:
         self._database_clock: DatabaseClock | None = None
         self._servers: list[HTTPServer] = []
         self._owner_lock: OwnerLock | None = None
+        self._key_lock: int | None = None  # a descriptor
 
     # --- start and stop --------------------------------------------------------------------------------------
 
@@ -149,6 +150,8 @@ class Process:
         """Start the roles in START_ORDER; if one fails, stop those that were started."""
         if not self.cloud_id:
             self.directory.create()
+            if not self.settings.default.secret_key:
+                self._key_lock = self.directory.use_secret_key()
             self.keys = self.directory.keys()
             self.cloud_id = self.keys.cloud_id
         if sock is not None:
@@ -261,6 +264,9 @@ class Process:
         if self._owner_lock is not None:
             self._owner_lock.close()
             self._owner_lock = None
+        if self._key_lock is not None:
+            os.close(self._key_lock)
+            self._key_lock = None
 
     def mount(self, service: Service) -> None:
         """Let the HTTP server of this process answer for a service."""

@@ -92,7 +92,7 @@ async def audit(
     if compute is not None:
         power_states = PowerStateComparison(database, compute, clock, service_down_time, _read_servers)
         findings += await power_states.differing(answers, servers)
-    findings += compare_ports(listed, servers)
+    findings += await compare_ports(database, listed, servers)
     return findings + compare_agents(agents, alive) + not_compared
 
 

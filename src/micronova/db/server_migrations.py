@@ -179,14 +179,14 @@ def list_page(
     changes_since: int | None = None,
     changes_before: int | None = None,
     marker: str | None = None,
+    after: tuple[int, int] | None = None,
     limit: int | None = None,
 ) -> tuple[list[MigrationRow], bool] | None:
     """Return migrations whose columns have these values, the newest first, and whether there are more.
 
-    `host` is the host of the source or the destination, `node` its node. Return None if there is no migration with the
-    marker's uuid.
+    `host` is the host of the source or the destination, `node` its node. The page begins after the migration with the
+    marker's uuid, or after a time of creation and number. Return None if there is no migration with that uuid.
     """
-    after = None
     if marker is not None and (after := keyset.position(conn, _SORT, _m.uuid == marker)) is None:
         return None
     equal: list[sa.ColumnElement[bool]] = [_m[name] == value for name, value in conditions.items()]

@@ -1,6 +1,8 @@
 """What the volume service protects: what projects share, what a tenant can use up, and guests that use a volume."""
 
 import asyncio
+import errno
+import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -365,3 +367,33 @@ async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:
     for each in (moved, first):
         await cloud.do("DELETE", f"/attachments/{each}", token=SERVICE)
     await cloud.until(f"/volumes/{volume['id']}", "available")
+
+
+class BusyExports(SimulatedExports):
+    """Exports of an exporter that is started again on a machine that lacks something for a moment."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.lacks: list[OSError] = []
+        self.ended, self.serving = asyncio.Event(), asyncio.Event()
+
+    async def serve(self, export: Export) -> None:
+        if self.lacks:
+            raise self.lacks.pop()
+        self.serving.set()
+
+    async def wait_for_end(self) -> None:
+        await self.ended.wait()
+        self.ended.clear()
+
+
+async def test_a_lack_for_the_moment_does_not_leave_guests_without_their_volume(tmp_path: Path) -> None:
+    exports = BusyExports(tmp_path)
+    async with world(tmp_path, make_exports=lambda files: exports) as cloud:
+        await attach(cloud, (await cloud.create())["id"])
+        exports.lacks.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        exports.serving.clear()
+        exports.ended.set()
+        async with asyncio.timeout(60):
+            await exports.serving.wait()
+        assert exports.lacks == []

@@ -437,6 +437,33 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
     await cloud.assert_clean()
 
 
+async def test_an_attachment_that_a_restored_database_does_not_know_is_left(
+    cloud: Cloud, user: Caller, volumes: Volumes
+) -> None:
+    """Its guest uses the volume: only who asks for just this repair takes it away."""
+    server, volume = (await user.boot())["id"], await volumes.create()
+    await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    assert cloud.process.database is not None
+    device, *_ = await cloud.process.database.read(instances.volumes_of, server)
+    await cloud.process.database.write(instances.remove_device, device.uuid)
+    try:
+        host = await user.host_of(server)
+        [found] = [each for each in await run_audit(cloud.process) if each["kind"] == "volume"]
+        [repair] = found["repairs"]
+        assert found["subject"] == volume and repair["destroys"]
+        assert f"The guest on {host} uses it" in repair["text"]
+        async with cloud.forced_down(host):
+            [found] = [each for each in await run_audit(cloud.process) if each["kind"] == "volume"]
+            assert found["repairs"][0]["destroys"] and f"host {host} has not said" in found["repairs"][0]["text"]
+    finally:
+        await cloud.process.database.write(instances.add_device, server, device)
+    await user.delete(f"/servers/{server}")
+    await user.gone(server)
+    await volumes.until(volume, "available")
+    await cloud.assert_clean()
+
+
 async def test_volumes_follow_a_server_that_is_evacuated(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
     volume, server = await volumes.create(), (await user.boot())["id"]
     await user.at(100).post(f"/servers/{server}/os-volume_attachments", attachment(volume), 200)

@@ -1,7 +1,7 @@
 """GET /os-migrations: the moves of servers, of all projects."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +24,7 @@ from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 RULE = "os_compute_api:os-migrations:index"
 FILTERS: Final = ("instance_uuid", "source_compute", "status", "migration_type", "user_id", "project_id", "uuid")
 """Query parameters that compare a column."""
+PART: Final = 1_000  # migrations that are read at a time, before 2.59
 
 
 def flavor_number(flavor: Mapping[str, Any]) -> int:
@@ -133,16 +134,21 @@ class Migrations:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
         if not isinstance(query.hidden, UnsetType) and inputs.boolean(query.hidden, "hidden"):
             return {"migrations": []}  # none is hidden
-        found = await self._database.read(
-            server_migrations.list_page,
-            {name: value for name in FILTERS if isinstance(value := getattr(query, name, UNSET), str)},
-            host=None if isinstance(query.host, UnsetType) else query.host,
-            node=node,
-            changes_since=first,
-            changes_before=last,
-            marker=marker,
-            limit=limit,
-        )
+        conditions = {name: value for name in FILTERS if isinstance(value := getattr(query, name, UNSET), str)}
+        host = None if isinstance(query.host, UnsetType) else query.host
+
+        async def read(**page: Any) -> tuple[list[MigrationRow], bool] | None:
+            return await self._database.read(
+                server_migrations.list_page,
+                conditions,
+                host=host,
+                node=node,
+                changes_since=first,
+                changes_before=last,
+                **page,
+            )
+
+        found = await read(marker=marker, limit=limit) if limit is not None else (await _read_all(read), False)
         if found is None:
             raise Invalid(f"Marker {marker} could not be found.")
         rows, more = found
@@ -152,6 +158,17 @@ class Migrations:
         if more and limit:
             body["migrations_links"] = links.next(request, "os-migrations", rows[-1]["uuid"])
         return body
+
+
+async def _read_all(read: Callable[..., Awaitable[tuple[list[MigrationRow], bool] | None]]) -> list[MigrationRow]:
+    """Read all migrations in parts, so that other requests are answered in between."""
+    rows: list[MigrationRow] = []
+    more = True
+    while more:
+        after = (rows[-1]["created_at"], rows[-1]["id"]) if rows else None
+        part, more = await read(after=after, limit=PART) or ([], False)
+        rows += part
+    return rows
 
 
 def _moment(value: str | UnsetType, name: str) -> int | None:

@@ -185,10 +185,11 @@ async def _delete_image(dependencies: RepairDependencies, about: ImageOfServer) 
         raise Unavailable("There is no image service.")
     if await dependencies.database.read(needed):
         raise Conflict(f"A shelved server needs image {image}: it stays.")
-    if image not in await dependencies.database.read(_failed_images) | await dependencies.database.read(
-        _needless_images
-    ):
-        return ""
+    if image not in await dependencies.database.read(_needless_images):
+        if image not in await dependencies.database.read(_failed_images):
+            return ""
+        if await dependencies.images.status_of_made(image) == "active":
+            raise Conflict(f"Image {image} is complete by now: it stays.")
     try:
         await dependencies.images.delete_made(image)
     except NotFound:

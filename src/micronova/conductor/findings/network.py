@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.conductor.findings.servers import Servers
 from micronova.db import instances, port_claims
+from micronova.db.engine import Database
 from micronova.objects.errors import Conflict, Unavailable
 from micronova.objects.port_resources import BoundPort
 
@@ -35,20 +36,28 @@ class Ports(Protocol):
         """Return host, alive and configurations of each of our network agents."""
 
 
-def compare_ports(listed: Sequence[dict[str, Any]], servers: Servers) -> list[Finding]:
-    """Return the ports of servers that are gone."""
+async def compare_ports(database: Database, listed: Sequence[dict[str, Any]], servers: Servers) -> list[Finding]:
+    """Return the ports of servers that are gone.
+
+    One that the database does not know may be newer than the database, which was restored: its guest may use them.
+    """
     known = servers.known | servers.busy
     gone = [(port["id"], port["device_id"]) for port in listed if port["device_id"] not in known]
+    if not gone:
+        return []
+    deleted = await database.read(instances.get_many_deleted, sorted({server for _, server in gone}))
     return [
         Finding(
             kind="port",
             subject=id,
-            message=f"The port belongs to server {server}, which is gone.",
+            message=f"The port belongs to server {server}, which "
+            f"{'is gone' if server in deleted else 'the database does not know: it may be newer'}.",
             repairs=(
                 offer(
                     "ports",
                     PortsOfServer(server),
                     f"Remove the ports of server {server}: those made for it are deleted, others are unbound.",
+                    destroys=server not in deleted,
                 ),
             ),
         )

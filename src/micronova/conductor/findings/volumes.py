@@ -11,7 +11,7 @@ from micronova.db import instances as instance_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
-from micronova.db.tables import block_devices, deleted_instances, instances
+from micronova.db.tables import block_devices, instances
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, Unavailable
@@ -39,7 +39,7 @@ class Attachments(Protocol):
 class Devices(NamedTuple):
     """What the database knows of the volumes of servers."""
 
-    known: Set[str]  # servers that have attachments, and exist
+    known: Mapping[str, str | None]  # servers that have attachments, and exist, with their hosts
     gone: Set[str]  # servers that have attachments, and are deleted
     busy: Set[str]  # servers with an operation, which are left alone
     by_server: Mapping[str, list[BlockDevice]]
@@ -54,10 +54,9 @@ def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
     for server, device in rows:
         by_server.setdefault(server, []).append(msgspec.convert(device, BlockDevice))
     named = {"uuids": sorted(attached)}
-    known, gone = (
-        set(conn.execute(sa.select(table.c.uuid).where(one_of(table.c.uuid, "uuids")), named).scalars())
-        for table in (instances, deleted_instances)
-    )
+    hosts = conn.execute(sa.select(instances.c.uuid, instances.c.host).where(one_of(instances.c.uuid, "uuids")), named)
+    known = {row.uuid: row.host for row in hosts}
+    gone = set(instance_rows.get_many_deleted(conn, sorted(attached - known.keys())))
     return Devices(known, gone, operation_rows.busy_server_ids(conn), by_server)
 
 
@@ -90,16 +89,20 @@ def _differences(
     recorded = {device.attachment_id for each in devices.by_server.values() for device in each}
     for id, (volume, server) in attachments.items():
         # Users may write any id into an attachment of their own: one that was never a server's is their affair.
-        if server in devices.busy or id in recorded or server not in devices.known | devices.gone:
+        if server in devices.busy or id in recorded or not (server in devices.known or server in devices.gone):
             continue
         why = "which does not have the volume" if server in devices.known else "which is gone"
         text = f"Delete attachment {id} of the volume."
+        # The guest uses the volume, if the database was restored and the volume was attached after the backup.
+        used = _may_use(server, volume, devices, answers)
+        if used:
+            text += f" {used}, and others can get the volume then."
         found.append(
             Finding(
                 kind="volume",
                 subject=volume,
                 message=f"The volume has attachment {id} of server {server}, {why}.",
-                repairs=(offer("attachment", Attachment(id, server, volume), text),),
+                repairs=(offer("attachment", Attachment(id, server, volume), text, destroys=bool(used)),),
             )
         )
     for server, held in devices.by_server.items():
@@ -114,6 +117,20 @@ def _differences(
         for guest in guests if not isinstance(guests, str) else ():
             found += _of_guest(host, guest, devices)
     return found
+
+
+def _may_use(server: str, volume: str, devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]) -> str | None:
+    """Return who may use a volume by an attachment that is not recorded; None if nobody does."""
+    if volume in {device.volume_id for device in devices.by_server.get(server, ())}:
+        return None  # it is used by the attachment that is recorded
+    own = devices.known.get(server)
+    if own is not None and not isinstance(answers.get(own), tuple):
+        return f"The server's host {own} has not said whether the guest uses it"
+    for host, guests in answers.items():
+        for guest in guests if not isinstance(guests, str) else ():
+            if guest.uuid == server and (guest.volumes is None or volume in guest.volumes):
+                return f"The guest on {host} uses it" if guest.volumes else f"The guest on {host} may use it"
+    return None
 
 
 def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:

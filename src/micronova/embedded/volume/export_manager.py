@@ -12,7 +12,7 @@ from micronova.embedded.volume.model import Volume
 from micronova.embedded.volume.store import connection_queries
 from micronova.embedded.volume.store.qos_queries import front_end_specs
 from micronova.objects.background import end_tasks, keep_running
-from micronova.objects.errors import Invalid, MicronovaError, Unavailable
+from micronova.objects.errors import Invalid, MicronovaError, Unavailable, resource_exhausted
 
 log = logging.getLogger(__name__)
 
@@ -108,15 +108,14 @@ class ExportManager:
         for export in connected:
             try:
                 await exports.serve(export)
-            except Unavailable as error:
-                log.warning(
-                    "cannot serve volume %s yet: %s",
-                    export.volume_id,
-                    error,
-                )
-                await exports.served()  # raises Unavailable if the exporter does not answer; else go on with the others
-                lacking = error
             except (MicronovaError, OSError) as error:
+                lack = error if isinstance(error, Unavailable) else resource_exhausted(error)
+                if lack is not None:
+                    log.warning("cannot serve volume %s yet: %s", export.volume_id, lack)
+                    # Raises Unavailable if the exporter does not answer; else go on with the others.
+                    await exports.served()
+                    lacking = lack
+                    continue
                 log.error(
                     "volume %s cannot be served, and the guests that have it wait: %s; remove the cause, then restart "
                     "the volume service",
