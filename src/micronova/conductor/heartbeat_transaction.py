@@ -21,7 +21,9 @@ from micronova.db import departures as departure_rows
 from micronova.db import instances, node_reports, nodes, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.objects.clock import micros
+from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError
+from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HostBeat, HostMetrics, HostReply, WorkOrder
 from micronova.objects.service_names import COMPUTE
@@ -29,6 +31,14 @@ from micronova.objects.service_names import COMPUTE
 log = logging.getLogger(__name__)
 
 JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
+
+
+class RolledBack(NamedTuple):
+    """A live migration of which the destination has nothing any more: it failed or was aborted."""
+
+    host: str
+    context: Context
+    instance: InstanceRow
 
 
 class Applied(NamedTuple):
@@ -42,6 +52,7 @@ class Applied(NamedTuple):
     state_changes: Sequence[power_changes.StateChange] = ()
     registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
     metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
+    rolled_back: Sequence[RolledBack] = ()
 
 
 class HeartbeatTransaction:
@@ -95,12 +106,12 @@ class HeartbeatTransaction:
         repeat_boots = boots.apply(conn, boot_results, now)
         running = [each for each in beats if not each.stopping]
         self._renew(conn, running, owned, now)
-        departure_rows.delete(
-            conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
-        )
+        gone = [(host, each.instance_uuid, each.epoch) for host, guests in removed.items() for each in guests]
+        rolled_back = _rolled_back(conn, gone)
+        departure_rows.delete(conn, gone)
         to_remove = _departures_to_tell(conn, departures, removed)
         server_migrations.complete_evacuations(
-            conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
+            conn, [(host, uuid) for host, uuid, _ in gone], now
         )
         dropped = self._dropped(conn, beats, owned)
         again = self._orders_again(conn, running, owned)
@@ -149,6 +160,7 @@ class HeartbeatTransaction:
             recorded.changed,
             [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
             metrics,
+            rolled_back,
         )
 
     def _stored(self, measured: HostMetrics) -> dict[str, float]:
@@ -242,6 +254,17 @@ def _recorded_departures(conn: sa.Connection, hosts: Sequence[str]) -> dict[str,
     for row in departure_rows.of_hosts(conn, hosts):
         found[row["host"]].append(Departure(row["instance_uuid"], row["epoch"]))
     return found
+
+
+def _rolled_back(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> list[RolledBack]:
+    """Return the live migrations that end when destinations have removed these guests (host, instance, epoch)."""
+    migrations = departure_rows.rolled_back(conn, gone)
+    rows = instances.get_many(conn, [each["instance_uuid"] for each in migrations]) if migrations else {}
+    return [
+        RolledBack(each["dest_compute"] or "", server_migrations.context_of(each), row)
+        for each in migrations
+        if (row := rows.get(each["instance_uuid"])) is not None
+    ]
 
 
 def _departures_to_tell(

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import departures, instances, migrations, services
 from micronova.objects import migration_states, states
+from micronova.objects.migration import MigrationRow
 from micronova.objects.service_names import COMPUTE
 
 _OF_HOSTS = sa.select(departures).where(one_of(departures.c.host, "hosts"))
@@ -48,6 +49,24 @@ _DELETE = {
     dialect: departures.delete().where(
         sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect))
     )
+    for dialect in DIALECTS
+}
+
+# What a destination has removed of a live migration that failed or was aborted: that has ended with the departure, or
+# later. A later departure of the same instance has nothing to do with it.
+_ROLLED_BACK = {
+    dialect: sa.select(migrations)
+    .join(
+        departures,
+        sa.and_(
+            migrations.c.instance_uuid == departures.c.instance_uuid,
+            migrations.c.dest_compute == departures.c.host,
+            migrations.c.migration_type == migration_states.LIVE_MIGRATION,
+            migrations.c.status.in_((migration_states.RUNNING, migration_states.FAILED, migration_states.CANCELLED)),
+            migrations.c.updated_at >= departures.c.created_at,
+        ),
+    )
+    .where(sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect)))
     for dialect in DIALECTS
 }
 
@@ -102,6 +121,14 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
 def purge(conn: sa.Connection, instance_uuids: Sequence[str]) -> None:
     """Delete the records that hosts without a service have of instances whose own records are deleted."""
     conn.execute(_PURGE, {"instances": list(instance_uuids)})
+
+
+def rolled_back(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> list[MigrationRow]:
+    """Return the live migrations that failed or were aborted, and of which these departures are the last trace."""
+    if not gone:
+        return []
+    found = conn.execute(_ROLLED_BACK[conn.dialect.name], {"gone": as_triples(gone)}).mappings()
+    return cast(list[MigrationRow], list(found))
 
 
 def delete(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:
