@@ -91,6 +91,12 @@ def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
     return cast(list[DepartureRow], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
 
 
+def recorded_before(conn: sa.Connection, before: int, most: int) -> list[DepartureRow]:
+    """Return the oldest of the guests that hosts have had to destroy since a time."""
+    query = sa.select(departures).where(departures.c.created_at < before).order_by(departures.c.created_at).limit(most)
+    return cast(list[DepartureRow], list(conn.execute(query).mappings()))
+
+
 def elsewhere(conn: sa.Connection, instance_uuid: str, host: str) -> list[DepartureRow]:
     """Return the guests of an instance that other hosts than this one still have to destroy."""
     found = conn.execute(_OTHERS, {"instance": instance_uuid, "host": host}).mappings()
