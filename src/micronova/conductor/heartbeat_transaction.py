@@ -41,6 +41,14 @@ class RolledBack(NamedTuple):
     instance: InstanceRow
 
 
+class LostHypervisor(NamedTuple):
+    """A host that has lost its hypervisor and could not connect to it again."""
+
+    host: str
+    host_ip: str
+    message: str
+
+
 class Applied(NamedTuple):
     """What the transaction found and did."""
 
@@ -53,6 +61,7 @@ class Applied(NamedTuple):
     registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
     metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
     rolled_back: Sequence[RolledBack] = ()
+    lost_hypervisors: Sequence[LostHypervisor] = ()
 
 
 class HeartbeatTransaction:
@@ -110,9 +119,7 @@ class HeartbeatTransaction:
         rolled_back = _rolled_back(conn, gone)
         departure_rows.delete(conn, gone)
         to_remove = _departures_to_tell(conn, departures, removed)
-        server_migrations.complete_evacuations(
-            conn, [(host, uuid) for host, uuid, _ in gone], now
-        )
+        server_migrations.complete_evacuations(conn, [(host, uuid) for host, uuid, _ in gone], now)
         dropped = self._dropped(conn, beats, owned)
         again = self._orders_again(conn, running, owned)
         replies = [
@@ -161,6 +168,7 @@ class HeartbeatTransaction:
             [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
             metrics,
             rolled_back,
+            _lost_hypervisors(conn, beats),
         )
 
     def _stored(self, measured: HostMetrics) -> dict[str, float]:
@@ -349,3 +357,12 @@ def _metrics(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[tuple[str, 
         for host, metrics in measured
         if (host, metrics.node) in known
     ]
+
+
+def _lost_hypervisors(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[LostHypervisor]:
+    """Return the hosts that say that they have lost their hypervisors, with their recorded addresses."""
+    messages = {each.host: each.connect_error for each in beats if each.connect_error}
+    if not messages:
+        return []
+    known = {host: address or "" for (host, _), address in nodes.addresses(conn, list(messages)).items()}
+    return [LostHypervisor(host, known.get(host, ""), message) for host, message in messages.items()]

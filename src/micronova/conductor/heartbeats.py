@@ -219,6 +219,8 @@ class Heartbeats:
             notifier.announce(Context(), partial(resources.service, "create", service))
         for host, metrics in applied.metrics:
             notifier.announce(Context(), partial(resources.metrics, host, metrics))
+        for lost in applied.lost_hypervisors:
+            notifier.announce(Context(), partial(resources.hypervisor_lost, *lost))
         for operation in applied.continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])

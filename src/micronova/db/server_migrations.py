@@ -125,9 +125,7 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
 
 def context_of(migration: MigrationRow) -> Context:
     """Return the context of the request that asked for a migration."""
-    return Context(
-        request_id=migration["request_id"], user_id=migration["user_id"], project_id=migration["project_id"]
-    )
+    return Context(request_id=migration["request_id"], user_id=migration["user_id"], project_id=migration["project_id"])
 
 
 def of_instance(conn: sa.Connection, instance_uuid: str) -> list[MigrationRow]:
