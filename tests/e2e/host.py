@@ -62,11 +62,15 @@ class Events:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Lifecycle]] = []
+        self.lost: list[str] = []
         self._new = asyncio.Event()
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.seen.append((uuid, event))
         self._new.set()
+
+    def connection_failed(self, message: str) -> None:
+        self.lost.append(message)
 
     def of(self, uuid: str) -> list[Lifecycle]:
         return [event for seen, event in self.seen if seen == uuid]

@@ -51,8 +51,14 @@ quota_snapshots = 1000
 quota_gigabytes = 10000
 [spice]
 spice_direct_proxy_base_url = "http://127.0.0.1:13002/nova"
+[[fake.rules]]
+operation = "snapshot"
+kind = "delay"
+name = "ImagesTestJSON"
+delay = 3.0
 """
-# Tempest itself is the proxy of spice-direct, and looks only at the token of the URL.
+# Tempest itself is the proxy of spice-direct, and looks only at the token of the URL. A test of images wants to see one
+# that is still made of its server, which takes a simulated host no time.
 # Some tests of images upload data without a format.
 SETTINGS_FOR_IMAGES = """
 [image_format]

@@ -264,12 +264,15 @@ class HostAgent:
             power_changes=self.host.power_changes()[:MOST_REPORTED],
             boots=self.host.boots.results()[:MOST_REPORTED],
             metrics=None if self.host.cpu_monitor is None else self.host.cpu_monitor.take(),
+            connect_error=self.host.take_connect_error(),
         )
 
     def beat_failed(self, beat: HostBeat) -> None:
         """Note that no conductor replied to a heartbeat: the next one repeats what it said."""
         self._send_all_nodes = self._send_all_nodes or bool(beat.nodes)
         self.host.power_changes_uncertain(beat.power_changes)
+        if beat.connect_error:
+            self.host.connection_failed(beat.connect_error)
 
     def beat_answered(self, beat: HostBeat, reply: HostReply | None, now: float = 0.0) -> None:
         """Do what the reply to a heartbeat asks for; `now` is the time of the conductor's clock in the reply."""

@@ -99,6 +99,7 @@ class Host:
         self._uncertain: set[str] = set()  # of these, an unanswered heartbeat may still change what the conductor knows
         self._reported_workload = 0
         self._changed_during_update: set[str] = set()  # guests that changed while the hypervisor was queried
+        self._connect_error = ""  # why the hypervisor was lost, until a heartbeat tells it
         self.on_power_change: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -176,6 +177,15 @@ class Host:
             return self.settings.shutdown_timeout if wanted is None else max(0.0, float(wanted))
         except (TypeError, ValueError):
             return self.settings.shutdown_timeout
+
+    def connection_failed(self, message: str) -> None:
+        """Note, for the next heartbeat, that the hypervisor was lost and cannot be reached."""
+        self._connect_error = message
+
+    def take_connect_error(self) -> str:
+        """Return why the hypervisor was lost since the last call; empty if it was not."""
+        message, self._connect_error = self._connect_error, ""
+        return message
 
     # --- guests ---
 

@@ -21,7 +21,9 @@ from micronova.db import departures as departure_rows
 from micronova.db import instances, node_reports, nodes, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.objects.clock import micros
+from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError
+from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HostBeat, HostMetrics, HostReply, WorkOrder
 from micronova.objects.service_names import COMPUTE
@@ -29,6 +31,22 @@ from micronova.objects.service_names import COMPUTE
 log = logging.getLogger(__name__)
 
 JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
+
+
+class RolledBack(NamedTuple):
+    """A live migration of which the destination has nothing any more: it failed or was aborted."""
+
+    host: str
+    context: Context
+    instance: InstanceRow
+
+
+class LostHypervisor(NamedTuple):
+    """A host that has lost its hypervisor and could not connect to it again."""
+
+    host: str
+    host_ip: str
+    message: str
 
 
 class Applied(NamedTuple):
@@ -42,6 +60,8 @@ class Applied(NamedTuple):
     state_changes: Sequence[power_changes.StateChange] = ()
     registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
     metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
+    rolled_back: Sequence[RolledBack] = ()
+    lost_hypervisors: Sequence[LostHypervisor] = ()
 
 
 class HeartbeatTransaction:
@@ -95,13 +115,11 @@ class HeartbeatTransaction:
         repeat_boots = boots.apply(conn, boot_results, now)
         running = [each for each in beats if not each.stopping]
         self._renew(conn, running, owned, now)
-        departure_rows.delete(
-            conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
-        )
+        gone = [(host, each.instance_uuid, each.epoch) for host, guests in removed.items() for each in guests]
+        rolled_back = _rolled_back(conn, gone)
+        departure_rows.delete(conn, gone)
         to_remove = _departures_to_tell(conn, departures, removed)
-        server_migrations.complete_evacuations(
-            conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
-        )
+        server_migrations.complete_evacuations(conn, [(host, uuid) for host, uuid, _ in gone], now)
         dropped = self._dropped(conn, beats, owned)
         again = self._orders_again(conn, running, owned)
         replies = [
@@ -149,6 +167,8 @@ class HeartbeatTransaction:
             recorded.changed,
             [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
             metrics,
+            rolled_back,
+            _lost_hypervisors(conn, beats),
         )
 
     def _stored(self, measured: HostMetrics) -> dict[str, float]:
@@ -244,6 +264,17 @@ def _recorded_departures(conn: sa.Connection, hosts: Sequence[str]) -> dict[str,
     return found
 
 
+def _rolled_back(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> list[RolledBack]:
+    """Return the live migrations that end when destinations have removed these guests (host, instance, epoch)."""
+    migrations = departure_rows.rolled_back(conn, gone)
+    rows = instances.get_many(conn, [each["instance_uuid"] for each in migrations]) if migrations else {}
+    return [
+        RolledBack(each["dest_compute"] or "", server_migrations.context_of(each), row)
+        for each in migrations
+        if (row := rows.get(each["instance_uuid"])) is not None
+    ]
+
+
 def _departures_to_tell(
     conn: sa.Connection, recorded: Mapping[str, Sequence[Departure]], removed: Mapping[str, Collection[Departure]]
 ) -> dict[str, list[Departure]]:
@@ -326,3 +357,12 @@ def _metrics(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[tuple[str, 
         for host, metrics in measured
         if (host, metrics.node) in known
     ]
+
+
+def _lost_hypervisors(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[LostHypervisor]:
+    """Return the hosts that say that they have lost their hypervisors, with their recorded addresses."""
+    messages = {each.host: each.connect_error for each in beats if each.connect_error}
+    if not messages:
+        return []
+    known = {host: address or "" for (host, _), address in nodes.addresses(conn, list(messages)).items()}
+    return [LostHypervisor(host, known.get(host, ""), message) for host, message in messages.items()]

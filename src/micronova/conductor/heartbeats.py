@@ -17,6 +17,7 @@ import msgspec
 from micronova.conductor import power_changes
 from micronova.conductor.heartbeat_transaction import HeartbeatTransaction
 from micronova.conductor.operations.dependencies import ConductorDependencies
+from micronova.conductor.operations.move_types import ROLLED_BACK
 from micronova.conductor.operations.orders import size_of
 from micronova.notifications import resources
 from micronova.objects.context import Context
@@ -207,13 +208,19 @@ class Heartbeats:
             return
         _log_hosts_that_are_back(applied.back)
         power_changes.log_changes(applied.state_changes)
+        notifier = self._dependencies.notifier
         for context, notifications in applied.notifications:
             for name, row in notifications:
-                self._dependencies.notifier.instance(name, row, context=context)
+                notifier.instance(name, row, context=context)
+        for host, context, row in applied.rolled_back:
+            for phase in ("start", "end"):
+                notifier.instance(f"{ROLLED_BACK}.{phase}", row, context=context, sender=host)
         for service in applied.registered:
-            self._dependencies.notifier.announce(Context(), partial(resources.service, "create", service))
+            notifier.announce(Context(), partial(resources.service, "create", service))
         for host, metrics in applied.metrics:
-            self._dependencies.notifier.announce(Context(), partial(resources.metrics, host, metrics))
+            notifier.announce(Context(), partial(resources.metrics, host, metrics))
+        for lost in applied.lost_hypervisors:
+            notifier.announce(Context(), partial(resources.hypervisor_lost, *lost))
         for operation in applied.continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])

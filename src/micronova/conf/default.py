@@ -335,6 +335,15 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "what changes.",
         ),
     ] = -1.0
+    instance_delete_interval: Annotated[
+        float,
+        Meta(
+            ge=-1,
+            description="Seconds between two looks for guests that hosts should have removed and have not, such as "
+            "after a migration that failed; 0: a minute, -1: never. Hosts try again by themselves. Set it for "
+            "conductors, lower if the log and `micronova status` should tell of such guests sooner.",
+        ),
+    ] = 300.0
     volume_usage_poll_interval: Annotated[
         float,
         Meta(

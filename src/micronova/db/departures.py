@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import departures, instances, migrations, services
 from micronova.objects import migration_states, states
+from micronova.objects.migration import MigrationRow
 from micronova.objects.service_names import COMPUTE
 
 _OF_HOSTS = sa.select(departures).where(one_of(departures.c.host, "hosts"))
@@ -51,6 +52,24 @@ _DELETE = {
     for dialect in DIALECTS
 }
 
+# What a destination has removed of a live migration that failed or was aborted: that has ended with the departure, or
+# later. A later departure of the same instance has nothing to do with it.
+_ROLLED_BACK = {
+    dialect: sa.select(migrations)
+    .join(
+        departures,
+        sa.and_(
+            migrations.c.instance_uuid == departures.c.instance_uuid,
+            migrations.c.dest_compute == departures.c.host,
+            migrations.c.migration_type == migration_states.LIVE_MIGRATION,
+            migrations.c.status.in_((migration_states.RUNNING, migration_states.FAILED, migration_states.CANCELLED)),
+            migrations.c.updated_at >= departures.c.created_at,
+        ),
+    )
+    .where(sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect)))
+    for dialect in DIALECTS
+}
+
 
 class DepartureRow(TypedDict):
     """A row of `departures`."""
@@ -70,6 +89,12 @@ def record(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: 
 def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
     """Return the guests that hosts still have to destroy."""
     return cast(list[DepartureRow], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
+
+
+def recorded_before(conn: sa.Connection, before: int, most: int) -> list[DepartureRow]:
+    """Return the oldest of the guests that hosts have had to destroy since a time."""
+    query = sa.select(departures).where(departures.c.created_at < before).order_by(departures.c.created_at).limit(most)
+    return cast(list[DepartureRow], list(conn.execute(query).mappings()))
 
 
 def elsewhere(conn: sa.Connection, instance_uuid: str, host: str) -> list[DepartureRow]:
@@ -102,6 +127,14 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
 def purge(conn: sa.Connection, instance_uuids: Sequence[str]) -> None:
     """Delete the records that hosts without a service have of instances whose own records are deleted."""
     conn.execute(_PURGE, {"instances": list(instance_uuids)})
+
+
+def rolled_back(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> list[MigrationRow]:
+    """Return the live migrations that failed or were aborted, and of which these departures are the last trace."""
+    if not gone:
+        return []
+    found = conn.execute(_ROLLED_BACK[conn.dialect.name], {"gone": as_triples(gone)}).mappings()
+    return cast(list[MigrationRow], list(found))
 
 
 def delete(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:

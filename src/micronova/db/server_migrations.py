@@ -123,6 +123,11 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
     return cast(MigrationRow | None, _OPEN_OF.first(conn, {"instance": instance_uuid}))
 
 
+def context_of(migration: MigrationRow) -> Context:
+    """Return the context of the request that asked for a migration."""
+    return Context(request_id=migration["request_id"], user_id=migration["user_id"], project_id=migration["project_id"])
+
+
 def of_instance(conn: sa.Connection, instance_uuid: str) -> list[MigrationRow]:
     """Return the migrations of an instance, the newest first."""
     found = conn.execute(_OF_INSTANCE.order_by(_m.id.desc()), {"instance": instance_uuid}).mappings()

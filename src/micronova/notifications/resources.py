@@ -346,3 +346,25 @@ def host_failed(host: str, order: str, instance_uuid: str, error: OperationFaile
         old_payload={"exception": error.message, "args": {"instance": instance_uuid}},
         old_publisher=f"compute.{host}",
     )
+
+
+def hypervisor_lost(host: str, host_ip: str, message: str) -> Announcement:
+    """Return the notification that a host cannot reach its libvirt."""
+    reason = {
+        "module_name": "micronova.virt.libvirt.client.connection",
+        "function_name": "_reconnect",
+        "exception": "Unavailable",
+        "exception_message": message,
+        "traceback": "",
+    }
+    data = {"ip": host_ip, "reason": versioned.as_object("ExceptionPayload", "1.1", reason)}
+    return Announcement(
+        event="libvirt.connect.error",
+        payload=versioned.as_object("LibvirtErrorPayload", "1.0", data),
+        source=COMPUTE,
+        host=host,
+        failed=True,
+        old_event="compute.libvirt.error",
+        old_payload={"ip": host_ip, "method": "_connect", "reason": message},
+        old_publisher=f"compute.{host}",
+    )

@@ -19,6 +19,7 @@ _NAMES = {
     "live_migration_post": "live_migration._post",
     "live_migration_post_dest": "live_migration.post.dest",
     "live_migration_rollback": "live_migration._rollback",
+    "live_migration_rollback_dest": "live_migration.rollback.dest",
     "live_migration_abort": "live.migration.abort",
     "live_migration_force_complete": "live.migration.force.complete",
 }

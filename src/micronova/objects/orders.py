@@ -351,8 +351,10 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     # Guests that do not boot, or do after all; a normal boot is not reported.
     boots: Annotated[tuple[BootResult, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     metrics: HostMetrics | None = None  # if monitors are enabled and have measured since the last heartbeat
+    connect_error: str = ""  # why the hypervisor was lost since the last heartbeat, if it was
 
     def __post_init__(self) -> None:
+        cut_texts(self, connect_error=LONGEST_MESSAGE)
         devices = [each for node in self.nodes if node.topology is not None for each in node.topology.mdevs]
         if len(devices) > MOST_MDEV_PARENTS:
             raise ValueError(f"A host reports at most {MOST_MDEV_PARENTS} devices with mediated devices at once")

@@ -85,6 +85,9 @@ class DriverEvents(Protocol):
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         """Report that a guest changed its power state, whatever the cause."""
 
+    def connection_failed(self, message: str) -> None:
+        """Report that the hypervisor was lost and cannot be reached; again only after it was there again."""
+
 
 @runtime_checkable
 class Driver(Protocol):

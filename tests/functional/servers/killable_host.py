@@ -95,6 +95,12 @@ class KillableHost:
             await self._bus.stop()
             self._manager = None
 
+    def lose_hypervisor(self, message: str) -> None:
+        """Let the driver report that its hypervisor cannot be reached."""
+        assert self._manager is not None
+        [agent] = self._manager._agents.values()
+        agent.host.connection_failed(message)
+
     async def wait_until_down(self) -> None:
         """Wait until the cloud lists the host as down."""
         await self._wait_for_state("down")

@@ -33,6 +33,7 @@ SENT = [*PREPARED, "S resize.start"]
 ARRIVED = [*SENT, "S resize.end", "D resize_finish.start"]
 PRE = ["D live_migration_pre.start", "D live_migration_pre.end"]
 ROLLBACK = ["S live_migration_rollback.start", "S live_migration_rollback.end"]
+ROLLBACK_DEST = ["D live_migration_rollback_dest.start", "D live_migration_rollback_dest.end"]
 COLD_EVENTS = ["conductor_migrate_server", "cold_migrate", "compute_prep_resize", "compute_resize_instance"]
 CHECKED = [
     "conductor_live_migrate_instance", "compute_check_can_live_migrate_destination",
@@ -243,7 +244,7 @@ async def test_a_requested_destination_that_refuses(cloud: OneProcess, user: Cal
             "live_migrate",
             "fail",
             [*CHECKED, "-compute_live_migration", "compute_rollback_live_migration_at_destination"],
-            [*PRE, "S compute.exception", *ROLLBACK],
+            [*PRE, "S compute.exception", *ROLLBACK, *ROLLBACK_DEST],
         ),
     ],
 )  # fmt: skip
@@ -259,6 +260,25 @@ async def test_live_migrations(
     assert sorted(await _events(user, id)) == sorted(events)
     lines = told.lines(id, S=source, D=other)
     assert sorted(lines) == sorted(sent), lines
+
+
+async def test_a_live_migration_that_fails_on_its_destination(cloud: OneProcess, user: Caller, told: Told) -> None:
+    """The guest was sent there: that it is removed is told once, when the host says so."""
+    id, source = await _server(cloud, user, told)
+    other = next(host for host in cloud.hosts if host != source)
+
+    async def rolled_back() -> list[str] | None:
+        lines = [line for line in told.lines(id, S=source, D=other) if "exception" not in line]
+        return lines if ROLLBACK_DEST[-1] in lines and ROLLBACK[-1] in lines else None
+
+    async with cloud.faults({"operation": "receive_live_guest", "kind": "fail", "name": user.project}):
+        await user.admin.act(id, "os-migrateLive", {**LIVE, "host": other})
+        lines = await cloud.until(rolled_back, "both hosts to tell of the failure")
+    arriving = ["S live_migration_post.start", "D live_migration_post_dest.start"]
+    assert sorted(lines) == sorted([*PRE, *arriving, *ROLLBACK, *ROLLBACK_DEST])
+    await cloud.settled()
+    assert await user.host_of(id) == source
+    await cloud.assert_clean()
 
 
 async def test_a_live_migration_without_a_host(cloud: OneProcess, user: Caller, told: Told) -> None:
@@ -298,13 +318,18 @@ async def test_a_live_migration_without_a_host(cloud: OneProcess, user: Caller, 
 
 async def test_an_abort_and_a_forced_end(cloud: OneProcess, user: Caller, told: Told) -> None:
     id, source = await _server(cloud, user, told)
+    other = next(host for host in cloud.hosts if host != source)
 
     async def running() -> str | None:
         found = (await user.admin.get(f"/servers/{id}/migrations"))["migrations"]
         return f"/servers/{id}/migrations/{found[0]['id']}" if found and found[0]["status"] == "running" else None
 
+    async def rolled_back() -> list[str] | None:
+        lines = told.lines(id, S=source, D=other)
+        return [line for line in lines if line.startswith("D ")] if ROLLBACK_DEST[-1] in lines else None
+
     async with cloud.faults({"operation": "live_migrate", "kind": "hang", "name": user.project, "count": 1}):
-        await user.admin.act(id, "os-migrateLive", LIVE)
+        await user.admin.act(id, "os-migrateLive", {**LIVE, "host": other})
         path = await cloud.until(running, "the live migration to run")
         await cloud.fault_struck()
         told.made.clear()
@@ -312,7 +337,10 @@ async def test_an_abort_and_a_forced_end(cloud: OneProcess, user: Caller, told: 
         await cloud.settled()
     assert await _events(user, id) == ["compute_live_migration_abort"]
     abort = [f"S live_migration_abort.{phase}" for phase in ("start", "end")]
-    assert [line for line in told.lines(id, S=source) if "exception" not in line] == [*abort, *ROLLBACK]
+    lines = [line for line in told.lines(id, S=source, D=other) if "exception" not in line]
+    assert [line for line in lines if not line.startswith("D ")] == [*abort, *ROLLBACK]
+    # The destination tells of its own part when it has nothing of the guest any more.
+    assert await cloud.until(rolled_back, "the destination to have removed the guest") == ROLLBACK_DEST
     async with cloud.faults({"operation": "live_migrate", "kind": "hang", "name": user.project, "count": 1}):
         await user.admin.act(id, "os-migrateLive", LIVE)
         path = await cloud.until(running, "the live migration to run")

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from micronova.notifications import unversioned
+from micronova.notifications.resources import Announcement
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import image, network
+from tests.functional.servers.killable_host import KillableHost
 from tests.functional.servers.test_action_traces import refusing
 from tests.functional.servers.test_live_migration import _running
 from tests.functional.servers.test_shelve import boot
+from tests.schemas import notifications as schemas
 
 pytestmark = only_in_one_process("watches the notifier of the cloud's process")
 CLOUD = CloudOptions(
@@ -30,6 +33,7 @@ CLOUD = CloudOptions(
 ROOT = Path(__file__).parents[3]
 # What this module does not make happen, and the tests that do.
 ELSEWHERE = {
+    "libvirt.connect": "tests/functional/servers/test_notification_families.py",
     **dict.fromkeys(
         ("aggregate.", "flavor.", "keypair.", "server_group.", "service.", "instance.update"),
         "tests/integration/test_resource_notifications.py",
@@ -165,6 +169,44 @@ async def test_usage_is_told_before_it_changes(
     period = first["audit_period"]["nova_object.data"]
     assert first["image_uuid"] == old and period["audit_period_beginning"] < period["audit_period_ending"]
     await _delete(user, id)
+
+
+async def test_a_host_that_loses_its_libvirt(
+    cloud: OneProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is told once, in the name of the host, with its address."""
+    told: list[Announcement] = []
+    monkeypatch.setattr(cloud.process.notifier, "enabled", True)
+    monkeypatch.setattr(cloud.process.notifier, "announce", lambda _, make: told.append(make()))
+    host = KillableHost(cloud, "without-libvirt", tmp_path)
+    await host.start()
+    host.lose_hypervisor("Cannot connect to libvirt.\nIt is away.")
+
+    def of_host() -> list[Announcement]:
+        return [each for each in told if each.event == "libvirt.connect.error"]
+
+    async def found() -> bool | None:
+        return True if of_host() else None
+
+    await cloud.until(found, "the notification")
+    [lost] = of_host()
+    data = schemas.check(lost.payload, "LibvirtErrorPayload")
+    found_hosts = await cloud.caller().admin.get("/os-hypervisors/detail?hypervisor_hostname_pattern=without-libvirt")
+    assert data["ip"] == found_hosts["hypervisors"][0]["host_ip"]
+    reason = schemas.check(data["reason"], "ExceptionPayload")
+    assert reason["exception_message"].startswith("Cannot connect to libvirt.")
+    assert (lost.host, lost.source, lost.failed) == ("without-libvirt", "nova-compute", True)
+    assert (lost.old_event, lost.old_publisher) == ("compute.libvirt.error", "compute.without-libvirt")
+    assert lost.old_payload["ip"] == data["ip"]
+    host.lose_hypervisor("It is away again.")
+
+    async def again() -> bool | None:
+        return True if len(of_host()) > 1 else None
+
+    await cloud.until(again, "the next one")
+    messages = [each.old_payload["reason"] for each in of_host()]
+    assert messages == [reason["exception_message"], "It is away again."]
+    await host.stop()
 
 
 def _differs(name: str, event: str, old: str, sent: dict[str, str]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.cli.status import collect_status
-from micronova.db.tables import deleted_instances, instances
+from micronova.db.tables import deleted_instances, departures, instances
 from micronova.objects.context import Context
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network
@@ -18,10 +18,13 @@ CLOUD = CloudOptions(
     hosts=2,
     roles=("network",),
     settings={
-        "default": {"heal_instance_info_cache_interval": 0.1, "running_deleted_instance_poll_interval": 0.1},
+        "default": {
+            "heal_instance_info_cache_interval": 0.1, "running_deleted_instance_poll_interval": 0.1,
+            "instance_delete_interval": 0.1,
+        },
         "conductor": {"sweep_interval": 0.1},
     },
-)
+)  # fmt: skip
 
 
 async def _write(cloud: OneProcess, statement: Any) -> None:
@@ -32,7 +35,7 @@ async def _write(cloud: OneProcess, statement: Any) -> None:
 async def test_status_shows_them(cloud: OneProcess) -> None:
     async def ended() -> dict[str, Any] | None:
         shown = {job["name"]: job for job in (await collect_status(cloud.process))["periodic_jobs"]}
-        own = [shown.get(name) for name in ("heal_network_info", "running_deleted")]
+        own = [shown.get(name) for name in ("heal_network_info", "running_deleted", "incomplete_migrations")]
         return shown if all(job is not None and job["ended_seconds_ago"] is not None for job in own) else None
 
     shown = await cloud.until(ended, "the jobs to have run")
@@ -83,3 +86,31 @@ async def test_a_host_switches_a_guest_off_for_the_action_shutdown(cloud: OnePro
         await cloud.compute.stop_guest(Context(request_id="req-test"), host, id, epoch)
         assert (await cloud.guests(host))[id].power_state == state
     await cloud.compute.stop_guest(Context(request_id="req-test"), host, "no guest", guest.epoch)
+
+
+async def test_a_guest_that_its_host_does_not_remove(cloud: OneProcess, user: Caller) -> None:
+    """`micronova status` names the host, until it has removed the guest."""
+    id = (await user.boot(name=user.project))["id"]
+    host = await user.host_of(id)
+
+    async def error() -> str:
+        jobs = (await collect_status(cloud.process))["periodic_jobs"]
+        [found] = [job for job in jobs if job["name"] == "incomplete_migrations"]
+        return found["error"] or ""
+
+    async def named() -> bool | None:
+        return True if host in await error() else None
+
+    async def nothing() -> bool | None:
+        return True if await error() == "" else None
+
+    async with cloud.faults({"operation": "destroy", "kind": "fail", "name": user.project}):
+        async with cloud.forced_down(host):
+            await user.delete(f"/servers/{id}")
+            await user.gone(id)
+        # What has just been recorded is no reason to worry.
+        old = sa.update(departures).where(departures.c.instance_uuid == id).values(created_at=1)
+        await _write(cloud, old)
+        await cloud.until(named, "the host to be named")
+    await cloud.until(nothing, "the guest to be removed")
+    await cloud.assert_clean()

@@ -37,7 +37,7 @@ SENT = [
     *((method, method.params) for interface in (HOSTS, KEYS) for method in interface.methods.values()),
     *((method, method.result) for method in COMPUTE_INTERFACE.methods.values() if method is not FAULT_RULES),
 ]
-CUT = {(Report, "message"), (Report, "details"), (BootResult, "fault"), (NodeResources, "cpu_info")}
+CUT = {(Report, "message"), (Report, "details"), (BootResult, "fault"), (HostBeat, "connect_error"), (NodeResources, "cpu_info")}
 """Fields whose limits are no part of their types; the tests below are about them."""
 REPORT = Report(operation_id="o", epoch=1, instance_uuid="i", host="h", outcome="error")
 NODE = NodeResources(
@@ -92,6 +92,8 @@ def test_texts_for_people_are_cut_and_not_refused() -> None:
     result = BootResult(instance_uuid="i", epoch=1)
     found_result = msgspec.msgpack.decode(_as_old_agents_do(result, fault=long), type=BootResult)
     assert len(found_result.fault) == LONGEST_MESSAGE
+    beat = msgspec.msgpack.decode(_as_old_agents_do(HostBeat(host="h"), connect_error=long), type=HostBeat)
+    assert len(beat.connect_error) == LONGEST_MESSAGE
 
 
 def test_texts_that_are_short_enough_stay_as_they_are() -> None:

@@ -8,6 +8,7 @@ from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor import (
     heal_network_info,
+    incomplete_migrations,
     reclaim,
     rescue_timeout,
     resize_confirm,
@@ -128,6 +129,9 @@ def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[Pe
         add(running_deleted.NAME, interval, running_deleted.find_running_deleted, dependencies, timeout, action)
     if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
         add(heal_network_info.NAME, interval, heal_network_info.heal_network_info, dependencies)
+    if (interval := default.instance_delete_interval) >= 0:
+        interval = interval or incomplete_migrations.DEFAULT_INTERVAL
+        add(incomplete_migrations.NAME, interval, incomplete_migrations.find_incomplete_migrations, dependencies)
     if (interval := default.volume_usage_poll_interval) > 0:
         add(volume_usage.NAME, interval, volume_usage.tell_volume_usage, dependencies)
     if (after := default.shelved_offload_time) > 0:

@@ -199,5 +199,18 @@ class MoveOutcomes:
             failed = None if report.outcome == "done" else report.message
             self._transitions.end_event(conn, operation, host=report.host, error=failed, event=event)
         self._transitions.end_without_event(conn, operation)
-        told = self._about_undo(self._type.notifications.undone, changed(row, values))
-        return NoMoreWork(ended="error", notifications=told)
+        after = changed(row, values)
+        told = [] if payload.sent else self._about_destination(payload, after)
+        return NoMoreWork(
+            ended="error", notifications=[*told, *self._about_undo(self._type.notifications.undone, after)]
+        )
+
+    def _about_destination(self, payload: MovePayload, row: InstanceRow) -> list[Notification]:
+        """Return the notifications that the destination has nothing of the guest, if there are any.
+
+        If the guest was sent to it, a heartbeat tells when the destination has removed it.
+        """
+        name = self._type.notifications.undone_on_destination
+        if name is None or payload.chosen is None:
+            return []
+        return [Notification(f"{name}.{phase}", row, sender=payload.chosen.host) for phase in ("start", "end")]

@@ -7,6 +7,9 @@ from typing import Final
 from micronova.objects import migration_states, states
 from micronova.objects.operations import Step
 
+ROLLED_BACK: Final = "live_migration_rollback_dest"
+"""The notification, without its phase, that a destination has nothing any more of a live migration that was undone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveStatuses:
@@ -30,6 +33,7 @@ class MoveNotifications:
     finished: str
     source_finished: str | None = None
     undo: str | None = None
+    undone_on_destination: str | None = None  # without its phase
     undone: str | None = None
 
 
@@ -103,6 +107,7 @@ LIVE: Final = MoveType(
         finished="live_migration_post_dest.end",
         source_finished="live_migration_post.end",
         undo="live_migration_rollback.start",
+        undone_on_destination=ROLLED_BACK,
         undone="live_migration_rollback.end",
     ),
 )

@@ -115,11 +115,13 @@ class LibvirtDriver:
         self._files = ThreadPool("libvirt-files", FILE_THREADS)
         self._records = GuestRecords(layout)
         self._queues = EventQueues()
+        self._events: DriverEvents | None = None
         self._connection = Connection(
             uri,
             clock,
             on_event=self._on_event,
             on_restored=self._on_restored,
+            on_failed=self._on_failed,
             prepare=self._ensure_daemon,
             timeout=settings.call_timeout,
             explain=explain_failure if daemon is None else None,
@@ -167,6 +169,7 @@ class LibvirtDriver:
 
     async def init_host(self, events: DriverEvents) -> None:
         """Connect, read what the host can do, and remove guests and images that were only partly made."""
+        self._events = events
         await self._connection.open()
         missing = sandbox.obstacle()
         if missing is not None:
@@ -467,6 +470,10 @@ class LibvirtDriver:
     def _on_restored(self) -> None:
         # Events were lost while there was no connection.
         self._reporter.check_all_soon()
+
+    def _on_failed(self, message: str) -> None:
+        if self._events is not None:
+            self._events.connection_failed(message)
 
     async def _remove_unused_images(self) -> None:
         while True:

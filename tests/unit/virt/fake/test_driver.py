@@ -37,6 +37,9 @@ class Events:
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.seen.append((uuid, event))
 
+    def connection_failed(self, message: str) -> None:
+        raise AssertionError(message)
+
 
 def make(state_dir: Path | None = None, *, cloud: str = "cloud-1", host: str = "host-1", **options: Any) -> Any:
     clock = ManualClock()

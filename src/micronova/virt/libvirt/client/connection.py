@@ -48,6 +48,7 @@ class Connection:
         *,
         on_event: Callable[[GuestEvent], None],
         on_restored: Callable[[], None],
+        on_failed: Callable[[str], None],
         prepare: Callable[[], Awaitable[None]] | None = None,
         timeout: float = 60.0,
         explain: Callable[[str, Exception], str] | None = None,
@@ -56,6 +57,7 @@ class Connection:
         self._clock = clock
         self._on_event = on_event
         self._on_restored = on_restored  # called after a reconnect: events in between are lost
+        self._on_failed = on_failed  # called if the first attempt to reconnect fails
         self._prepare = prepare  # awaited before each attempt to connect
         self._timeout = timeout
         self._explain = explain or _unreachable  # makes the error message when connecting fails
@@ -230,6 +232,8 @@ class Connection:
                 await self._ensure()
             except Exception as error:
                 log.warning("cannot reconnect to libvirt, trying again in %g s: %s", pause, error)
+                if pause == RETRY_PAUSE:
+                    self._on_failed(str(error))
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, RETRY_PAUSE_MAX)
 

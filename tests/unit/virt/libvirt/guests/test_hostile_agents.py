@@ -79,7 +79,14 @@ def guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guests]:
 async def connection() -> AsyncIterator[Connection]:
     """A connection to a libvirt without a hypervisor."""
     start_event_loop()
-    made = Connection("test:///default", SystemClock(), on_event=lambda _: None, on_restored=lambda: None, timeout=5.0)
+    made = Connection(
+        "test:///default",
+        SystemClock(),
+        on_event=lambda _: None,
+        on_restored=lambda: None,
+        on_failed=lambda _: None,
+        timeout=5.0,
+    )
     await made.open()
     yield made
     await made.close()

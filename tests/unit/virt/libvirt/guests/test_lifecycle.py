@@ -46,6 +46,9 @@ class World:
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.reported.append((uuid, event))
 
+    def connection_failed(self, message: str) -> None:
+        raise AssertionError(message)
+
 
 @pytest.fixture
 def world() -> World:
@@ -202,7 +205,12 @@ async def test_watching() -> None:
 async def test_nothing_is_done_to_a_guest_behind_a_call_that_hangs() -> None:
     """A guest whose start hangs must not be removed before the start has ended: it would appear again."""
     connection = Connection(
-        "test:///default", ManualClock(), on_event=lambda _: None, on_restored=lambda: None, timeout=0.05
+        "test:///default",
+        ManualClock(),
+        on_event=lambda _: None,
+        on_restored=lambda: None,
+        on_failed=lambda _: None,
+        timeout=0.05,
     )
     connection._connection = cast(Connect, object())
     release = threading.Event()
