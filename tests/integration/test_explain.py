@@ -31,6 +31,7 @@ def test_a_scheduler_of_another_process_answers(tmp_path: Path, database_url: st
         drawn = tmp_path / "dry-run.svg"
         done = micronova(*wanted, "--count", "1000", "--heat-map", drawn)
         assert done.returncode == 1 and "There is room for " in done.stdout, done
+        assert f"{drawn} shows 3 hosts" in done.stdout
         assert all(f"fake-{number} (nova)" in drawn.read_text() for number in (1, 2, 3))
         ok("explain", "--heat-map", drawn, *place)
         assert "no-such" in refused(*wanted, "--host", "no-such")

@@ -122,9 +122,10 @@ def explain_server(cloud: Cloud, server: str, as_json: bool) -> None:
 def explain_request(cloud: Cloud, request: DryRunRequest, as_json: bool, heat_map: Path | None) -> int:
     """Print where servers would go, and draw the map; return 0 only if there are hosts for all of them."""
     result = cloud.dry_run(request)
+    drawn = ""
     if heat_map is not None and result.fleet is not None:
         servers = f"{counted(request.count, 'server')} of flavor {request.flavor}"
-        _write_map(heat_map, result.fleet, "fullest", f"Dry run: where {servers} would go")
+        drawn = _write_map(heat_map, result.fleet, "fullest", f"Dry run: where {servers} would go")
     if as_json:
         plain = msgspec.to_builtins(msgspec.structs.replace(result, fleet=None))
         del plain["fleet"]
@@ -133,17 +134,19 @@ def explain_request(cloud: Cloud, request: DryRunRequest, as_json: bool, heat_ma
         from micronova.cli.explain_text import dry_run_lines
 
         click.echo("\n".join(dry_run_lines(request, result)))
+        if drawn:
+            click.echo(drawn)
     return 0 if result.selections else 1
 
 
 def draw_fleet(cloud: Cloud, file: Path, by: str) -> None:
     """Draw a map of the fleet."""
     fleet = cloud.fleet()
-    _write_map(file, fleet, by, "Fleet")
-    click.echo(f"{file} shows {len(fleet.hosts):,} hosts")
+    click.echo(_write_map(file, fleet, by, "Fleet"))
 
 
-def _write_map(file: Path, fleet: Fleet, by: str, title: str) -> None:
+def _write_map(file: Path, fleet: Fleet, by: str, title: str) -> str:
+    """Draw a map and return what to say of it."""
     from datetime import UTC, datetime
 
     from micronova.cli.heat_map import draw
@@ -153,6 +156,7 @@ def _write_map(file: Path, fleet: Fleet, by: str, title: str) -> None:
         file.write_text(draw(fleet, by=by, title=title, moment=moment), encoding="utf-8")
     except FileNotFoundError:
         raise MicronovaError(f"Cannot write {file}: there is no directory {file.parent}.") from None
+    return f"{file} shows {len(fleet.hosts):,} hosts"
 
 
 async def _with_token(place: StateDirectory | None, request: DryRunRequest) -> DryRunRequest:

@@ -37,6 +37,7 @@ from micronova.scheduler.no_valid_host import (
     compared,
     message,
     search_ended,
+    serves_request_groups,
 )
 from micronova.scheduler.prefilters import DEFAULT_PREFILTERS, Prefilters
 from micronova.scheduler.ranking import Ranking
@@ -279,7 +280,8 @@ class FilterScheduler:
         filtered.ask(filters[first:], spec)
         if servable is not None and servable.grouped and filtered.remaining:
             able, unknown = hosts.on_nodes(servable.able()), hosts.on_nodes(servable.unknown())
-            filtered.apply(REQUEST_GROUPS, _serves_request_groups, "lack further resources", able | unknown)
+            predicate = functools.partial(serves_request_groups, spec)
+            filtered.apply(REQUEST_GROUPS, predicate, "lack further resources", able | unknown)
             if filtered.remaining and unknown.any():
                 filtered.apply(SEARCH_ENDED, search_ended, "were not searched to the end", ~unknown, certain=False)
         if servable is not None and servable.reasons and filtered.remaining:
@@ -425,7 +427,12 @@ class _Filtered:
         narrows: bool = False,
         certain: bool = True,
     ) -> None:
-        """Remove the hosts that a mask excludes; the words and what they are about are for users, see `Removal`."""
+        """Remove the hosts that a mask excludes; the words and what they are about are for users, see `Removal`.
+
+        A step after the one that leaves none is no part of the explanation.
+        """
+        if not self.remaining:
+            return
         before, entered = self._mask, self.remaining
         names: tuple[str, ...] = ()
         if mask is not None:
@@ -464,10 +471,6 @@ def _no_valid_host(
     if filtered.uncompared:
         error.details["uncompared"] = filtered.uncompared
     return error
-
-
-def _serves_request_groups() -> str:
-    return "has the further resources, with their traits, that the flavor asks for"
 
 
 def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -> None:

@@ -13,10 +13,13 @@ import msgspec
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, counted
 from micronova.objects.scheduling import RequestSpec
+from micronova.placement import extra_specs
+from micronova.placement.model import RequestGroup
 
 NOT_ENOUGH: Final = "No valid host was found. There are not enough hosts available"
 LONGEST: Final = 255  # characters of a fault's message
 _LONGEST_NAME: Final = 40  # characters of a zone in it
+_LONGEST_LIST: Final = 80  # characters of traits or amounts in it
 _ANY: Final = "meets all requirements of the request"
 _ANY_KNOWN: Final = "is known to meet all requirements of the request"
 _SINGULAR: Final = {"are": "is", "have": "has", "do": "does", "lack": "lacks", "were": "was", "refuse": "refuses"}
@@ -25,7 +28,7 @@ _REFUSED_CLAIMS: Final = {
     "disabled": "is enabled",
     "down": "is up",
     "group": "is one that the server group allows",
-    "search": "was searched to the end for the further resources that the flavor asks for",
+    "search": "was searched to the end for the further resources that flavor and ports ask for",
     "topology": "has NUMA nodes and PCI devices for the server",
 }
 CLAIM_LACK: Final = "refuse the claim"  # of hosts that refuse one; users read "3 hosts …"
@@ -93,6 +96,40 @@ def claim_step(reasons: Collection[str]) -> str:
 def accepts_claim(reasons: Collection[str]) -> str:
     """Return what a host is or has that does not refuse claims for these reasons."""
     return _listed([_REFUSED_CLAIMS[reason] for reason in sorted(reasons)])
+
+
+def serves_request_groups(spec: RequestSpec) -> str:
+    """Return the predicate that hosts fail whose providers cannot serve what flavor and ports ask for besides.
+
+    It does not say what ports ask for: only services and admins see that.
+    """
+    of_flavor = extra_specs.resource_request(spec.flavor, spec.image)
+    if not spec.ports:
+        listed = _short([_asked(each) for each in of_flavor.groups]) if of_flavor is not None else ""
+        return f"has the further resources that the flavor asks for{listed and f' ({listed})'}"
+    if of_flavor is not None:
+        return "has the further resources that flavor and ports ask for"
+    ports = "the port asks" if len(spec.ports) == 1 else "the ports ask"
+    return f"has the resources, such as bandwidth, that {ports} for"
+
+
+def has_traits(required: Collection[str], forbidden: Collection[str]) -> str:
+    """Return the predicate that hosts fail that lack a trait, or have one that is forbidden."""
+    listed = _short([*sorted(required), *(f"not {name}" for name in sorted(forbidden))])
+    return f"has the required traits and none that is forbidden{listed and f' ({listed})'}"
+
+
+def _asked(group: RequestGroup) -> str:
+    amounts = ", ".join(f"{name}={amount}" for name, amount in group.resources.items())
+    traits = sorted(name for names in group.required for name in names)
+    traits += [f"not {name}" for name in sorted(group.forbidden)]
+    return f"{amounts} with {' and '.join(traits)}" if traits else amounts
+
+
+def _short(parts: Sequence[str]) -> str:
+    """Return parts as a list, if that leaves room in the fault for all else."""
+    listed = ", ".join(parts)
+    return listed if len(listed) <= _LONGEST_LIST else ""
 
 
 def search_ended() -> str:

@@ -24,6 +24,7 @@ from micronova.scheduler.aggregate_metadata import names_project
 from micronova.scheduler.filters.resources import large_enough
 from micronova.scheduler.host_columns import Aggregates, Bools
 from micronova.scheduler.host_view import HostView
+from micronova.scheduler.no_valid_host import has_traits
 
 ISOLATED: Final = "trait:"  # how the metadata keys of aggregates begin that keep others out
 _PROPERTIES: Final = {
@@ -124,7 +125,7 @@ def _with_traits(hosts: HostView, required: frozenset[str], forbidden: frozenset
     key = ("traits", required, forbidden)
     return PrefilterMask(
         "Traits",
-        "has the required traits and none that is forbidden",
+        has_traits(required, forbidden),
         hosts.by_facts(key, lambda facts: required <= facts.traits and not forbidden & facts.traits),
         "have other traits",
     )

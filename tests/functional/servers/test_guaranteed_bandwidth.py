@@ -76,7 +76,8 @@ async def test_the_bandwidth_of_a_port_is_claimed_with_its_server(cloud: Cloud, 
         await cloud.assert_clean()
         other = await asking_port(user, net, egress=401)
         refused = (await user.post("/servers", await _body(user, other)))["server"]["id"]
-        assert "No valid host" in (await user.wait_for(refused, "ERROR"))["fault"]["message"]
+        fault = (await user.wait_for(refused, "ERROR"))["fault"]["message"]
+        assert "no host has the resources, such as bandwidth, that the port asks for" in fault
         assert "allocation" not in (await port_of(user, other["id"]))["binding:profile"]
         await _delete(user, id)
         bound = await port_of(user, port["id"])
@@ -135,8 +136,8 @@ async def test_what_is_refused(cloud: Cloud, user: Caller) -> None:
     message = await user.refused(400, "POST", "/servers", wanted)
     assert "networks with QoS policy is not supported" in message and guaranteed["id"] in message
     # Nobody has such bandwidth.
-    id = (await user.post("/servers", await _body(user, port)))["server"]["id"]
-    assert "No valid host" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    id = (await user.post("/servers", await _body(user, port, await asking_port(user, net, egress=1))))["server"]["id"]
+    assert "that the ports ask for" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
     await _delete(user, id)
     await cloud.assert_clean()
 

@@ -425,8 +425,8 @@ async def test_what_is_shared_counts_once_for_a_request(
         spec = a_spec(flavor=a_flavor(extra_specs={f"resources{suffix}:CUSTOM_LICENCE": str(each)}))
         error = await no_valid_host(c.select(spec, *uuids, "more"))
         assert error is not None and error.message == (
-            "No valid host was found. There are not enough hosts available: no host has the further resources, with "
-            "their traits, that the flavor asks for; 3 hosts lack further resources. "
+            "No valid host was found. There are not enough hosts available: no host has the further resources that "
+            f"the flavor asks for (CUSTOM_LICENCE={each}); 3 hosts lack further resources. "
             f"There is room for {len(uuids)} of {len(uuids) + 1} servers."
         )
         assert "claim" not in c.database.statistics.by_function, "nothing was tried"

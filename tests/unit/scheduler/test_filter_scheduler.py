@@ -269,6 +269,27 @@ def test_users_read_how_many_hosts_were_refused(changes: dict[str, Any], words: 
     assert caught.value.message == f"{NOT_ENOUGH}: {words}"
 
 
+def test_users_read_which_traits_no_host_has() -> None:
+    extra = {"trait:CUSTOM_GPU": "required", "trait:CUSTOM_OLD": "forbidden"}
+    told = "no host has the required traits and none that is forbidden"
+    for more, listed in (
+        ({}, " (CUSTOM_GPU, not CUSTOM_OLD)"),
+        ({"trait:CUSTOM_" + "A" * 80: "required"}, ""),  # no room for so long a name
+    ):
+        table = a_table(a_host("h1", traits=("CUSTOM_OLD", "CUSTOM_GPU")), a_host("h2"))
+        with pytest.raises(NoValidHost) as caught:
+            place(table, a_spec(flavor=a_flavor(extra_specs={**extra, **more})))
+        assert caught.value.message == f"{NOT_ENOUGH}: {told}{listed}; 2 hosts have other traits."
+
+
+def test_nothing_is_said_of_filters_after_the_one_that_leaves_no_host() -> None:
+    small = {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
+    table = a_table(a_host("h1", capacity=small, max_unit=small))
+    with pytest.raises(NoValidHost) as caught:
+        place(table, a_spec(flavor=a_flavor(vcpus=8)))
+    assert [step["removed"] for step in caught.value.details["reasons"]][-1] == 1
+
+
 def test_a_host_that_was_forced_down_is_not_called_disabled() -> None:
     """An operator who reads "disabled" finds an enabled service. Of two steps that ask for the same, one is told."""
     table = a_table(
