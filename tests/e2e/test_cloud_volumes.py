@@ -113,7 +113,7 @@ async def test_a_guest_on_a_volume_is_copied_shelved_and_rebuilt(can_run_guests:
         await cloud.wait_clean()
 
 
-# Makes files named by a number and the digest of what is in them, each on the disk before the next one; the old ones are
+# Makes files named by a number and the digest of what is in them, each on the disk before the next one; old ones are
 # removed. Every file is written under another name at first, so that the file system changes what it knows of files.
 FILES = 300
 FILE_WRITER = rf"""
@@ -199,9 +199,10 @@ async def test_a_snapshot_under_io_is_a_clean_file_system(can_run_guests: None) 
         await status_is(person, volume_id, "available")
 
         # New volumes of the first two, and the volume as it was at the third.
-        restored = []
-        for snapshot_id in snapshots[:2]:
-            restored.append((await person.make(VOLUMES, "volume", size=1, snapshot_id=snapshot_id))["id"])
+        restored = [
+            (await person.make(VOLUMES, "volume", size=1, snapshot_id=snapshot_id))["id"]
+            for snapshot_id in snapshots[:2]
+        ]
         await person.do("POST", f"{VOLUMES}/{volume_id}/action", {"revert": {"snapshot_id": snapshots[2]}}, newest)
         restored.append(volume_id)
         for each, (before, after) in zip(restored, moments, strict=True):
