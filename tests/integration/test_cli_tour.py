@@ -65,13 +65,20 @@ def test_volumes(osc: OpenStackClient) -> None:
     volumes.backups(osc)
     volumes.transfers(osc)
     volumes.types(osc)
+
+
+def test_volumes_of_servers(osc: OpenStackClient) -> None:
     volumes.attachments(osc)
     volumes.servers_with_volumes(osc)
+    volumes.servers_on_volumes(osc)
+
+
+def test_volumes_for_operators(osc: OpenStackClient) -> None:
     volumes.operators(osc)
     of_volumes = {
         each for each in osc.commands if each.startswith(("volume ", "block storage ")) or each in volumes.OTHERS
     }
-    assert len(of_volumes) >= 65, sorted(of_volumes)
+    assert len(of_volumes) >= 80, sorted(of_volumes)
 
 
 def test_flavors_keys_and_quotas(osc: OpenStackClient, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from micronova.db.tables import allocations, departures, instances, inventories,
 from micronova.embedded.image.store import Upload
 from micronova.embedded.image.tables import images, properties
 from micronova.embedded.network.tables import addresses, ports
+from micronova.embedded.volume.backend.files import DIRECTORIES
 from micronova.http.client import Answer, ASGITransport
 from micronova.objects import migration_states, power_state
 from micronova.objects.topology import Assignment
@@ -57,7 +58,7 @@ ADMIN_ACTIONS = frozenset(
         "removeFixedIp",
     }
 )
-ADMIN_BODIES = ADMIN_ACTIONS | {"flavor", "extra_specs"}
+ADMIN_BODIES = ADMIN_ACTIONS | {"flavor", "extra_specs", "volume_type", "os-reimage"}
 OLD_ACTIONS = {
     **dict.fromkeys(("os-getVNCConsole", "os-getSPICEConsole", "os-getSerialConsole"), 5),
     **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),
@@ -549,7 +550,7 @@ class SimulatedCloud:
                 guest.uuid: guest.volumes or () for driver in self.drivers() for guest in await driver.list_guests()
             }
             directory = self._directory / "volumes"
-            files = {kind: [each.name for each in (directory / kind).iterdir()] for kind in ("volumes", "snapshots")}
+            files = {kind: [each.name for each in (directory / kind).iterdir()] for kind in DIRECTORIES}
             self.volumes.check(held, files)
         for row in self.rows(sa.select(inventories)):
             used = [

@@ -80,5 +80,9 @@ STORIES = (
         "volume",
         "attach",
     ),
+    _story(volume_scenarios.share_a_volume, "create delete", "volume", "attach detach"),
+    _story(volume_scenarios.copy_volumes, "", "image volume"),
+    _story(volume_scenarios.upload_a_volume, "", "image volume"),
+    _story(volume_scenarios.change_volumes, "", "image volume", "extend"),
     _story(volume_scenarios.evacuate_with_volumes, "create evacuate os-start", "image volume"),
 )

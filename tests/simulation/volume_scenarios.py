@@ -150,6 +150,88 @@ async def evacuate_with_volumes(cloud: SimulatedCloud, name: str = "evacuated") 
     await cloud.return_last_host()
 
 
+async def share_a_volume(cloud: SimulatedCloud, name: str = "sharing") -> None:
+    """Attach a volume to two servers, detach it from one, and delete the other one."""
+    kind = {"name": "shared", "extra_specs": {"multiattach": "<is> True"}}
+    await cloud.request("POST", "/types", {"volume_type": kind}, service=VOLUME)
+    held = await volume(cloud, "held", volume_type="shared")
+    first, second = await cloud.create(name, 2)
+    for id in (first, second):
+        await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    for id in (first, second):
+        await attached(cloud, id, held)
+    await cloud.insist("DELETE", f"/servers/{first}/os-volume_attachments/{held}", None, 202, 404)
+    await cloud.until(lambda: not cloud.volumes.has(first, held), "the first server to have given the volume back")
+    await has_status(cloud, held, "in-use")
+    await deleted(cloud, second)
+    await has_status(cloud, held, "available")
+
+
+async def copy_volumes(cloud: SimulatedCloud) -> None:
+    """Make volumes of nothing, of an image, a snapshot, a volume and a backup, and delete them all."""
+    await make_base_image(cloud)
+    cloud.fault_plan.armed = True
+    blank = await made(cloud, "volume", "blank", size=1)
+    of_image = await made(cloud, "volume", "of-image", size=1, imageRef=IMAGE)
+    snapshot = await made(cloud, "snapshot", "snapshot", volume_id=of_image)
+    of_snapshot = await made(cloud, "volume", "of-snapshot", snapshot_id=snapshot)
+    of_volume = await made(cloud, "volume", "of-volume", source_volid=of_snapshot)
+    backup = await made(cloud, "backup", "backup", volume_id=of_volume)
+    of_backup = await made(cloud, "volume", "of-backup", size=1, backup_id=backup)
+    await removed(cloud, "backup", backup)
+    # A volume with a snapshot goes with it.
+    for id in (blank, of_image, of_snapshot, of_volume, of_backup):
+        await removed(cloud, "volume", id, "?cascade=true")
+    assert cloud.volumes.snapshots() == {}
+
+
+async def upload_a_volume(cloud: SimulatedCloud) -> None:
+    """Make an image of a volume."""
+    id = await volume(cloud, "uploaded")
+    cloud.fault_plan.armed = True
+    await changed(cloud, id, {"os-volume_upload_image": {"image_name": "of-volume"}})
+    # A request that fails may leave an image without data, which its user deletes.
+    await cloud.until(lambda: [*cloud.images().values()].count("active") > 0, "the image to have its data")
+    for id, status in cloud.images().items():
+        if status == "queued":
+            await cloud.insist("DELETE", f"/images/{id}", None, 204, 404, service="/image/v2")
+
+
+async def change_volumes(cloud: SimulatedCloud) -> None:
+    """Extend, retype, revert, restore and write an image to a volume, and give it away; delete it."""
+    await make_base_image(cloud)
+    await cloud.request("POST", "/types", {"volume_type": {"name": "other"}}, service=VOLUME)
+    id = await volume(cloud, "changing")
+    cloud.fault_plan.armed = True
+    await changed(cloud, id, {"os-extend": {"new_size": 2}}, 400)
+    await changed(cloud, id, {"os-retype": {"new_type": "other", "migration_policy": "never"}}, 400)
+    backup = await made(cloud, "backup", "backup", volume_id=id)
+    snapshot = await made(cloud, "snapshot", "snapshot", volume_id=id)
+    await changed(cloud, id, {"revert": {"snapshot_id": snapshot}})
+    await removed(cloud, "snapshot", snapshot)
+    await cloud.insist("POST", f"/backups/{backup}/restore", {"restore": {"volume_id": id}}, 202, 400, service=VOLUME)
+    await has_status(cloud, id, "available")
+    await has_status(cloud, backup, "available", "backup")
+    await changed(cloud, id, {"os-reimage": {"image_id": IMAGE}})
+    assert cloud.volumes.image_of(id) == IMAGE
+    # Without the answer nobody has the key of the offer, which is then taken back.
+    while True:
+        answer = await cloud.request("POST", "/volume-transfers", {"transfer": {"volume_id": id}}, service=VOLUME)
+        if answer is not None and answer.status == 202:
+            break
+        for transfer in cloud.volumes.ids("transfer"):
+            await cloud.insist("DELETE", f"/volume-transfers/{transfer}", None, 202, 404, service=VOLUME)
+        await cloud.clock.sleep(1.0)
+    offer = msgspec.json.decode(answer.body)["transfer"]
+    accept = {"accept": {"auth_key": offer["auth_key"]}}
+    await cloud.insist("POST", f"/volume-transfers/{offer['id']}/accept", accept, 202, 404, service=VOLUME)
+    await has_status(cloud, id, "available")
+    await removed(cloud, "volume", id)
+    # The backup outlives it.
+    await removed(cloud, "backup", backup)
+
+
 # --- parts of them ---------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +242,30 @@ async def volume(cloud: SimulatedCloud, name: str, **more: Any) -> str:
     made = str(msgspec.json.decode(answer.body)["volume"]["id"])
     await has_status(cloud, made, "available")
     return made
+
+
+async def made(cloud: SimulatedCloud, noun: str, name: str, **values: Any) -> str:
+    """Make something in the volume service: if the answer is lost, look for it before asking again."""
+    while not (found := cloud.volumes.ids(noun, name)):
+        body = {noun: {"name": name, **values}}
+        answer = await cloud.request("POST", f"/{noun}s", body, service=VOLUME)
+        assert answer is None or answer.status in (202, 409, 503), answer
+        await cloud.clock.sleep(1.0)
+    [id] = found
+    await has_status(cloud, id, "available", noun)
+    return id
+
+
+async def changed(cloud: SimulatedCloud, volume_id: str, action: dict[str, Any], *done: int) -> None:
+    """Change a volume. If the answer was lost, it is asked again, and may have `done` it already."""
+    await cloud.insist("POST", f"/volumes/{volume_id}/action", action, 202, *done, service=VOLUME)
+    await has_status(cloud, volume_id, "available")
+
+
+async def removed(cloud: SimulatedCloud, noun: str, id: str, query: str = "") -> None:
+    """Delete something in the volume service. If the answer was lost, it is being deleted (400) or gone."""
+    await cloud.insist("DELETE", f"/{noun}s/{id}{query}", None, 202, 400, 404, service=VOLUME)
+    await has_status(cloud, id, "gone", noun)
 
 
 async def image(cloud: SimulatedCloud, id: str, **properties: str) -> None:
@@ -196,9 +302,9 @@ async def attached(cloud: SimulatedCloud, id: str, volume_id: str, **more: Any) 
     await has_status(cloud, volume_id, "in-use")
 
 
-async def has_status(cloud: SimulatedCloud, volume_id: str, status: str) -> None:
-    """Wait until a volume has a status."""
-    await cloud.until(lambda: cloud.volumes.status(volume_id) == status, f"volume {volume_id} to be {status}")
+async def has_status(cloud: SimulatedCloud, id: str, status: str, noun: str = "volume") -> None:
+    """Wait until a volume, a snapshot or a backup has a status."""
+    await cloud.until(lambda: cloud.volumes.status(id, noun) == status, f"{noun} {id} to be {status}")
 
 
 async def deleted(cloud: SimulatedCloud, id: str) -> None:

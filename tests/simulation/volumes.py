@@ -24,6 +24,10 @@ from tests.simulation.faults import FaultPlan, ProcessRun
 PATIENCE = 60.0  # seconds that a caller waits for an answer
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
+_TABLES = {
+    "volume": tables.volumes, "snapshot": tables.snapshots, "backup": tables.backups, "transfer": tables.transfers
+}  # fmt: skip
+
 Rows = Callable[..., list[Any]]
 """Reads a database of the cloud: the query, and the name of the database."""
 
@@ -58,10 +62,17 @@ class Volumes:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def status(self, volume: str) -> str:
-        """Return the status of a volume, or "gone"."""
-        found = self._rows(sa.select(tables.volumes.c.status).where(tables.volumes.c.id == volume), "volume")
+    def status(self, id: str, noun: str = "volume") -> str:
+        """Return the status of a volume, a snapshot or a backup, or "gone"."""
+        table = _TABLES[noun]
+        found = self._rows(sa.select(table.c.status).where(table.c.id == id), "volume")
         return str(found[0]["status"]) if found else "gone"
+
+    def ids(self, noun: str, name: str | None = None) -> list[str]:
+        """Return the volumes, snapshots, backups or transfers with a name."""
+        table = _TABLES[noun]
+        found = sa.select(table.c.id) if name is None else sa.select(table.c.id).where(table.c.name == name)
+        return [row["id"] for row in self._rows(found, "volume")]
 
     def all(self) -> dict[str, str]:
         """Return the status of each volume."""
@@ -116,6 +127,7 @@ class Volumes:
             assert sorted(held) == sorted(str(each.volume_id) for each in self.of_server(uuid))
         assert sorted(files["volumes"]) == sorted(self.all())
         assert sorted(files["snapshots"]) == sorted(self.snapshots())
+        assert sorted(files["backups"]) == sorted(self.ids("backup"))
         assert self._used() == self._charged()
 
     def _used(self) -> dict[str, int]:
@@ -124,6 +136,8 @@ class Volumes:
             used.update(volumes=1, gigabytes=row["size"])
         for row in self._rows(sa.select(tables.snapshots), "volume"):
             used.update(snapshots=1, gigabytes=row["size"])
+        if backups := self.ids("backup"):
+            used.update(backups=len(backups))
         return dict(used)
 
     def _charged(self) -> dict[str, int]:

@@ -6,12 +6,16 @@ from typing import Any
 from tests.osc import OpenStackClient, Refused
 from tests.tour.steps import DEMO, ON_TEST_IMAGE
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0  # seconds on a busy machine: an image of a volume has its whole size
 OTHERS = frozenset(
     {"availability zone list", "extension list", "image create", "limits show", "quota delete", "quota list"}
     | {"quota set", "quota show"}
+    | {"server add volume", "server create", "server image create", "server migrate", "server migrate confirm"}
+    | {"server migrate revert", "server rebuild", "server remove volume", "server rescue", "server resize"}
+    | {"server resize confirm", "server shelve", "server unrescue", "server unshelve", "server volume list"}
+    | {"server volume set", "server volume update"}
 )
-"""Commands about volumes that have no family of their own."""
+"""Commands about volumes, and about servers that have some, that have no family of their own."""
 
 
 def until(osc: OpenStackClient, command: str, name: str, status: str = "available", *, cloud: str = DEMO) -> Any:
@@ -203,8 +207,51 @@ def servers_with_volumes(osc: OpenStackClient) -> None:
         until(osc, "volume show", volume, "")
 
 
+def servers_on_volumes(osc: OpenStackClient) -> None:
+    """A server on a volume is copied, put aside, repaired, enlarged and moved, and has the same volume."""
+    osc("image create", "--volume", "system", "of-volume", cloud=DEMO)
+    until(osc, "volume show", "system")
+    rescuing = ("--property", "hw_rescue_device=disk", "--property", "hw_rescue_bus=virtio")
+    osc("image set", *rescuing, "of-volume", cloud=DEMO)
+    assert osc.json("image show", "of-volume", cloud=DEMO)["status"] == "active"
+    options = ("--flavor", "m1.tiny", "--nic", "none", "--wait", "--volume", "system")
+    server = osc.json("server create", *options, "rooted", cloud=DEMO)["id"]
+    [volume] = osc.column("server volume list", server, name="Volume ID", cloud=DEMO)
+    osc("server volume update", "--delete-on-termination", server, volume, cloud=DEMO)
+    assert osc.json("server volume list", server, cloud=DEMO)[0]["Delete On Termination?"] is True
+    osc("server volume update", "--preserve-on-termination", server, volume, cloud=DEMO)
+    osc("server image create", "--name", "of-server", "--wait", server, cloud=DEMO)
+    [snapshot] = osc.json("volume snapshot list", "--volume", "system", cloud=DEMO)
+    until(osc, "volume snapshot show", snapshot["ID"])
+    osc("server shelve", "--wait", server, cloud=DEMO)
+    until(osc, "volume show", volume, "reserved")
+    osc("server unshelve", "--wait", server, cloud=DEMO)
+    until(osc, "volume show", volume, "in-use")
+    osc("server rebuild", "--image", "of-volume", "--reimage-boot-volume", "--wait", server, cloud=DEMO)
+    osc("server rescue", "--image", "of-volume", server, cloud=DEMO)
+    until(osc, "server show", server, "RESCUE")
+    osc("server unrescue", server, cloud=DEMO)
+    until(osc, "server show", server, "ACTIVE")
+    osc("server resize", "--flavor", "m1.small", "--wait", server, cloud=DEMO)
+    osc("server resize confirm", server, cloud=DEMO)
+    until(osc, "server show", server, "ACTIVE")
+    for ending, moved in (("confirm", True), ("revert", False)):
+        before = osc.json("server show", server)["OS-EXT-SRV-ATTR:host"]
+        osc("server migrate", "--wait", server)
+        osc(f"server migrate {ending}", server)
+        until(osc, "server show", server, "ACTIVE")
+        after = osc.json("server show", server)["OS-EXT-SRV-ATTR:host"]
+        assert (before != after) is moved
+    assert osc.json("server volume list", server, cloud=DEMO)[0]["Volume ID"] == volume
+    osc("server delete", "--wait", server, cloud=DEMO)
+    until(osc, "volume show", volume)
+    osc("image delete", "of-server", "of-volume", cloud=DEMO)
+    osc("volume snapshot delete", snapshot["ID"], cloud=DEMO)
+    until(osc, "volume snapshot show", snapshot["ID"], "")
+
+
 def operators(osc: OpenStackClient) -> None:
-    """Services, pools, quotas, and images of volumes."""
+    """Services, pools and quotas."""
     services = osc.json("volume service list")
     assert {each["Binary"] for each in services} == {"cinder-backup", "cinder-scheduler", "cinder-volume"}
     host = next(each["Host"] for each in services if each["Binary"] == "cinder-volume")
@@ -235,10 +282,6 @@ def operators(osc: OpenStackClient) -> None:
     assert 20 in osc.column("quota list", "--volume", name="Volumes")
     osc("quota delete", "--volume", "demo")
     assert "volume" in osc("limits show", "--absolute", cloud=DEMO)
-    osc("image create", "--volume", "system", "of-volume", cloud=DEMO)
-    until(osc, "volume show", "system")
-    assert osc.json("image show", "of-volume", cloud=DEMO)["status"] == "active"
-    osc("image delete", "of-volume", cloud=DEMO)
     osc("volume delete", "system", cloud=DEMO)
     until(osc, "volume show", "system", "")
     assert osc.json("volume list", "--all-projects") == []

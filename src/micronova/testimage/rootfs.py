@@ -3,6 +3,7 @@
 import lzma
 import re
 import subprocess
+from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,6 +18,8 @@ MODULES = (
     *("virtio_net", "isofs", "nls_cp437", "nls_ascii", "vfat"),
     *("button", "evdev", "virtio_rng", "virtio_balloon", "virtio_console", "pvpanic_mmio"),
 )
+JOURNALLED = "ext4"
+"""A file system for volumes. It is not loaded at the boot, for which no guest needs it."""
 _LIBRARIES = "lib/x86_64-linux-gnu"
 _LOADER = "lib64/ld-linux-x86-64.so.2"
 
@@ -87,11 +90,17 @@ def _add_modules(archive: Archive, root: Path) -> None:
         del contents[name]
         contents[name] = content
 
+    def listed(names: Iterable[str]) -> bytes:
+        return "".join(f"/lib/modules/{name}.ko\n" for name in names).encode()
+
     for name in MODULES:
         add(name)
+    archive.file("etc/guest/modules", listed(contents))
+    loaded = set(contents)
+    add(JOURNALLED)
+    archive.file(f"etc/guest/modules-{JOURNALLED}", listed(name for name in contents if name not in loaded))
     for name, content in contents.items():
         archive.file(f"lib/modules/{name}.ko", content)
-    archive.file("etc/guest/modules", "".join(f"/lib/modules/{name}.ko\n" for name in contents).encode())
 
 
 def _module_name(path: Path) -> str:
