@@ -83,8 +83,14 @@ def head(python: Path | str) -> str:
 class Clients:
     """Create, show and delete servers, and note every request that fails."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, keep: int = 3, **server: Any) -> None:
+        """Servers have an image that nobody is asked for, and no network, unless `server` says otherwise.
+
+        Of each `keep` servers that a client makes one is left.
+        """
         self.cluster = cluster
+        self._keep = keep
+        self._server = {"imageRef": IMAGE, "flavorRef": "1", "networks": "none", **server}
         self.failed: list[str] = []
         self.requests = 0
         self.kept: list[str] = []
@@ -105,8 +111,8 @@ class Clients:
         number = 0
         while not self._stop.is_set():
             number += 1
-            body = {"name": f"upgrade-{client}-{number}", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}
-            body["adminPass"] = "hush-hush"  # which waits encrypted
+            self.before_each()
+            body = {"name": f"upgrade-{client}-{number}", **self._server, "adminPass": "hush-hush"}  # waits encrypted
             made = self._send("POST", "/servers", {"server": body}, 202)
             if made is None:
                 continue
@@ -120,10 +126,13 @@ class Clients:
                     self.failed.append(f"server {id} is {status}: {shown['server'].get('fault')}")
                     break
                 time.sleep(0.1)
-            if number % 3 == 0:
+            if number % self._keep == 0:
                 self.kept.append(id)
             else:
                 self._send("DELETE", f"/servers/{id}", None, 204)
+
+    def before_each(self) -> None:
+        """Do something else before the next server."""
 
     def _send(self, method: str, path: str, body: Any, expected: int) -> Any:
         self.requests += 1

@@ -124,7 +124,7 @@ def broker_commands(secret: RegionSecrets) -> str:
     return f"""#!/bin/sh
 # On a broker, as root: sh broker.sh. The user that everybody knows is deleted.
 set -e
-rabbitmqctl add_user {USER} {secret.broker}
+echo {secret.broker} | rabbitmqctl add_user {USER}
 rabbitmqctl set_permissions -p / {USER} '.*' '.*' '.*'
 rabbitmqctl delete_user guest
 """
