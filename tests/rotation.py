@@ -29,7 +29,7 @@ from tests.cluster import Cluster
 from tests.services.postgres import OWNER, Postgres
 from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
-from tests.upgrade import LOAD_BEFORE, SETTLE, Clients, Region
+from tests.upgrade import LOAD_BEFORE, Clients, Region, wait_for_clean_audit
 
 SECOND = "micronova_2"
 SERVICES = ("identity", "image", "network")
@@ -262,10 +262,7 @@ def run(directory: Path) -> None:
         assert not [each for each in _keys(before) if each in now], "an old key is left in the settings"
         status, _ = region.request("GET", "/servers", token=first_token)
         assert status == 200, "the rotation of the key of tokens has logged somebody out"
-        deadline = time.monotonic() + SETTLE
-        while (findings := region.audit()) and time.monotonic() < deadline:
-            time.sleep(1.0)
-        assert findings == [], findings
+        wait_for_clean_audit(region)
         print(f"{clients.requests} requests, none failed; {len(clients.kept)} servers are left, the audit is clean")
 
 

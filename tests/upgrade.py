@@ -6,6 +6,10 @@ each process is replaced by one of the present code: a conductor and a scheduler
 releases have one schema, that is backed out in the same way, and done again. No request may fail, no server may end in
 ERROR, and the audit finds nothing.
 
+If the old release refuses the schema of the new one, the way back is the backup that was made before: all processes are
+stopped, the database is restored, and the old release has its servers of then and makes new ones. The region is then
+upgraded again, and `audit --repair` removes what the backup does not know.
+
 A new API process is started before the old one is stopped, and clients then call the new one: a proxy does this.
 """
 
@@ -229,6 +233,39 @@ def upgrade(region: Region, python: Path | str) -> None:
         time.sleep(LOAD_BEFORE)
 
 
+def go_back(region: Region, database: str, dump: Path, python: Path, known: list[str]) -> None:
+    """Restore the backup of before the upgrade, and run the old release on it, as docs/operate.md says."""
+    old_api = next(name for name in region.urls if name.startswith("api"))
+    for name in (*region.names, old_api):
+        region.end(name)
+    region.remove(old_api)
+    subprocess.run(
+        ["pg_restore", "--clean", "--if-exists", "--single-transaction", f"--dbname={database}", dump], check=True
+    )
+    region.python = str(python)
+    region.start(*region.names)
+    region.use_api(region.start_api())
+    region.wait_ready(hosts=2)
+    for id in known:
+        status, body = region.request("GET", f"/servers/{id}")
+        assert status == 200 and body["server"]["status"] == "ACTIVE", f"{id} after the way back: {status} {body}"
+    with Clients(region) as clients:
+        time.sleep(LOAD_BEFORE)
+    assert not clients.failed, f"{len(clients.failed)} requests failed after the way back: {clients.failed[:10]}"
+
+
+def clean_up(region: Region) -> None:
+    """Let `audit --repair` make the safe repairs, and remove the guests of servers that only the upgrade has made."""
+    unknown = [each["subject"] for each in region.audit() if any(
+        repair["name"] == "remove_guest" for repair in each.get("repairs", ()))]  # fmt: skip
+    print(f"the audit names {len(unknown)} guests that are newer than the backup", flush=True)
+    subprocess.run(
+        [sys.executable, "-m", "micronova.cli.main", "audit", "--repair", "--yes",
+         *(word for uuid in unknown for word in ("--remove-guest", uuid)),
+         "--config", region.config, "--dir", region.directory / "audit"], stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def run(revision: str, directory: Path) -> None:
     """Do all of it; raise AssertionError if a request fails."""
     old = install(revision, directory / "old")
@@ -237,33 +274,55 @@ def run(revision: str, directory: Path) -> None:
         stack.callback(postgres.stop)
         rabbitmq = RabbitMQ.start(directory / "rabbitmq")
         stack.callback(rabbitmq.stop)
-        region = Region(directory / "cloud", postgres.create_database("upgrade"), rabbitmq.url)
+        database, dump = postgres.create_database("upgrade"), directory / "backup.dump"
+        region = Region(directory / "cloud", database, rabbitmq.url)
         stack.callback(region.stop)
         region.python = str(old)
         region.start()
         region.use_api(region.start_api())
         region.wait_ready(hosts=2)
         with Clients(region) as clients:
-            time.sleep(LOAD_BEFORE)
+            region.wait_until(lambda: bool(clients.kept))
+            known = list(clients.kept)
+            subprocess.run(["pg_dump", "--format=custom", f"--file={dump}", database], check=True)
             print(f"{revision} → this release", flush=True)
-            subprocess.run(
-                [sys.executable, "-m", "micronova.cli.main", "db", "upgrade", "--config", region.config,
-                 "--dir", directory / "tool"], check=True,
-            )  # fmt: skip
+            migrate(region)
             upgrade(region, sys.executable)
-            if head(old) == head(sys.executable):
+            same_schema = head(old) == head(sys.executable)
+            if same_schema:
                 print(f"this release → {revision}", flush=True)
                 upgrade(region, old)
                 print(f"{revision} → this release", flush=True)
                 upgrade(region, sys.executable)
-            else:
-                print(f"{revision} refuses the schema of this release: there is no way back", flush=True)
         assert not clients.failed, f"{len(clients.failed)} requests failed: {clients.failed[:10]}"
-        deadline = time.monotonic() + SETTLE
-        while (findings := region.audit()) and time.monotonic() < deadline:
-            time.sleep(1.0)
-        assert findings == [], findings
+        wait_for_clean_audit(region)
         print(f"{clients.requests} requests, none failed; {len(clients.kept)} servers are left, the audit is clean")
+        if same_schema:
+            return
+        print(f"{revision} refuses the schema of this release: back to {revision} by the backup", flush=True)
+        go_back(region, database, dump, old, known)
+        print(f"{revision} → this release", flush=True)
+        migrate(region)
+        upgrade(region, sys.executable)
+        clean_up(region)
+        wait_for_clean_audit(region)
+        print(f"{len(known)} servers of the backup are there, the audit is clean")
+
+
+def migrate(region: Region) -> None:
+    """Bring the schema to that of the present code."""
+    subprocess.run(
+        [sys.executable, "-m", "micronova.cli.main", "db", "upgrade", "--config", region.config,
+         "--dir", region.directory / "tool"], check=True,
+    )  # fmt: skip
+
+
+def wait_for_clean_audit(region: Region) -> None:
+    """Wait until the audit finds nothing; raise AssertionError if it goes on to find something."""
+    deadline = time.monotonic() + SETTLE
+    while (findings := region.audit()) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    assert findings == [], findings
 
 
 def main() -> None:
