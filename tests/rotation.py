@@ -26,6 +26,7 @@ from typing import Any
 from sqlalchemy.engine import make_url
 
 from tests.cluster import Cluster
+from tests.documented import command_with
 from tests.services.postgres import OWNER, Postgres
 from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
@@ -273,8 +274,8 @@ def rotate(region: WholeRegion, postgres: Postgres, database: str, user: str) ->
     new_secret, new_image, new_network = (secrets.token_hex(32) for _ in range(3))
     print("both are valid", flush=True)
     bus = region.rabbitmq.add_user(SECOND, "second")
-    postgres.sql(f"CREATE ROLE {SECOND} LOGIN PASSWORD 'second' IN ROLE {OWNER}")
-    postgres.sql(f"ALTER ROLE {SECOND} SET role TO {OWNER}")
+    postgres.sql(command_with("operate.md", f"CREATE ROLE {SECOND}").replace("NEW", "second"))
+    postgres.sql(command_with("operate.md", f"ALTER ROLE {SECOND}"))
     region.micronova("token-key", "rotate", "--dir", region.directory / "identity-1", "--after", "60")
     region.change(
         default={"other_secret_keys": new_secret, "control_users": [user, SECOND]},
@@ -303,6 +304,7 @@ def rotate(region: WholeRegion, postgres: Postgres, database: str, user: str) ->
     [first] = region.ask("identity", "/identity/v3/users?name=micronova")["users"]
     region.ask("identity", f"/identity/v3/users/{first['id']}", "PATCH", {"user": {"enabled": False}})
     region.restart()
+    postgres.sql(command_with("operate.md", f"ALTER ROLE {OWNER} PASSWORD NULL"))
 
 
 def _keys(settings: str) -> list[str]:

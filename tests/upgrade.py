@@ -15,6 +15,7 @@ A new API process is started before the old one is stopped, and clients then cal
 
 import argparse
 import contextlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 
 from tests.chaos import IMAGE
 from tests.cluster import Cluster
+from tests.documented import command_with
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
@@ -239,9 +241,7 @@ def go_back(region: Region, database: str, dump: Path, python: Path, known: list
     for name in (*region.names, old_api):
         region.end(name)
     region.remove(old_api)
-    subprocess.run(
-        ["pg_restore", "--clean", "--if-exists", "--single-transaction", f"--dbname={database}", dump], check=True
-    )
+    _documented("pg_restore", database, dump)
     region.python = str(python)
     region.start(*region.names)
     region.use_api(region.start_api())
@@ -252,6 +252,16 @@ def go_back(region: Region, database: str, dump: Path, python: Path, known: list
     with Clients(region) as clients:
         time.sleep(LOAD_BEFORE)
     assert not clients.failed, f"{len(clients.failed)} requests failed after the way back: {clients.failed[:10]}"
+
+
+def _documented(command: str, database: str, dump: Path) -> None:
+    """Run a command of docs/operate.md with this database and this file."""
+    words = shlex.split(command_with("operate.md", f"{command} "))
+    places = {"postgresql://micronova@database.example/micronova": database, "micronova.dump": str(dump)}
+    for before, after in places.items():
+        assert any(before in word for word in words), f"docs/operate.md names no {before} in {words}"
+        words = [word.replace(before, after) for word in words]
+    subprocess.run(words, check=True)
 
 
 def clean_up(region: Region) -> None:
@@ -284,7 +294,7 @@ def run(revision: str, directory: Path) -> None:
         with Clients(region) as clients:
             region.wait_until(lambda: bool(clients.kept))
             known = list(clients.kept)
-            subprocess.run(["pg_dump", "--format=custom", f"--file={dump}", database], check=True)
+            _documented("pg_dump", database, dump)
             print(f"{revision} → this release", flush=True)
             migrate(region)
             upgrade(region, sys.executable)
