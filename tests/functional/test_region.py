@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import re
 import socket
 import stat
 import subprocess
@@ -297,6 +298,18 @@ def test_the_certificate_is_for_all_parts_and_signed_by_the_authority(tmp_path: 
     assert parse(settings.default.transport_url).ssl_context() is not None
     assert "sslmode=verify-full" in settings.database.connection
     assert not (place / "etc" / "tls" / "ca.key").exists()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "::1", "control.example"])
+def test_a_proxy_can_verify_the_certificate(tmp_path: Path, address: str) -> None:
+    """nginx compares `proxy_ssl_name` with the names in a certificate, not with the addresses in it."""
+    from cryptography import x509
+
+    place = init(tmp_path, "--tls", "--address", address)
+    certificate = x509.load_pem_x509_certificate((place / "etc" / "tls" / "certificate.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    [name] = re.findall(r"proxy_ssl_name (.*);", (place / "proxy.conf").read_text())
+    assert name in names.get_values_for_type(x509.DNSName)
 
 
 def test_the_page_can_be_followed() -> None:
