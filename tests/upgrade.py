@@ -6,11 +6,16 @@ each process is replaced by one of the present code: a conductor and a scheduler
 releases have one schema, that is backed out in the same way, and done again. No request may fail, no server may end in
 ERROR, and the audit finds nothing.
 
+If the old release refuses the schema of the new one, the way back is the backup that was made before: all processes are
+stopped, the database is restored, and the old release has its servers of then and makes new ones. The region is then
+upgraded again, and `audit --repair` removes what the backup does not know.
+
 A new API process is started before the old one is stopped, and clients then call the new one: a proxy does this.
 """
 
 import argparse
 import contextlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +28,7 @@ from typing import Any
 
 from tests.chaos import IMAGE
 from tests.cluster import Cluster
+from tests.documented import command_with
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
@@ -83,8 +89,14 @@ def head(python: Path | str) -> str:
 class Clients:
     """Create, show and delete servers, and note every request that fails."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, keep: int = 3, **server: Any) -> None:
+        """Servers have an image that nobody is asked for, and no network, unless `server` says otherwise.
+
+        Of each `keep` servers that a client makes one is left.
+        """
         self.cluster = cluster
+        self._keep = keep
+        self._server = {"imageRef": IMAGE, "flavorRef": "1", "networks": "none", **server}
         self.failed: list[str] = []
         self.requests = 0
         self.kept: list[str] = []
@@ -105,8 +117,8 @@ class Clients:
         number = 0
         while not self._stop.is_set():
             number += 1
-            body = {"name": f"upgrade-{client}-{number}", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}
-            body["adminPass"] = "hush-hush"  # which waits encrypted
+            self.before_each()
+            body = {"name": f"upgrade-{client}-{number}", **self._server, "adminPass": "hush-hush"}  # waits encrypted
             made = self._send("POST", "/servers", {"server": body}, 202)
             if made is None:
                 continue
@@ -120,10 +132,13 @@ class Clients:
                     self.failed.append(f"server {id} is {status}: {shown['server'].get('fault')}")
                     break
                 time.sleep(0.1)
-            if number % 3 == 0:
+            if number % self._keep == 0:
                 self.kept.append(id)
             else:
                 self._send("DELETE", f"/servers/{id}", None, 204)
+
+    def before_each(self) -> None:
+        """Do something else before the next server."""
 
     def _send(self, method: str, path: str, body: Any, expected: int) -> Any:
         self.requests += 1
@@ -220,6 +235,47 @@ def upgrade(region: Region, python: Path | str) -> None:
         time.sleep(LOAD_BEFORE)
 
 
+def go_back(region: Region, database: str, dump: Path, python: Path, known: list[str]) -> None:
+    """Restore the backup of before the upgrade, and run the old release on it, as docs/operate.md says."""
+    old_api = next(name for name in region.urls if name.startswith("api"))
+    for name in (*region.names, old_api):
+        region.end(name)
+    region.remove(old_api)
+    _documented("pg_restore", database, dump)
+    region.python = str(python)
+    region.start(*region.names)
+    region.use_api(region.start_api())
+    region.wait_ready(hosts=2)
+    for id in known:
+        status, body = region.request("GET", f"/servers/{id}")
+        assert status == 200 and body["server"]["status"] == "ACTIVE", f"{id} after the way back: {status} {body}"
+    with Clients(region) as clients:
+        time.sleep(LOAD_BEFORE)
+    assert not clients.failed, f"{len(clients.failed)} requests failed after the way back: {clients.failed[:10]}"
+
+
+def _documented(command: str, database: str, dump: Path) -> None:
+    """Run a command of docs/operate.md with this database and this file."""
+    words = shlex.split(command_with("operate.md", f"{command} "))
+    places = {"postgresql://micronova@database.example/micronova": database, "micronova.dump": str(dump)}
+    for before, after in places.items():
+        assert any(before in word for word in words), f"docs/operate.md names no {before} in {words}"
+        words = [word.replace(before, after) for word in words]
+    subprocess.run(words, check=True)
+
+
+def clean_up(region: Region) -> None:
+    """Let `audit --repair` make the safe repairs, and remove the guests of servers that only the upgrade has made."""
+    unknown = [each["subject"] for each in region.audit() if any(
+        repair["name"] == "remove_guest" for repair in each.get("repairs", ()))]  # fmt: skip
+    print(f"the audit names {len(unknown)} guests that are newer than the backup", flush=True)
+    subprocess.run(
+        [sys.executable, "-m", "micronova.cli.main", "audit", "--repair", "--yes",
+         *(word for uuid in unknown for word in ("--remove-guest", uuid)),
+         "--config", region.config, "--dir", region.directory / "audit"], stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def run(revision: str, directory: Path) -> None:
     """Do all of it; raise AssertionError if a request fails."""
     old = install(revision, directory / "old")
@@ -228,33 +284,55 @@ def run(revision: str, directory: Path) -> None:
         stack.callback(postgres.stop)
         rabbitmq = RabbitMQ.start(directory / "rabbitmq")
         stack.callback(rabbitmq.stop)
-        region = Region(directory / "cloud", postgres.create_database("upgrade"), rabbitmq.url)
+        database, dump = postgres.create_database("upgrade"), directory / "backup.dump"
+        region = Region(directory / "cloud", database, rabbitmq.url)
         stack.callback(region.stop)
         region.python = str(old)
         region.start()
         region.use_api(region.start_api())
         region.wait_ready(hosts=2)
         with Clients(region) as clients:
-            time.sleep(LOAD_BEFORE)
+            region.wait_until(lambda: bool(clients.kept))
+            known = list(clients.kept)
+            _documented("pg_dump", database, dump)
             print(f"{revision} → this release", flush=True)
-            subprocess.run(
-                [sys.executable, "-m", "micronova.cli.main", "db", "upgrade", "--config", region.config,
-                 "--dir", directory / "tool"], check=True,
-            )  # fmt: skip
+            migrate(region)
             upgrade(region, sys.executable)
-            if head(old) == head(sys.executable):
+            same_schema = head(old) == head(sys.executable)
+            if same_schema:
                 print(f"this release → {revision}", flush=True)
                 upgrade(region, old)
                 print(f"{revision} → this release", flush=True)
                 upgrade(region, sys.executable)
-            else:
-                print(f"{revision} refuses the schema of this release: there is no way back", flush=True)
         assert not clients.failed, f"{len(clients.failed)} requests failed: {clients.failed[:10]}"
-        deadline = time.monotonic() + SETTLE
-        while (findings := region.audit()) and time.monotonic() < deadline:
-            time.sleep(1.0)
-        assert findings == [], findings
+        wait_for_clean_audit(region)
         print(f"{clients.requests} requests, none failed; {len(clients.kept)} servers are left, the audit is clean")
+        if same_schema:
+            return
+        print(f"{revision} refuses the schema of this release: back to {revision} by the backup", flush=True)
+        go_back(region, database, dump, old, known)
+        print(f"{revision} → this release", flush=True)
+        migrate(region)
+        upgrade(region, sys.executable)
+        clean_up(region)
+        wait_for_clean_audit(region)
+        print(f"{len(known)} servers of the backup are there, the audit is clean")
+
+
+def migrate(region: Region) -> None:
+    """Bring the schema to that of the present code."""
+    subprocess.run(
+        [sys.executable, "-m", "micronova.cli.main", "db", "upgrade", "--config", region.config,
+         "--dir", region.directory / "tool"], check=True,
+    )  # fmt: skip
+
+
+def wait_for_clean_audit(region: Region) -> None:
+    """Wait until the audit finds nothing; raise AssertionError if it goes on to find something."""
+    deadline = time.monotonic() + SETTLE
+    while (findings := region.audit()) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    assert findings == [], findings
 
 
 def main() -> None:

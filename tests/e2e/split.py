@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import subprocess
@@ -69,9 +68,8 @@ class SplitCloud(People):
         """Do what `host add` says: the host gets the settings that it prints, and no other secret."""
         place = ("--config", self.folder / "control.toml", "--dir", self.control)
         lines = ok("host", "add", self.name, *place).splitlines()
-        commands = [line for line in lines if line.startswith("rabbitmqctl ")]
-        for command in commands:
-            self._broker.ctl(*shlex.split(command)[1:])
+        commands = [line for line in lines if "rabbitmqctl " in line]
+        self._broker.do(*commands)
         file = self.folder / "host.toml"
         file.write_text("\n".join(line for line in lines if line not in commands))
         file.chmod(0o600)

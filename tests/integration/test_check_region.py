@@ -630,6 +630,27 @@ async def test_an_api_of_another_release_is_named(region: Region, tmp_path: Path
     assert other.name == "releases of processes" and "api on control-9 (4711) run the release 0.1.0" in other.found
 
 
+async def test_a_service_without_the_compute_database_is_known(region: Region, tmp_path: Path) -> None:
+    """Its release and its secret key are compared as those of others, while it runs."""
+    sections = _changed(region.sections, "default", secret_key="6d" * 32, host="images-2")
+    file = tmp_path / "other.toml"
+    file.write_text(toml(_changed(sections, "identity", auth_url=f"http://127.0.0.1:{free_port()}/identity/v3")))
+    process = Process(load(file, {}), ["identity"], StateDirectory(tmp_path / "identity"))
+    await process.start()
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+                if wrong := [result for result in found if result.outcome != "ok"]:
+                    break
+        [other] = wrong
+        assert other.setting == "default.secret_key" and "the process identity on images-2" in other.found
+    finally:
+        await process.stop()
+    found = await _check(region.config, roles=CONTROL, directory=tmp_path)
+    assert [result.line() for result in found if result.outcome != "ok"] == []
+
+
 async def test_a_process_with_another_secret_key_is_named(region: Region, tmp_path: Path) -> None:
     own, release = region.sections["default"]["secret_key"], version("micronova")
     _plant_process(region, "api", "control-8", release, own)

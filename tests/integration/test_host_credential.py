@@ -6,7 +6,6 @@ with, because it would need a kernel to work on; `tests/e2e/split.py` has the wh
 
 import asyncio
 import contextlib
-import shlex
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -77,10 +76,9 @@ def _add(cluster: Cluster, broker: RabbitMQ, *options: str) -> Path:
     name = f"host-{uuid.uuid4().hex[:6]}"
     where = ("--config", cluster.config, "--dir", cluster.directory / "tool")
     lines = ok("host", "add", name, *options, *where).splitlines()
-    commands = [line for line in lines if line.startswith("rabbitmqctl ")]
+    commands = [line for line in lines if "rabbitmqctl " in line]
     assert len(commands) == 2
-    for command in commands:
-        broker.ctl(*shlex.split(command)[1:])
+    broker.do(*commands)
     file = cluster.directory / f"{name}.toml"
     file.write_text("\n".join(line for line in lines if line not in commands))
     return file

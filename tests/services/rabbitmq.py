@@ -1,6 +1,7 @@
 """A private RabbitMQ that tests stop, crash and restart, with vhosts and users that they make."""
 
 import contextlib
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -52,6 +53,11 @@ class RabbitMQ(PrivateRabbitMQ):
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl (about a second) against this node and return its output."""
         return run(*self.control_command(), *arguments, env=self.environment())
+
+    def do(self, *commands: str) -> None:
+        """Run the commands of a shell that operators are given; `rabbitmqctl` in them is that of this node."""
+        function = f'rabbitmqctl() {{ {shlex.join(self.control_command())} "$@"; }}'
+        run("sh", "-ec", "\n".join((function, *commands)), env=self.environment())
 
     def eval(self, code: str) -> str:
         """Evaluate Erlang in the broker; fail unless the result is a plain success."""

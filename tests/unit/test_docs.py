@@ -16,6 +16,7 @@ from micronova.cli.main import main
 from micronova.conf.settings import Settings
 from micronova.scheduler.filters.registry import BUILT_IN as BUILT_IN_FILTERS
 from micronova.scheduler.weights.registry import BUILT_IN as BUILT_IN_WEIGHERS
+from tests.documented import command_with
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(micronova.__file__).parent
@@ -171,6 +172,15 @@ def test_commands(path: Path) -> None:
                     break
                 group = command
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("pg_dump ",), ("pg_restore ",), ("CREATE ROLE micronova_2",), ("ALTER ROLE micronova_2",), ("PASSWORD NULL",)],
+)
+def test_commands_of_the_upgrade_and_of_the_rotation(words: tuple[str, ...]) -> None:
+    """`make upgrade-test` and `make rotation-test` run them as they stand in the page; here they are only found."""
+    assert command_with("operate.md", *words)
 
 
 def test_settings() -> None:

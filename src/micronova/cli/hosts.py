@@ -214,10 +214,9 @@ def add(
         allowed = for_host(name, name)
         if file is None:
             click.echo("# On the broker:")
-        if known:
-            click.echo(f"rabbitmqctl change_password {name} {password} || rabbitmqctl add_user {name} {password}")
-        else:
-            click.echo(f"rabbitmqctl add_user {name} {password}")
+        # The password comes by standard input: everybody on the broker's machine sees the arguments of a process.
+        told = f"echo {password} | rabbitmqctl"
+        click.echo(f"{f'{told} change_password {name} || ' if known else ''}{told} add_user {name}")
         patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
         click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
         text = _host_settings(name, broker.for_user(f"{name}:{password}"), console_address, driver, settings)

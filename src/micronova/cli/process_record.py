@@ -1,19 +1,28 @@
-"""The row of a process in the compute database, by which `micronova status` knows it."""
+"""The row of a process in the compute database, by which `micronova status` knows it.
+
+Processes with the compute database have one from their start. Other control processes (embedded services, console) have
+one if their settings name the database of the region. They do without it if it does not answer, or if it has no compute
+service: what they do for users needs no record.
+"""
 
 import importlib.metadata
 import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-from micronova.db import processes
+import sqlalchemy as sa
+
+from micronova.cli.connections import open_and_ask
+from micronova.db import processes, schema
 from micronova.db.secrets import key_id
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import micros
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.objects.ids import new_uuid
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from micronova.cli.wiring import Process
     from micronova.db.engine import Database
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERVAL: Final = 30.0  # seconds between two signs of life
+FIRST_PAUSE: Final = 2.0  # seconds until a process that could not be recorded tries again; then longer, to INTERVAL
 SEALING_ROLES: Final = frozenset({"api", "conductor", "identity", "volume"})
 """Roles that seal secrets with default.secret_key."""
 ONE_OF_A_HOST: Final = frozenset({"conductor", "scheduler"})
@@ -91,3 +101,60 @@ class RecordedProcess:
             await self._database.write(processes.seen, self._record, micros(self._clock.now()))
         except Unavailable as error:
             log.warning("that this process runs is not recorded, which is repeated in %g s: %s", INTERVAL, error)
+
+
+class RecordedService:
+    """The same for a process without the compute database, which has a connection of its own for this alone."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._database: Database | None = None
+        self._recorded: RecordedProcess | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to record the process as soon as the compute database can be used."""
+        self._loop = keep_running(self._until_recorded, name="process-record", clock=self._process.clock)
+
+    async def stop(self) -> None:
+        """Remove the row."""
+        await end_tasks(self._loop)
+        if self._recorded is not None:
+            await self._recorded.stop()
+        if self._database is not None:
+            await self._database.close()
+
+    def read_certificates(self) -> "Callable[[], None] | None":
+        """Read the certificates of the connection anew; return what takes them into use."""
+        return None if self._database is None else self._database.read_certificates()
+
+    async def _until_recorded(self) -> None:
+        said, pause = "", FIRST_PAUSE
+        while self._recorded is None:
+            try:
+                await self._record()
+            except (MicronovaError, sa.exc.SQLAlchemyError) as error:
+                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+                if reason != said:
+                    log.info("`micronova status` and `micronova check` do not know this process yet: %s", reason)
+                    said = reason
+                await self._process.clock.sleep(pause)
+                pause = min(2 * pause, INTERVAL)
+
+    async def _record(self) -> None:
+        """Record the process; raise an error if the compute database cannot be used."""
+        if self._database is None:
+            self._database = await open_and_ask(self._process.settings.database.connection, None, 1)
+        at = await self._database.read(schema.current)
+        needed = schema.head("micronova.db.migrations")
+        if at is None or at < needed:
+            raise MicronovaError(
+                f"the tables of the compute service are {f'at revision {at}' if at else 'missing'} in the database, "
+                f"and this release needs {needed}: run `micronova db upgrade --config FILE`"
+            )
+        self._recorded = RecordedProcess(self._process, self._database)
+        try:
+            await self._recorded.start()
+        except BaseException:
+            self._recorded = None  # nothing is recorded
+            raise

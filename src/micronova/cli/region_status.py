@@ -48,7 +48,7 @@ ENDPOINTS: Final = {
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
-    """A process with the compute database."""
+    """A process that records itself: any but hosts."""
 
     host: str
     pid: int

@@ -19,7 +19,7 @@ from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.connections import open_and_ask, start_bus, when_available
 from micronova.cli.names import COMPUTE_ROLES, EMBEDDED_ROLES, ROLES, START_ORDER
-from micronova.cli.process_record import RecordedProcess
+from micronova.cli.process_record import RecordedProcess, RecordedService
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
@@ -167,8 +167,7 @@ class Process:
                     role = await module.make(self)
                     await role.start()
                     self.started.append(role)
-            if self.database is not None:
-                record = RecordedProcess(self, self.database)
+            if (record := self._record()) is not None:
                 await record.start()
                 self.started.append(record)
             await self.clients.start()
@@ -195,6 +194,14 @@ class Process:
             await self.stop()
             raise
 
+    def _record(self) -> RecordedProcess | RecordedService | None:
+        """Return what lets `micronova status` know this process; hosts have their heartbeats instead."""
+        if self.database is not None:
+            return RecordedProcess(self, self.database)
+        if self._on_postgresql and set(self.roles) - set(HOST_ROLES):
+            return RecordedService(self)
+        return None
+
     async def _listen(self, server: HTTPServer) -> None:
         self._servers.append(server)
         await server.start()
@@ -211,6 +218,7 @@ class Process:
         """
         try:
             found = [database.read_certificates() for database in self._databases.values()]
+            found += [each.read_certificates() for each in self.started if isinstance(each, RecordedService)]
         except ValueError as error:
             raise SettingsError(f"database.connection: {error}.") from None
         return [each for each in found if each is not None]

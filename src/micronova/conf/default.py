@@ -164,7 +164,7 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             gt=0,
             description="GiB of disk that guests may have per GiB of a host. Above 1 disks that fill up can "
-            "exhaust the host's. Raise it if guests leave much of their disks empty.",
+            "exhaust the disk of the host. Raise it if guests leave much of their disks empty.",
         ),
     ] = 1.0
     max_concurrent_builds: Annotated[

@@ -20,8 +20,9 @@ class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     username: Annotated[
         str,
         Meta(
-            description="Service user that calls the other OpenStack services. Change it if the identity service "
-            "has another user for this."
+            description="Service user that calls the other OpenStack services. The embedded identity service makes "
+            "it. Change it if another identity service has another user for this, or to change its password "
+            "while processes with the old one go on."
         ),
     ] = "micronova"
     password: Annotated[

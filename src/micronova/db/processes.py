@@ -1,4 +1,4 @@
-"""Processes with the compute database: which run, which release they have, and since when."""
+"""Processes of the region, but for hosts: which run, which release they have, and since when."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol, TypedDict, cast

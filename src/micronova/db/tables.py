@@ -239,7 +239,7 @@ periodic_jobs = sa.Table(
     Column("place", String(255)),  # where the next run continues, if the job goes through something in parts
 )
 
-# The processes with this database, for `micronova status`; services of other machines have their own rows.
+# The processes of the region, for `micronova status` and `micronova check`; hosts are in `services`.
 processes = sa.Table(
     "processes",
     metadata,

@@ -9,6 +9,9 @@ import pytest
 
 from tests.clocks import HeldClock
 from tests.unit.embedded.identity.harness import (
+    ADMIN,
+    DEMO,
+    SERVICE,
     Caller,
     Cloud,
     CountingPasswords,
@@ -404,3 +407,23 @@ async def test_bootstrap_can_be_repeated(tmp_path: Path, clock: HeldClock) -> No
         assert urls["volumev3"] == "http://cloud.example/volume/v3" and urls["dns"] == "http://dns:1"
         await cloud.identity.bootstrap("reset", "reset", "new-service-password", {}, reset_passwords=True)
         await cloud.login("admin", "reset", "admin")
+
+
+async def test_a_second_service_user_leaves_the_first_one_alone(tmp_path: Path, clock: HeldClock) -> None:
+    """To change the password, processes with the new user are started while others still log in as the old one."""
+    async with cloud_at(sqlite_at(tmp_path), clock=clock) as cloud:
+        await cloud.identity.bootstrap(ADMIN[1], DEMO[1], "second-password", {}, service_user="micronova_2")
+        for name, password in ((SERVICE[0], SERVICE[1]), ("micronova_2", "second-password")):
+            caller = await cloud.login(name, password, "service")
+            assert [role["name"] for role in caller.body["roles"]] == ["service"]
+        # It is the one of the settings now: a password that is changed there is its password.
+        await cloud.identity.bootstrap(ADMIN[1], DEMO[1], "third-password", {}, service_user="micronova_2")
+        await cloud.login("micronova_2", "third-password", "service")
+        await cloud.login(SERVICE[0], SERVICE[1], "service")
+
+
+async def test_an_administrator_as_the_service_user_keeps_the_password(tmp_path: Path, clock: HeldClock) -> None:
+    async with cloud_at(sqlite_at(tmp_path), clock=clock) as cloud:
+        await cloud.identity.bootstrap(ADMIN[1], DEMO[1], "other-password", {}, service_user="admin")
+        admin = await cloud.admin()
+        assert "service" not in {role["name"] for role in admin.body["roles"]}

@@ -148,7 +148,7 @@ async def _other_keys(subject: Subject, key: bytes, others: Sequence[bytes]) -> 
 
 
 async def _running(subject: Subject) -> list[processes.ProcessRow]:
-    """Return the processes with the compute database that have shown a sign of life lately."""
+    """Return the processes that have shown a sign of life lately."""
     since = micros(time.time() - SILENT_AFTER)
     return [row for row in await _read(subject, processes.list_) if row.seen_at > since]
 

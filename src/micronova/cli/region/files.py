@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from micronova.cli.region.plan import PATHS, RegionPlan
+from micronova.cli.region.plan import PATHS, RegionPlan, is_name
 from micronova.cli.state import new_password
 
 USER = "micronova"
@@ -124,7 +124,7 @@ def broker_commands(secret: RegionSecrets) -> str:
     return f"""#!/bin/sh
 # On a broker, as root: sh broker.sh. The user that everybody knows is deleted.
 set -e
-rabbitmqctl add_user {USER} {secret.broker}
+echo {secret.broker} | rabbitmqctl add_user {USER}
 rabbitmqctl set_permissions -p / {USER} '.*' '.*' '.*'
 rabbitmqctl delete_user guest
 """
@@ -136,10 +136,12 @@ def proxy(plan: RegionPlan) -> str:
     scheme = "https" if plan.tls else "http"
     verify = ""
     if plan.tls:
+        # nginx finds no addresses in a certificate, only names; each certificate of `init` has this one, too.
+        verified = plan.address if is_name(plan.address) else "localhost"
         verify = f"""
     proxy_ssl_verify on;
     proxy_ssl_trusted_certificate {plan.config_directory / "tls" / "ca.pem"};
-    proxy_ssl_name {plan.address};"""
+    proxy_ssl_name {verified};"""
     text = f"""# An example for nginx (/etc/nginx/sites-enabled): one name and one port in front of all services.
 # Let `micronova region init` know its URL: --public-url https://{name}. If nginx runs on another machine than the
 # services, name its address in api.trusted_proxies of micronova.toml.

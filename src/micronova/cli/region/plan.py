@@ -188,6 +188,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_name(host: str) -> bool:
+    """Return whether a host is named, and not given by its address."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return True
+    return False
+
+
 def _with_port(place: str, port: int) -> str:
     """Return HOST:PORT of a place that may name a port."""
     host = place

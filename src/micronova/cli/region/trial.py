@@ -165,7 +165,7 @@ class Trial:
         with _stopped_on_error(self.broker):
             self.broker.launch()
             if new:
-                self._shell((self._plan.directory / "broker.sh").read_text())
+                self._shell(self._plan.directory / "broker.sh")
                 done.touch()
             self._record("broker", self.broker.process)
             if self.broker.epmd is not None:
@@ -210,26 +210,28 @@ class Trial:
         text += "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
         _write_private(self.environment_file, text)
 
-    def _shell(self, commands: str) -> None:
-        """Run commands that call rabbitmqctl."""
+    def _shell(self, commands: Path) -> None:
+        """Run a file of commands that call rabbitmqctl; they have passwords, which arguments would show to all."""
         path = f"{self._plan.directory / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
-        run("sh", "-ec", commands, env={**os.environ, "PATH": path})
+        run("sh", "-e", str(commands), env={**os.environ, "PATH": path})
 
     def _micronova(self, *arguments: str) -> str:
         return run(*own_command(*arguments), env=_environment({}))
 
     def _add_host(self, name: str) -> None:
-        file = self._host_settings(name)
+        file, commands = self._host_settings(name), self._records / f"{name}.sh"
         try:
-            self._shell(
-                self._micronova(
-                    *("host", "add", name, "--driver", self._plan.driver, "--settings", str(file)),
-                    *("--config", str(self._plan.settings), "--dir", str(self._tool)),
-                )
+            printed = self._micronova(
+                *("host", "add", name, "--driver", self._plan.driver, "--settings", str(file)),
+                *("--config", str(self._plan.settings), "--dir", str(self._tool)),
             )
+            _write_private(commands, printed)
+            self._shell(commands)
         except BaseException:
             file.unlink(missing_ok=True)
             raise
+        finally:
+            commands.unlink(missing_ok=True)
 
     def _control_process(self, name: str) -> tuple[list[str], dict[str, str]]:
         own = dict(_variables(self._plan.etc / f"{name}.env"))

@@ -34,7 +34,8 @@ async def make(process: Process) -> Role:
     async def bootstrap() -> None:
         keys = process.keys
         service = settings.identity.password or keys.service_password
-        await role.bootstrap(keys.admin_password, keys.demo_password, service, ENDPOINTS)
+        user = settings.identity.username
+        await role.bootstrap(keys.admin_password, keys.demo_password, service, ENDPOINTS, service_user=user)
 
     return AfterStart(role, bootstrap)
 

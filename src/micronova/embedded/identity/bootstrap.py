@@ -40,7 +40,6 @@ FIRST_GRANTS = (  # user, target, its name, role
     ("admin", "project", "admin", "admin"),
     ("admin", SYSTEM, SYSTEM, "admin"),
     ("demo", "project", "demo", "member"),
-    (SERVICE_USER, "project", "service", "service"),
 )
 SERVICE_NAMES = {
     "identity": "keystone",
@@ -54,22 +53,29 @@ SERVICE_NAMES = {
 
 
 async def bootstrap(
-    core: Core, passwords: Mapping[str, str], urls: Mapping[str, str], region: str, reset: bool = False
+    core: Core,
+    passwords: Mapping[str, str],
+    urls: Mapping[str, str],
+    region: str,
+    *,
+    service_user: str = SERVICE_USER,
+    reset: bool = False,
 ) -> None:
     """Create what is missing, in one transaction.
 
     A user that exists keeps its password unless `reset` is true. Only the service user always gets the given
-    password, because it comes from the deployment's settings.
+    password, because it comes from the deployment's settings. If these name another one, the one before keeps its
+    password, so that processes with the settings of before can go on.
     """
     stored = await core.database.read(_hashes)
     hashes: dict[str, str] = {}
     for name, password in passwords.items():
         known = stored.get(name)
-        wrong = name == SERVICE_USER and known and not await core.passwords.check(known, password)
+        wrong = name == service_user and known and not await core.passwords.check(known, password)
         if known is None or wrong or reset:
             hashes[name] = await core.passwords.hash(password)
     ids = [core.new_id() for _ in range(64)]
-    await core.write_revoking(_write, hashes, dict(urls), region, ids)
+    await core.write_revoking(_write, hashes, dict(urls), region, service_user, ids)
 
 
 def _hashes(conn: sa.Connection) -> dict[str, str | None]:
@@ -83,6 +89,7 @@ def _write(
     hashes: Mapping[str, str],
     urls: Mapping[str, str],
     region: str,
+    service_user: str,
     ids: list[str],
 ) -> tuple[None, list[Subject]]:
     new_ids = iter(ids)
@@ -112,17 +119,17 @@ def _write(
         user = users.by_name(conn, DEFAULT_DOMAIN, name)
         if user is None:
             # Without lockout: wrong passwords must not keep the cloud's own services from working.
-            options = UserOptions(ignore_lockout_failure_attempts=True) if name == SERVICE_USER else UserOptions()
+            options = UserOptions(ignore_lockout_failure_attempts=True) if name == service_user else UserOptions()
             user_attributes = UserAttributes(name=name, domain_id=DEFAULT_DOMAIN, options=options)
             users.create(conn, next(new_ids), user_attributes, password_hash, {}, now)
             created.add(name)
         else:
             conn.execute(users_table.update().where(users_table.c.id == user["id"]).values(password_hash=password_hash))
             revoked.append(revocation_subjects.user(user["id"]))
-    for name, target, target_name, role_name in FIRST_GRANTS:
+    for name, target, target_name, role_name in (*FIRST_GRANTS, (service_user, "project", "service", "service")):
         user = users.by_name(conn, DEFAULT_DOMAIN, name)
         # Only new users and the service user get roles: a role that an administrator has revoked stays revoked.
-        if user is not None and (name in created or name == SERVICE_USER):
+        if user is not None and (name in created or name == service_user):
             grant = Grant("user", user["id"], target, target_ids[target_name], role_ids[role_name])
             grants.add(conn, grant)
     _catalog(conn, urls, region, now, new_ids)

@@ -140,14 +140,19 @@ class IdentityService:
         service_password: str,
         endpoints: Mapping[str, str],
         *,
+        service_user: str = bootstrap.SERVICE_USER,
         reset_passwords: bool = False,
     ) -> None:
         """Create the first domain, projects, users, roles and the catalog, as far as they are missing.
 
         `endpoints` maps the type of a service to its path below the cloud's own URL, or to a complete URL.
         """
-        passwords = {"admin": admin_password, "demo": demo_password, bootstrap.SERVICE_USER: service_password}
-        await bootstrap.bootstrap(self.core, passwords, endpoints, self._region, reset_passwords)
+        passwords = {service_user: service_password} | {"admin": admin_password, "demo": demo_password}
+        if service_user in ("admin", "demo"):  # who have passwords of their own
+            service_user = bootstrap.SERVICE_USER
+        await bootstrap.bootstrap(
+            self.core, passwords, endpoints, self._region, service_user=service_user, reset=reset_passwords
+        )
 
     async def load_revocations(self) -> None:
         """Read the revocations of all processes since the last read."""
