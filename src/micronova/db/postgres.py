@@ -11,12 +11,13 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util.concurrency import greenlet_spawn
 
 from micronova.db.engine import JSON, Database, DatabaseRefused
 from micronova.objects.errors import Unavailable
@@ -65,6 +66,13 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         """The id of the transaction that runs; "" outside of one."""
         name: str = self.get_settings().application_name
         return name.partition("micronova ")[2]
+
+
+class _Attempt(Generic[R]):
+    """What has become of an attempt at a transaction."""
+
+    result: R  # of its function
+    id = ""  # of the transaction, once its commit may have happened
 
 
 def _tls(url: URL) -> tuple[URL, dict[str, Any]]:
@@ -129,8 +137,9 @@ class PostgresDatabase(Database):
         for engine in (self._engine, self._asking, self._migrating):
             sa.event.listen(engine.sync_engine, "do_connect", self._use_tls)
         # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
-        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._writing = self._engine.sync_engine
+        self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+        self._snapshots = self._writing.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 
     def pool(self) -> tuple[int, int] | None:
@@ -164,27 +173,19 @@ class PostgresDatabase(Database):
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
-        work = self._run(self._engine, lambda conn: fn(conn, *args, **kwargs))
+        work = self._run(self._writing, lambda conn: fn(conn, *args, **kwargs))
         return await asyncio.shield(asyncio.ensure_future(work))
 
     async def migrate(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
-        return await self._run(self._migrating, lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._migrating.sync_engine, lambda conn: fn(conn, *args, **kwargs))
 
-    async def _run(self, engine: AsyncEngine, fn: Callable[[sa.Connection], R]) -> R:
+    async def _run(self, engine: sa.Engine, fn: Callable[[sa.Connection], R]) -> R:
         for attempt in range(RETRIES):
-            committing = ""  # the id of the transaction, once its commit may have happened
+            done: _Attempt[R] = _Attempt()
             try:
-                async with engine.connect() as conn:
-                    try:
-                        result = await conn.run_sync(fn)
-                        committing = await _transaction_id(conn)
-                        await conn.commit()
-                    except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
-                        if _state(error) in _UNFIT or not isinstance(error, sa.exc.DBAPIError):
-                            await self._replace_connections(conn)
-                        raise
-                return result
+                await greenlet_spawn(self._transact, engine, fn, done)
+                return done.result
             except sa.exc.TimeoutError as error:  # every connection of the pool is in use
                 raise Unavailable("The database is busy: all connections are in use. Try again later.") from error
             except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
@@ -195,8 +196,8 @@ class PostgresDatabase(Database):
                 lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
                 if not (lost or _temporary(error)):
                     raise
-                if committing and not _rolled_back(error) and await self._committed(committing):
-                    return result
+                if done.id and not _rolled_back(error) and await self._committed(done.id):
+                    return done.result
                 if attempt == RETRIES - 1:
                     raise Unavailable("The database does not answer.") from error
                 self.statistics.retries += 1
@@ -204,11 +205,23 @@ class PostgresDatabase(Database):
                 await self._pause(attempt)
         raise AssertionError("unreachable")
 
-    async def _replace_connections(self, conn: AsyncConnection) -> None:
+    def _transact(self, engine: sa.Engine, fn: Callable[[sa.Connection], R], done: _Attempt[R]) -> None:
+        """Run a transaction once, from the connection to the commit in one greenlet."""
+        with engine.connect() as conn:
+            try:
+                done.result = fn(conn)
+                done.id = _transaction_id(conn)
+                conn.commit()
+            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+                if _state(error) in _UNFIT or not isinstance(error, sa.exc.DBAPIError):
+                    self._replace_connections(conn)
+                raise
+
+    def _replace_connections(self, conn: sa.Connection) -> None:
         """Let the pool replace its connections when it hands them out: they are as old as this one, and as unfit."""
         self._engine.pool._invalidate(None)  # type: ignore[arg-type]  # of all connections, whichever failed
         if not conn.invalidated:
-            await conn.invalidate()
+            conn.invalidate()
 
     async def _committed(self, id: str) -> bool:
         """Return whether a transaction whose answer to COMMIT was lost has happened; raise Unavailable if unknown."""
@@ -252,8 +265,8 @@ def _session_settings() -> dict[str, str]:
     }
 
 
-async def _transaction_id(conn: AsyncConnection) -> str:
-    raw = (await conn.get_raw_connection()).driver_connection
+def _transaction_id(conn: sa.Connection) -> str:
+    raw = conn.connection.driver_connection
     assert isinstance(raw, _Connection)
     return raw.transaction_id
 
