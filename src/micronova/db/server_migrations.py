@@ -184,7 +184,7 @@ def list_page(
     changes_since: int | None = None,
     changes_before: int | None = None,
     marker: str | None = None,
-    after: tuple[int, int] | None = None,
+    after: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> tuple[list[MigrationRow], bool] | None:
     """Return migrations whose columns have these values, the newest first, and whether there are more.

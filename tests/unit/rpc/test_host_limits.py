@@ -37,7 +37,13 @@ SENT = [
     *((method, method.params) for interface in (HOSTS, KEYS) for method in interface.methods.values()),
     *((method, method.result) for method in COMPUTE_INTERFACE.methods.values() if method is not FAULT_RULES),
 ]
-CUT = {(Report, "message"), (Report, "details"), (BootResult, "fault"), (HostBeat, "connect_error"), (NodeResources, "cpu_info")}
+CUT = {
+    (Report, "message"),
+    (Report, "details"),
+    (BootResult, "fault"),
+    (HostBeat, "connect_error"),
+    (NodeResources, "cpu_info"),
+}
 """Fields whose limits are no part of their types; the tests below are about them."""
 REPORT = Report(operation_id="o", epoch=1, instance_uuid="i", host="h", outcome="error")
 NODE = NodeResources(

@@ -10,7 +10,9 @@ from tests.clocks import ManualClock
 
 
 async def test_one_failure_to_connect_again_is_told() -> None:
-    clock, told, attempts = ManualClock(), [], []
+    clock = ManualClock()
+    told: list[str] = []
+    attempts: list[int] = []
 
     async def prepare() -> None:
         attempts.append(len(attempts) + 1)
