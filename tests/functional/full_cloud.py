@@ -27,8 +27,8 @@ from tests.schemas.openapi import Judge
 __all__ = ["NEWEST", "FullCloud", "Person", "full_cloud"]
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    # A disk that stands still for some seconds holds up heartbeats; tests that lose a host have settings of their own.
-    "default": {"report_interval": 0.5, "service_down_time": 60.0, "host": "controller"},
+    # A disk or a machine that stands still holds up heartbeats; tests that lose a host have settings of their own.
+    "default": {"report_interval": 0.5, "service_down_time": 600.0, "host": "controller"},
     "conductor": {"lease": 6.0, "sweep_interval": 0.5},
     "scheduler": {"refresh_interval": 0.01},
     "quota": {"instances": -1, "cores": -1, "ram": -1, "server_groups": -1, "key_pairs": -1},
