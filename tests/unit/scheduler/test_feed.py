@@ -1,7 +1,7 @@
 """The host table follows the database, also when the clock is set."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -312,19 +312,28 @@ async def test_a_refresh_does_not_wait_until_all_hosts_are_read(cloud: Cloud) ->
     await cloud.feed.refresh(0.0)
     await cloud.refresh_for(1.0)
     pages = cloud.database.statistics.by_function
-    before, first_page = pages["load_page"], asyncio.Event()
-    update = cloud.table.update
+    before, first_page, refreshing = pages["load_page"], asyncio.Event(), asyncio.Event()
+    update, read = cloud.table.update, cloud.database.read
 
     def noting(states: Iterable[HostState]) -> None:
         update(states)
         first_page.set()
 
+    async def held(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if fn is host_states.load_page and first_page.is_set():
+            await refreshing.wait()
+        return await read(fn, *args, **kwargs)
+
     cloud.table.update = noting  # type: ignore[method-assign]
+    cloud.database.read = held  # type: ignore[method-assign]
     reload = asyncio.create_task(cloud.feed.reload_all())
     await first_page.wait()
     await cloud.database.write(_change_some, cloud.now)
     cloud.clock.time += 1.0
-    await cloud.feed.refresh(0.4)
+    refresh = asyncio.create_task(cloud.feed.refresh(0.4))
+    await asyncio.sleep(0)  # it waits for the second page
+    refreshing.set()
+    await refresh
     assert pages["load_page"] - before <= 3, "of 5 pages"
     assert not reload.done()
     for _ in range(2):
