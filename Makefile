@@ -153,6 +153,10 @@ placement-gabbi: .venv  ## Placement's own functional API tests, unmodified, aga
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
 	$(BIN)/python -m tests.perf.bench
 
+.PHONY: bench-check
+bench-check: .venv services  ## what requests cost, counted on SQLite and PostgreSQL; fails if it is more than tests/perf/counted.json says
+	$(BIN)/python -m tests.perf.counted
+
 .PHONY: bench-bus
 bench-bus: .venv services  ## our AMQP client against aio-pika: CPU and latency per message
 	$(BIN)/python -m tests.perf.bus
