@@ -136,7 +136,7 @@ class Tries:
             once = _Once(wanted, fault)
             try:
                 _tell(fresh(self._template, self._directory / f"{number}"), FaultPlan(once), story, tell)
-                assert once.injected_at == wanted
+                assert once.injected_at == wanted, f"the fault struck {once.injected_at}"
             except Exception as error:  # noqa: BLE001 - all failures are shown together
                 failures.append(f"{wanted}: {fault}: {type(error).__name__}: {error}")
         assert not failures, f"{len(failures)} of {len(chosen)}\n" + "\n".join(failures)

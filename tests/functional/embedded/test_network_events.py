@@ -422,4 +422,5 @@ async def test_a_process_keeps_few_events_in_memory(start: Start, monkeypatch: p
         async with asyncio.timeout(30):
             while await one.database.read(pending_events):
                 await clock.jump(1.0)
-        assert len(told(one).events) == 1000
+        # With such long steps an event may be sent twice.
+        assert len(set(told(one).events)) == 1000
