@@ -505,8 +505,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for number in (1, 2):
         made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}")
         made.add(f"scheduler{number}", "scheduler", MICRONOVA__DEFAULT__HOST=f"scheduler{number}")
-    for letter in "ab":
-        made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"{letter}-{{}}")
+    for letter in "ab":  # "host-" is in no UUID, and tests look for hosts in messages
+        made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"host-{letter}-{{}}")
     compute = f"http://127.0.0.1:{made.port}/compute/v2.1"
     for role, port in ports.items():
         made.add_service(role, role, port, MICRONOVA__NOVA__ENDPOINT_OVERRIDE=compute)
@@ -543,7 +543,7 @@ async def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         return
     cluster: Cluster = request.getfixturevalue("cluster")
     with _api(cluster, options) as url:
-        separate = SeparateProcesses(cluster, ("a-1", "a-2", "b-1", "b-2"), url)
+        separate = SeparateProcesses(cluster, ("host-a-1", "host-a-2", "host-b-1", "host-b-2"), url)
         await separate.start()
         yield separate
         await separate.assert_clean()
