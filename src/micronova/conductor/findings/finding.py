@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -18,12 +18,18 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Unavailable
 from micronova.objects.pci_devices import Alias
 
-NOT_COMPARED = "unasked"
-"""The kind of a finding that says what could not be asked."""
+Kind = Literal[
+    "allocation", "conductor", "fault", "guest", "host", "image", "migration", "network", "operation", "oversold",
+    "port", "quota", "stuck", "topology", "unasked", "volume",
+]  # fmt: skip
+"""What a finding is about."""
+
+UNASKED: Final = "unasked"
+"""The kind of a finding that names what did not answer, and so was not compared."""
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change that takes a finding away. Whoever makes it looks first whether it is still right."""
+    """A change that takes a finding away. Before it is made, it is checked whether it is still right."""
 
     name: str  # a key of `REPAIRS` in `conductor/repairs.py`
     text: str  # what it does
@@ -34,7 +40,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One contradiction or leak."""
 
-    kind: str
+    kind: Kind
     subject: str  # a server, a host, a project…
     message: str
     repairs: tuple[Repair, ...] = ()  # the first is the one to choose if nobody knows better

@@ -1,6 +1,6 @@
 """Guests, as hosts really have them, compared with servers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +10,7 @@ from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor import power_changes
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
 from micronova.conductor.findings.servers import Recorded, Servers, set_to_error
-from micronova.conductor.host_guests import guests_of_all, no_progress
+from micronova.conductor.host_guests import Answers, answered, guests_of_all, no_progress
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
@@ -89,7 +89,7 @@ class PowerStateComparison:
         self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
         self._read_servers = read_servers
 
-    async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> list[Finding]:
+    async def differing(self, answers: Answers, servers: Servers) -> list[Finding]:
         """Return guests that differ from their servers for longer than a report takes."""
         first = _differing(answers, servers)
         if not first:
@@ -133,12 +133,12 @@ def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
     return set(conn.execute(since, {"servers": list(servers)}).scalars())
 
 
-def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> dict[tuple[str, str], _Difference]:
+def _differing(answers: Answers, servers: Servers) -> dict[tuple[str, str], _Difference]:
     """Return in what guests differ from their servers, by host and server, if no operation works on them."""
     found: dict[tuple[str, str], _Difference] = {}
-    for host, guests in answers.items():
+    for host, guests in answered(answers):
         recorded = servers.by_host.get(host, {})
-        for guest in guests if not isinstance(guests, str) else ():
+        for guest in guests:
             server = recorded.get(guest.uuid)
             if server is None or guest.uuid in servers.busy:
                 continue
@@ -175,7 +175,7 @@ def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None
 
 
 async def guest_on(dependencies: RepairDependencies, host: str, server: str) -> Guest | None:
-    """Ask a host for its guest of a server; raise what its silence raises."""
+    """Ask a host for its guest of a server; raise Unavailable if it does not answer."""
     for guest in await dependencies.hosts().list_guests(Context(request_id="req-repair"), host):
         if guest.uuid == server:
             return guest

@@ -6,7 +6,6 @@ removed without a question about just this guest only if the database proves tha
 elsewhere.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from micronova.conductor.findings.finding import (
 )
 from micronova.conductor.findings.guests import guest_on
 from micronova.conductor.findings.servers import Servers, guest_size_of
+from micronova.conductor.host_guests import Answers, answered
 from micronova.db import departures, server_migrations
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
@@ -33,8 +33,6 @@ from micronova.objects import states
 from micronova.objects.errors import Conflict
 from micronova.objects.ids import new_uuid
 from micronova.objects.orders import Guest
-
-Answers = Mapping[str, tuple[Guest, ...] | str]
 
 
 class RemoveGuest(msgspec.Struct, frozen=True):
@@ -75,8 +73,8 @@ async def misplaced_guests(database: Database, answers: Answers, servers: Server
     """Return guests of servers that are not, or not any more, on the hosts that have them."""
     found = [
         (host, guest)
-        for host, guests in answers.items()
-        for guest in (guests if not isinstance(guests, str) else ())
+        for host, guests in answered(answers)
+        for guest in guests
         if guest.uuid not in servers.by_host.get(host, {})
         and guest.uuid not in servers.kept.get(host, set())
         and guest.uuid not in servers.busy
