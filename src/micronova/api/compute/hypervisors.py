@@ -17,6 +17,7 @@ from micronova.db import nodes, services
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
 from micronova.db.nodes import NodeRow
+from micronova.db.services import ServiceRow
 from micronova.db.tables import instances
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -33,7 +34,7 @@ OLD = until(87)  # since 2.88 clients ask placement for amounts of resources
 class Host(msgspec.Struct, frozen=True):
     """What the view of a node needs besides its row: the host's service and, if requested, the servers."""
 
-    service: Any
+    service: ServiceRow
     up: bool
     servers: list[dict[str, str]] | None = None
     uptime: str | None = None  # only when one node is shown: a list does not ask every host
