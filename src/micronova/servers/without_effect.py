@@ -1,6 +1,6 @@
-"""What flavors, images, requests and aggregates say, as in Nova they may, and has no effect on this cloud.
+"""The parts of flavors, images, requests and aggregates that are accepted, as in Nova, and have no effect here.
 
-Each function returns sentences, for the log and for dry runs. What is refused is no subject of them (`unsupported.py`).
+Each function returns sentences, for the log and for dry runs. `unsupported.py` has what is refused.
 """
 
 import math
@@ -14,6 +14,7 @@ from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, is_checked
 from micronova.objects.host_limits import cut_text
 from micronova.objects.image import ImageMeta
+from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
 from micronova.servers.honoured import Honoured, HonouredBy
@@ -84,7 +85,7 @@ def nodes_without_effect(flavor: Flavor, image: ImageMeta | None) -> list[str]:
 
 def hints_without_effect(hints: Iterable[str], honoured: HonouredBy = Honoured) -> list[str]:
     """Return a sentence for each scheduler hint that no enabled filter honours."""
-    unknown = sorted(set(hints) - {"group"})
+    unknown = sorted(set(hints) - {GROUP_HINT})
     return _first(
         f"The scheduler hint {_shown(name)} has no effect: no enabled filter honours it."
         for name in unknown

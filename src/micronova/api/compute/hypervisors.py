@@ -237,7 +237,7 @@ class Hypervisors:
         ]
 
     async def _one(self, request: Request, id: str, servers: bool = False) -> tuple[NodeRow, Host]:
-        key: str | int | None = id if request.minor >= 53 else inputs.number(id)
+        key: str | int | None = id if request.minor >= 53 else inputs.numeric_id(id)
         if key is None:
             raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
         if isinstance(key, str) and not inputs.is_uuid(key):
@@ -292,7 +292,7 @@ def _with_servers(value: str | UnsetType) -> bool:
 def _marker(marker: str | None, minor: int) -> str | int | None:
     if marker is None or minor >= 53:
         return marker
-    number = inputs.number(marker)
+    number = inputs.numeric_id(marker)
     if number is None:
         raise Invalid(f"marker [{marker[:64]}] not found")
     return number
