@@ -80,8 +80,7 @@ class _Accepted:
     security_groups: list[str]
     password: str
     reservation_id: str
-    # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
-    allowed_count: int
+    allowed_count: int  # the most servers to make: max_count of the request, or fewer if the port quota is smaller
     disk_config: str
     trusted_certs: list[str] | None
 

@@ -34,7 +34,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str  # a key of `REPAIRS` in `conductor/repairs.py`
     text: str  # what it does
     about: dict[str, str | int] = {}  # what it is done to: the fields of the struct of its `RepairKind`
-    destroys: bool = False  # data may be lost: it is done only if somebody asks for just this
+    destroys: bool = False  # data may be lost: it is made only if an operator asks for just this one
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Kind
     subject: str  # a server, a host, a project…
     message: str
-    repairs: tuple[Repair, ...] = ()  # the first is the one to choose if nobody knows better
+    repairs: tuple[Repair, ...] = ()  # the first is the one to choose without further knowledge
     advice: str = ""  # what a person should do, if there is no repair
 
 

@@ -111,7 +111,7 @@ def _finding(host: str, guest: Guest, owner: _Owner | None, answers: Answers) ->
         text += " Nothing but this host says that it has the server's guest."  # a stolen host can say it of any server
         return found(reason, offer("adopt_guest", AdoptGuest(guest.uuid, host), text, destroys=True), removal)
     there = answers.get(owner.host)
-    if not isinstance(there, tuple):  # nobody knows whether that host has the server's guest
+    if not isinstance(there, tuple):  # whether that host has the server's guest is not known
         advice = f"Repeat the audit when {owner.host} answers: only then it is known which guest is the server's."
         return found(reason, removal, advice=advice)
     other = next((each for each in there if each.uuid == guest.uuid), None)

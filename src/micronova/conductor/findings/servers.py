@@ -1,4 +1,4 @@
-"""Servers, as the database has them: those that nobody continues, and what the other comparisons need of them."""
+"""Servers in the database: those that no operation continues, and what the other comparisons need of servers."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -90,7 +90,7 @@ class Servers:
 
 
 def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Servers]:
-    """Return servers and migrations that nobody continues, and what the database knows of servers.
+    """Return servers and migrations that no operation continues, and what the database knows of servers.
 
     Servers that have changed since a time are left alone.
     """
@@ -166,7 +166,7 @@ def late_operations(conn: sa.Connection, since: int, undisturbed: float) -> list
 
 
 def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
-    """Return open migrations that nobody continues; note the guests that sources keep until the confirmation."""
+    """Return open migrations that no operation continues; note the guests that sources keep until the confirmation."""
     findings = []
     held: dict[str, set[str]] = {}
     of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
