@@ -115,7 +115,7 @@ def hinted_group(conn: sa.Connection, project_id: str, hints: Mapping[str, Seque
     return GroupSpec(
         id=group.uuid,
         policy=group.policy,
-        max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
+        max_server_per_host=group.rules.get("max_server_per_host", 1),
     )
 
 
