@@ -19,10 +19,10 @@ from micronova.conductor.findings.claims import misplaced, oversold, topologies_
 from micronova.conductor.findings.counters import drifted_counters
 from micronova.conductor.findings.finding import UNASKED, Finding
 from micronova.conductor.findings.guests import PowerStateComparison, compare_guests, not_removed
-from micronova.conductor.findings.images import MadeImages, compare_images
+from micronova.conductor.findings.images import AuditedImages, compare_images
 from micronova.conductor.findings.misplaced_guests import misplaced_guests
 from micronova.conductor.findings.network import Ports, compare_agents, compare_bound_ports, compare_ports
-from micronova.conductor.findings.servers import Servers, compare_servers, late_operations
+from micronova.conductor.findings.servers import RecordedServers, compare_servers, late_operations
 from micronova.conductor.findings.volumes import Attachments, compare_volumes
 from micronova.conductor.host_guests import Answers, ReportProgress, answered, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
@@ -47,7 +47,7 @@ async def audit(
     *,
     service_down_time: float,
     ports: Ports | None = None,
-    images: MadeImages | None = None,
+    images: AuditedImages | None = None,
     volumes: Attachments | None = None,
     progress: ReportProgress = no_progress,
     image_progress: Callable[[int], None] | None = None,
@@ -96,7 +96,7 @@ async def audit(
 
 def compare_records(
     conn: sa.Connection, begun: float, undisturbed: float, bound: Sequence[BoundPort] = ()
-) -> tuple[list[Finding], Servers]:
+) -> tuple[list[Finding], RecordedServers]:
     """Return the contradictions within the database, and with bound ports, and what it knows of servers."""
     since = micros(begun)
     findings, servers = compare_servers(conn, since)
@@ -109,7 +109,7 @@ def compare_records(
     return findings, servers
 
 
-def _read_servers(conn: sa.Connection, begun: float) -> Servers:
+def _read_servers(conn: sa.Connection, begun: float) -> RecordedServers:
     return compare_servers(conn, micros(begun))[1]
 
 

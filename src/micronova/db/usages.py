@@ -31,7 +31,7 @@ class UsedServer(Protocol):
     ended_at: int | None  # when it was deleted
 
 
-class ProjectUsage(NamedTuple):
+class ProjectTotals(NamedTuple):
     """What a project used in a span of time: hours, and hours times amounts."""
 
     project_id: str
@@ -93,7 +93,7 @@ def _few_deleted_since(conn: sa.Connection, begin: int, project_id: str | None) 
     return int(conn.execute(sa.select(sa.func.count()).select_from(since.subquery())).scalar_one()) <= MOST_SORTED
 
 
-def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[ProjectUsage]:
+def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[ProjectTotals]:
     """Add up what each project used; the oldest project first."""
     parts = []
     for table, ended in _tables():
@@ -117,7 +117,7 @@ def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[ProjectU
     both = sa.union_all(*parts).subquery()
     sums = (sa.func.sum(both.c[name]).label(name) for name in ("hours", "memory_mb", "vcpus", "local_gb"))
     query = sa.select(both.c.project_id, *sums).group_by(both.c.project_id).order_by(sa.func.min(both.c.oldest))
-    return [ProjectUsage(*row) for row in conn.execute(query)]
+    return [ProjectTotals(*row) for row in conn.execute(query)]
 
 
 def _tables() -> tuple[tuple[sa.Table, sa.ColumnElement[Any]], ...]:

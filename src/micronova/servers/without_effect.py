@@ -17,7 +17,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
-from micronova.servers.honoured import Honoured, HonouredBy
+from micronova.servers.honoured import GetHonoured, Honoured
 
 _DISKS_IN_IMAGES: Final = "block devices in an image (a flavor has swap and ephemeral disks)"
 REFUSED_PROPERTIES: Final = {
@@ -50,7 +50,7 @@ _MOST_NAMES: Final = 5  # of one flavor, image, request or aggregate
 _NOTHING: Final = "nothing on this cloud honours it"
 
 
-def without_effect(flavor: Flavor | None, image: ImageMeta | None, honoured: HonouredBy = Honoured) -> list[str]:
+def without_effect(flavor: Flavor | None, image: ImageMeta | None, honoured: GetHonoured = Honoured) -> list[str]:
     """Return a sentence for each extra spec and property that is accepted, and that nothing on this cloud honours."""
     found: list[str] = []
     if flavor is not None:
@@ -83,7 +83,7 @@ def nodes_without_effect(flavor: Flavor, image: ImageMeta | None) -> list[str]:
     return _first(f"The {each} has no effect: {reason}." for each in named)
 
 
-def hints_without_effect(hints: Iterable[str], honoured: HonouredBy = Honoured) -> list[str]:
+def hints_without_effect(hints: Iterable[str], honoured: GetHonoured = Honoured) -> list[str]:
     """Return a sentence for each scheduler hint that no enabled filter honours."""
     unknown = sorted(set(hints) - {GROUP_HINT})
     return _first(
@@ -93,7 +93,7 @@ def hints_without_effect(hints: Iterable[str], honoured: HonouredBy = Honoured) 
     )
 
 
-def _reason(name: str, honoured: HonouredBy) -> str:
+def _reason(name: str, honoured: GetHonoured) -> str:
     """Return why an extra spec has no effect, "" if it has one."""
     namespace, colon, _ = name.partition(":")
     if extra_specs.is_of_placement(name) or (colon and namespace in _OF_FILTERS):
@@ -105,7 +105,7 @@ def _reason(name: str, honoured: HonouredBy) -> str:
     return f": {_NOTHING}"
 
 
-def _is_read(name: str, honoured: HonouredBy) -> bool:
+def _is_read(name: str, honoured: GetHonoured) -> bool:
     if extra_specs.is_of_placement(name) or name == extra_specs.GROUP_POLICY:
         return name.startswith("trait:")
     if name in _COMPARED_BY_FILTERS:
@@ -150,7 +150,7 @@ RATIOS: Final = {
 
 
 def metadata_without_effect(
-    aggregate: str, metadata: Mapping[str, str], ratios: Mapping[str, float], honoured: HonouredBy = Honoured
+    aggregate: str, metadata: Mapping[str, str], ratios: Mapping[str, float], honoured: GetHonoured = Honoured
 ) -> list[str]:
     """Return a sentence for each metadata of an aggregate that the scheduler would read with other settings.
 

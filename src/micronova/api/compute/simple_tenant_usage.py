@@ -13,7 +13,7 @@ from micronova.api.inputs import Paged
 from micronova.api.links import LINKS, Links
 from micronova.db import usages
 from micronova.db.engine import Database
-from micronova.db.usages import ProjectUsage, UsedServer
+from micronova.db.usages import ProjectTotals, UsedServer
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -132,7 +132,7 @@ def _hours(row: UsedServer, span: Span) -> float:
     return max(0, min(span.end, ended) - began) / HOUR
 
 
-def _shown(span: Span, usage: ProjectUsage) -> dict[str, Any]:
+def _shown(span: Span, usage: ProjectTotals) -> dict[str, Any]:
     return {
         "tenant_id": usage.project_id,
         "start": iso_micros(span.begin),
@@ -146,7 +146,7 @@ def _shown(span: Span, usage: ProjectUsage) -> dict[str, Any]:
 
 def _total(project: str, rows: Sequence[UsedServer], span: Span, detailed: bool) -> dict[str, Any]:
     used = [(row, _hours(row, span)) for row in rows]
-    usage = ProjectUsage(
+    usage = ProjectTotals(
         project,
         hours=sum(hours for _, hours in used),
         memory_mb=sum(hours * row.flavor["ram"] for row, hours in used),

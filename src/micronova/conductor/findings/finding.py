@@ -18,7 +18,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Unavailable
 from micronova.objects.pci_devices import Alias
 
-Kind = Literal[
+FindingKind = Literal[
     "allocation", "conductor", "fault", "guest", "host", "image", "migration", "network", "operation", "oversold",
     "port", "quota", "stuck", "topology", "unasked", "volume",
 ]  # fmt: skip
@@ -40,7 +40,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One contradiction or leak."""
 
-    kind: Kind
+    kind: FindingKind
     subject: str  # a server, a host, a project…
     message: str
     repairs: tuple[Repair, ...] = ()  # the first is the one to choose without further knowledge

@@ -40,7 +40,7 @@ class ImageOfServer(msgspec.Struct, frozen=True):
     server: str
 
 
-class MadeImages(Protocol):
+class AuditedImages(Protocol):
     """The part of the image client that the audit uses."""
 
     async def status_of_made(self, image_id: str) -> str | None:
@@ -56,7 +56,7 @@ def _failed_images(conn: sa.Connection) -> dict[str, str]:
 
 
 async def compare_images(
-    database: Database, images: MadeImages, progress: Callable[[int], None] | None
+    database: Database, images: AuditedImages, progress: Callable[[int], None] | None
 ) -> list[Finding]:
     """Return images that are left without data, images that are missing, and images that nobody needs."""
     asked = _AskedImages(images, progress)
@@ -67,7 +67,7 @@ async def compare_images(
 class _AskedImages:
     """Asks the image service for images, several at a time, and tells how many have been answered."""
 
-    def __init__(self, images: MadeImages, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, images: AuditedImages, progress: Callable[[int], None] | None) -> None:
         self._images = images
         self._progress = progress
         self._done = 0

@@ -22,7 +22,7 @@ from micronova.conductor.findings.finding import (
     refuse_busy,
 )
 from micronova.conductor.findings.guests import guest_on
-from micronova.conductor.findings.servers import Servers, guest_size_of
+from micronova.conductor.findings.servers import RecordedServers, guest_size_of
 from micronova.conductor.host_guests import Answers, answered
 from micronova.db import departures, server_migrations
 from micronova.db import instances as instance_rows
@@ -69,7 +69,7 @@ def _owners(conn: sa.Connection, uuids: list[str]) -> dict[str, _Owner]:
     return found
 
 
-async def misplaced_guests(database: Database, answers: Answers, servers: Servers) -> list[Finding]:
+async def misplaced_guests(database: Database, answers: Answers, servers: RecordedServers) -> list[Finding]:
     """Return guests of servers that are not, or not any more, on the hosts that have them."""
     found = [
         (host, guest)

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
-from micronova.conductor.findings.servers import Servers
+from micronova.conductor.findings.servers import RecordedServers
 from micronova.db import instances, port_claims
 from micronova.db.engine import Database
 from micronova.objects.errors import Conflict, Unavailable
@@ -39,7 +39,9 @@ class Ports(Protocol):
         """Return our own network agents."""
 
 
-async def compare_ports(database: Database, servers_of_ports: Mapping[str, str], servers: Servers) -> list[Finding]:
+async def compare_ports(
+    database: Database, servers_of_ports: Mapping[str, str], servers: RecordedServers
+) -> list[Finding]:
     """Return the ports of servers that are gone.
 
     If the database was restored from a backup, a server that it does not know may be newer, and its guest may use its
@@ -69,7 +71,7 @@ async def compare_ports(database: Database, servers_of_ports: Mapping[str, str],
     ]
 
 
-def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers: Servers) -> list[Finding]:
+def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers: RecordedServers) -> list[Finding]:
     """Return the ports for which their servers do not hold what they ask for, or are bound with."""
     compared = [port for port in bound if port.server in servers.known and port.server not in servers.busy]
     findings = []
