@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.clients.volume.client import Volume, VolumeClient
-from micronova.db import instance_actions, instances
+from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, with_names
@@ -177,7 +177,7 @@ class ServerVolumes:
             [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
             if known["vm_state"] in states.WITHOUT_HOST:
                 check_state(action, known)
-                self._note(conn, context, known, action)
+                self._actions.record_done(conn, context, known, action.name, {})
                 # The volume is in use from now on: no other server gets it. A host connects it later.
                 settled = SettlePayload(complete=[reservation.attachment_id])
                 operations: tuple[str, ...] = (self._settle(conn, context, known, settled),)
@@ -216,7 +216,7 @@ class ServerVolumes:
             if known["vm_state"] not in states.WITHOUT_HOST:
                 return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             check_state(action, known)
-            self._note(conn, context, known, action)
+            self._actions.record_done(conn, context, known, action.name, {})
             instances.remove_device(conn, present.uuid)
             released = ReleasedVolume(volume_id=volume_id, attachment_id=present.attachment_id)
             return (self._settle(conn, context, known, SettlePayload(release=[released])),)
@@ -378,12 +378,6 @@ class ServerVolumes:
             return await self._database.write(record)
 
         return await self._changes.begin(row, seconds, begin)
-
-    def _note(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, action: states.Action) -> None:
-        """Record a change of a server without a host, which is done with the transaction."""
-        now = micros(self._clock.now())
-        instances.update(conn, row["uuid"], now, {})
-        instance_actions.record_done(conn, row, context, action.name, now, event=f"api_{action.name}")
 
     def _settle(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, payload: SettlePayload) -> str:
         id, now = new_uuid(self._random), micros(self._clock.now())
