@@ -21,9 +21,9 @@ from micronova.conductor.findings.finding import UNASKED, Finding
 from micronova.conductor.findings.guests import PowerStateComparison, compare_guests, not_removed
 from micronova.conductor.findings.images import AuditedImages, compare_images
 from micronova.conductor.findings.misplaced_guests import misplaced_guests
-from micronova.conductor.findings.network import Ports, compare_agents, compare_bound_ports, compare_ports
+from micronova.conductor.findings.network import AuditedNetwork, compare_agents, compare_bound_ports, compare_ports
 from micronova.conductor.findings.servers import RecordedServers, compare_servers, late_operations
-from micronova.conductor.findings.volumes import Attachments, compare_volumes
+from micronova.conductor.findings.volumes import AuditedVolumes, compare_volumes
 from micronova.conductor.host_guests import Answers, ReportProgress, answered, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
 from micronova.db import allocation_audit
@@ -46,9 +46,9 @@ async def audit(
     clock: Clock,
     *,
     service_down_time: float,
-    ports: Ports | None = None,
+    network: AuditedNetwork | None = None,
     images: AuditedImages | None = None,
-    volumes: Attachments | None = None,
+    volumes: AuditedVolumes | None = None,
     progress: ReportProgress = no_progress,
     image_progress: Callable[[int], None] | None = None,
 ) -> list[Finding]:
@@ -71,10 +71,10 @@ async def audit(
     servers_of_ports: dict[str, str] = {}
     agents: list[NetworkAgent] = []
     bound: list[BoundPort] = []
-    if ports is not None:
-        servers_of_ports = await _asked("network", ports.servers_of_ports, unasked, servers_of_ports)
-        bound = await _asked("network", ports.bound_ports, [], bound)
-        agents = await _asked("network", ports.list_network_agents, [], agents)
+    if network is not None:
+        servers_of_ports = await _asked("network", network.servers_of_ports, unasked, servers_of_ports)
+        bound = await _asked("network", network.bound_ports, [], bound)
+        agents = await _asked("network", network.list_network_agents, [], agents)
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
     undisturbed, no_answer = await _undisturbed(conductor) if conductor is not None else (0.0, [])
     findings, servers = await database.snapshot(compare_records, begun, undisturbed, bound)

@@ -140,7 +140,7 @@ async def _claim_anew(dependencies: RepairDependencies, about: ClaimOf) -> str:
     server = about.server
     ports, operation = await ports_of(dependencies, server), new_uuid(dependencies.random)
     return await dependencies.database.write(
-        claim_anew, server, ports, operation, dependencies.aliases, dependencies.now()
+        claim_anew, server, ports, operation, dependencies.pci_aliases, dependencies.now()
     )
 
 
@@ -149,9 +149,9 @@ async def ports_of(dependencies: RepairDependencies, server: str) -> tuple[PortR
     row = await dependencies.database.read(instance_rows.get_existing, server)
     if not row["network_info"]:
         return ()
-    if dependencies.network is None:
+    if dependencies.network_client is None:
         raise Unavailable(f"Server {server} has ports, and no network service is configured here to ask about them.")
-    return await dependencies.network.resources_of_server(server)
+    return await dependencies.network_client.resources_of_server(server)
 
 
 def claim_anew(

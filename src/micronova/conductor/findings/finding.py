@@ -55,10 +55,10 @@ class RepairDependencies:
     clock: Clock
     random: Random
     compute: ComputeAPI | None = None
-    network: NetworkClient | None = None
-    images: ImageClient | None = None
-    volumes: VolumeClient | None = None
-    aliases: Mapping[str, Alias] = field(default_factory=dict)  # of PCI devices
+    network_client: NetworkClient | None = None
+    image_client: ImageClient | None = None
+    volume_client: VolumeClient | None = None
+    pci_aliases: Mapping[str, Alias] = field(default_factory=dict)
 
     def now(self) -> int:
         """Return the time in microseconds."""

@@ -181,17 +181,17 @@ async def _delete_image(dependencies: RepairDependencies, about: ImageOfServer) 
         refuse_busy(conn, server)
         return conn.execute(sa.select(instances.c.uuid).where(image == _IMAGE)).first() is not None
 
-    if dependencies.images is None:
+    if dependencies.image_client is None:
         raise Unavailable("There is no image service.")
     if await dependencies.database.read(needed):
         raise Conflict(f"A shelved server needs image {image}: it stays.")
     if image not in await dependencies.database.read(_needless_images):
         if image not in await dependencies.database.read(_failed_images):
             return ""
-        if await dependencies.images.status_of_made(image) == "active":
+        if await dependencies.image_client.status_of_made(image) == "active":
             raise Conflict(f"Image {image} is complete by now: it stays.")
     try:
-        await dependencies.images.delete_made(image)
+        await dependencies.image_client.delete_made(image)
     except NotFound:
         return ""
     return f"deleted image {image}"

@@ -198,7 +198,7 @@ async def _adopt_guest(dependencies: RepairDependencies, about: AdoptGuest) -> s
                 "fault": None,
             },
         )
-        claim_anew(conn, server, ports, operation, dependencies.aliases, dependencies.now())
+        claim_anew(conn, server, ports, operation, dependencies.pci_aliases, dependencies.now())
         return f"server {server} is on {host}, with the guest that is there"
 
     return await dependencies.database.write(adopt)

@@ -26,7 +26,7 @@ class PortsOfServer(msgspec.Struct, frozen=True):
     server: str
 
 
-class Ports(Protocol):
+class AuditedNetwork(Protocol):
     """The part of the network client that the audit uses."""
 
     async def servers_of_ports(self) -> dict[str, str]:
@@ -123,10 +123,10 @@ async def _remove_ports(dependencies: RepairDependencies, about: PortsOfServer) 
     async def check() -> None:
         await dependencies.database.read(refuse_known)
 
-    if dependencies.network is None:
+    if dependencies.network_client is None:
         raise Unavailable("There is no network service.")
     await check()
-    await dependencies.network.deallocate(server, check=check)
+    await dependencies.network_client.deallocate(server, check=check)
     return f"removed the ports of server {server}"
 
 

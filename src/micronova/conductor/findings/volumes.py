@@ -30,7 +30,7 @@ class Attachment(msgspec.Struct, frozen=True):
     volume: str
 
 
-class Attachments(Protocol):
+class AuditedVolumes(Protocol):
     """The part of the volume client that the audit uses."""
 
     async def server_attachments(self) -> dict[str, tuple[str, str]]:
@@ -61,7 +61,7 @@ def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
     return Devices(known, gone, operation_rows.busy_server_ids(conn), by_server)
 
 
-async def compare_volumes(database: Database, clock: Clock, volumes: Attachments, answers: Answers) -> list[Finding]:
+async def compare_volumes(database: Database, clock: Clock, volumes: AuditedVolumes, answers: Answers) -> list[Finding]:
     """Return volumes whose attachments, devices and guests disagree.
 
     The API reserves volumes before it records their server. So the comparison is repeated after a while, and only what
@@ -164,9 +164,9 @@ def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
 
 async def _delete_attachment(dependencies: RepairDependencies, about: Attachment) -> str:
     id, server = about.attachment, about.server
-    if dependencies.volumes is None:
+    if dependencies.volume_client is None:
         raise Unavailable("There is no volume service.")
-    if id not in await dependencies.volumes.server_attachments():
+    if id not in await dependencies.volume_client.server_attachments():
         return ""
 
     def refuse_held(conn: sa.Connection) -> None:
@@ -175,7 +175,7 @@ async def _delete_attachment(dependencies: RepairDependencies, about: Attachment
             raise Conflict(f"Server {server} has attachment {id}: it stays.")
 
     await dependencies.database.read(refuse_held)
-    await dependencies.volumes.delete_attachment(id)
+    await dependencies.volume_client.delete_attachment(id)
     return f"deleted attachment {id} of volume {about.volume}"
 
 
