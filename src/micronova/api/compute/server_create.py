@@ -26,6 +26,8 @@ from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.block_device import (
     BlockDevice,
+    DestinationType,
+    SourceType,
     bad_mapping,
     check_source,
     default_deletion,
@@ -256,7 +258,7 @@ def _device_v1(item: DeviceV1) -> BlockDevice:
     blank = re.fullmatch(r"swap|ephemeral(0|[1-9][0-9]*)", name) is not None
     if name and not blank:
         raise bad_mapping(f"a virtual_name is swap or ephemeral with a number, not {name[:32]}.")
-    source = "blank" if blank else "volume" if item.snapshot_id is UNSET else "snapshot"
+    source: SourceType = "blank" if blank else "volume" if item.snapshot_id is UNSET else "snapshot"
     destination = default_destination(source)
     device = BlockDevice(
         uuid="",
@@ -282,7 +284,7 @@ def _device_v1(item: DeviceV1) -> BlockDevice:
 
 def _device(item: Device) -> BlockDevice:
     where = "block_device_mapping_v2"
-    source = given(item.source_type)
+    source: SourceType | None = given(item.source_type)
     if source is None:
         raise Invalid(f"Invalid input for field/attribute {where}.source_type: it must be given.")
     uuid = given(item.uuid)
@@ -293,7 +295,7 @@ def _device(item: Device) -> BlockDevice:
         if ids[source] not in (None, uuid):
             raise bad_mapping(f"a device has the uuid {uuid[:64]} and the {source}_id {ids[source]}.")
         ids[source] = uuid
-    destination = given(item.destination_type) or default_destination(source)
+    destination: DestinationType = given(item.destination_type) or default_destination(source)
     volume_type = given(item.volume_type)
     if volume_type and (destination == "local" or source == "volume"):
         what = "destination_type local" if destination == "local" else "an existing volume"

@@ -1,6 +1,6 @@
 """The body of POST /servers; `versions` says at which microversions a field exists."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.api import inputs
 from micronova.api.compute.server_inputs import Certificates, File, Id, SecurityGroup, Tag, UserData
 from micronova.http.versions import Range, Ranges, since, until
+from micronova.objects.block_device import DestinationType, SourceType
 
 Count = Annotated[int, Meta(ge=1)] | str
 DeviceName = Annotated[
@@ -57,8 +58,8 @@ class Device(DeviceV1):
         | UnsetType
     ) = UNSET
     image_id: Id | UnsetType = UNSET
-    source_type: Literal["image", "volume", "snapshot", "blank"] | UnsetType = UNSET
-    destination_type: Literal["local", "volume"] | UnsetType = UNSET
+    source_type: SourceType | UnsetType = UNSET
+    destination_type: DestinationType | UnsetType = UNSET
     disk_bus: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     device_type: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     guest_format: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
