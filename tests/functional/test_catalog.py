@@ -40,7 +40,7 @@ async def test_services_in_another_process(tmp_path: Path) -> None:
         )  # fmt: skip
         [image] = await images.list(await admin.get())
         assert images.download_url(image.id) == f"{url}/image/v2/images/{image.id}/file"
-        assert await networks.list_server_ports() == []
+        assert await networks.servers_of_ports() == {}
         assert isinstance(compute, ServiceClient)
         with pytest.raises(Unavailable, match="404 is not of an OpenStack service"):  # the endpoint's role does not run
             await compute.request("GET", "/servers")

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.http.paging import parse_iso
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
-from micronova.objects.guest_properties import TRUE_WORDS
+from micronova.objects.guest_properties import FALSE_WORDS, TRUE_WORDS
 
 _SECOND = 1_000_000  # microseconds
 
@@ -89,7 +89,7 @@ def boolean(value: Any, field: str, noun: str = "query parameter") -> bool:
     text = str(value).strip().lower()
     if text in TRUE_WORDS:
         return True
-    if text in ("false", "0", "f", "no", "n", "off"):
+    if text in FALSE_WORDS:
         return False
     raise Invalid(f"Invalid input for {noun} {field}: {str(value)[:64]!r} is neither true nor false.")
 
@@ -131,8 +131,8 @@ def printable(value: str | None, field: str) -> str | None:
     return value
 
 
-def number(value: str) -> int | None:
-    """Read a number in a path, None if it is not a number or too large for an id."""
+def numeric_id(value: str) -> int | None:
+    """Read an id that is a number, None if it is not a number or too large for an id."""
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else None
 
 

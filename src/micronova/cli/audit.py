@@ -156,11 +156,11 @@ def _show(report: dict[str, Any], as_json: bool) -> int:
 
 
 def _code(findings: list[dict[str, Any]]) -> int:
-    from micronova.conductor.findings.finding import NOT_COMPARED
+    from micronova.conductor.findings.finding import UNASKED
 
     if not findings:
         return 0
-    return INCOMPLETE if all(found["kind"] == NOT_COMPARED for found in findings) else WRONG
+    return INCOMPLETE if all(found["kind"] == UNASKED for found in findings) else WRONG
 
 
 def _json(data: Any) -> str:
@@ -206,7 +206,7 @@ async def _find(
 ) -> "list[Finding]":
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
-    from micronova.conductor.findings.finding import NOT_COMPARED, Finding
+    from micronova.conductor.findings.finding import UNASKED, Finding
     from micronova.conductor.host_guests import no_progress
     from micronova.conductor.rpcapi import ProbeAPI
     from micronova.db import audits
@@ -219,7 +219,7 @@ async def _find(
         ProbeAPI(process.bus) if process.bus is not None else None,
         process.clock,
         service_down_time=process.settings.default.service_down_time,
-        ports=process.clients.network_client(),
+        network=process.clients.network_client(),
         images=process.clients.image_client(),
         volumes=process.clients.volume_client(),
         progress=progress or no_progress,
@@ -227,7 +227,7 @@ async def _find(
     )
     if process.bus is None:
         message = "The broker does not answer, so no host and no conductor was asked."
-        findings.append(Finding(kind=NOT_COMPARED, subject="broker", message=message, advice="See `micronova check`."))
+        findings.append(Finding(kind=UNASKED, subject="broker", message=message, advice="See `micronova check`."))
     await process.database.write(
         audits.record,
         new_uuid(process.random),
@@ -276,8 +276,8 @@ def _repair_dependencies(process: "Process") -> "RepairDependencies":
         clock=process.clock,
         random=process.random,
         compute=ComputeAPI(process.bus) if process.bus is not None else None,
-        network=process.clients.network_client(),
-        images=process.clients.image_client(),
-        volumes=process.clients.volume_client(),
-        aliases=parse_aliases(process.settings.pci.alias),
+        network_client=process.clients.network_client(),
+        image_client=process.clients.image_client(),
+        volume_client=process.clients.volume_client(),
+        pci_aliases=parse_aliases(process.settings.pci.alias),
     )

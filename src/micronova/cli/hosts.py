@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
-import sqlalchemy as sa
 
 from micronova.cli.maintain import with_database, with_process
 from micronova.cli.state import new_password
@@ -24,6 +23,7 @@ from micronova.objects.service_names import COMPUTE
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+    from micronova.db.host_contents import ServerOnHost
     from micronova.db.services import ServiceChanges, ServiceRow
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
@@ -102,7 +102,7 @@ def show(name: str, directory: Path | None, config: Path | None, *, as_json: boo
     with_database(directory, config, work)
 
 
-def _line(server: dict[str, Any]) -> str:
+def _line(server: "ServerOnHost") -> str:
     """Return a server in a list of those on a host."""
     return f"  {server['uuid']}  {server['vm_state']:<10}{server['name']}"
 
@@ -318,34 +318,24 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers, and print how those that it still has get to other hosts."""
     import time
 
-    from micronova.db import nodes, services
-    from micronova.db.tables import instances
+    from micronova.db import host_contents, services
 
-    async def work(database: Database, process: "Process") -> tuple[list[tuple[Any, set[str]]], bool]:
+    async def work(database: Database, process: "Process") -> tuple[list[tuple["ServerOnHost", frozenset[str]]], bool]:
         await _switch(database, process, name, {"disabled": True, "disabled_reason": "draining"})
-        query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
-
-        def read(conn: sa.Connection) -> list[tuple[Any, set[str]]]:
-            abilities = ("live_migrate", "migrate", "snapshot")
-            return [
-                (row, {each for each in abilities if not nodes.lacks(conn, row["node_uuid"], each)})
-                for row in conn.execute(query).mappings()
-            ]
-
         service = await database.read(services.find, name, COMPUTE)
         up = services.is_up(service, micros(time.time()), process.settings.default.service_down_time)
-        return await database.read(read), up
+        return await database.read(host_contents.movable_servers, name), up
 
-    rows, up = with_process(directory, config, work)
-    if not rows:
+    found, up = with_process(directory, config, work)
+    if not found:
         click.echo(f"{name} has no servers.")
         return
-    left = "1 server is" if len(rows) == 1 else f"{len(rows)} servers are"
+    left = "1 server is" if len(found) == 1 else f"{len(found)} servers are"
     click.echo(f"{left} left on {name}. Nothing moves by itself:")
-    for row, able in rows:
-        click.echo(f"  {row['uuid']}  {row['vm_state']:<10}{row['display_name']}")
-        way = _way_out(row["uuid"], row["vm_state"], able) if up else _way_off_dead_host(row["uuid"], row["vm_state"])
-        click.echo(f"    {way}")
+    for server, able in found:
+        click.echo(_line(server))
+        uuid, vm_state = server["uuid"], server["vm_state"]
+        click.echo(f"    {_way_out(uuid, vm_state, able) if up else _way_off_dead_host(uuid, vm_state)}")
 
 
 def _way_out(uuid: str, vm_state: str, able: Collection[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -25,8 +25,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     binary: str
     host: str
-    state: str  # up | down
-    status: str  # enabled | disabled
+    state: Literal["up", "down"]
+    status: Literal["enabled", "disabled"]
     reason: str
     seconds_ago: float  # since it was last heard of
     version: int

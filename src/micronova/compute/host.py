@@ -281,7 +281,7 @@ class Host:
                 self._unreported.add(change.instance_uuid)  # an order may have changed it since
 
     def power_changes_uncertain(self, changes: tuple[PowerChange, ...]) -> None:
-        """Note that nobody answered a heartbeat with these; it may still arrive, after the report of an order."""
+        """Note that no conductor answered a heartbeat with these; it may still arrive, after the report of an order."""
         for change in changes:
             if change.instance_uuid in self._guests:
                 self._uncertain.add(change.instance_uuid)

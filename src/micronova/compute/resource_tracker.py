@@ -35,7 +35,7 @@ class ResourceTracker:
         self._resources = resources
         self._limits: dict[str, int] = {}
         self.changed = True
-        """Whether the conductor has not been sent the newest figures."""
+        """Whether the resources differ from those of the last report to the conductor."""
 
     @property
     def node(self) -> str:

@@ -19,7 +19,6 @@ from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
 from micronova.objects.errors import BuildAborted, Unavailable
 from micronova.objects.external_events import PLUGGED, UNPLUGGED
-from micronova.rpc.errors import BusUnavailable, CallTimeout
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 30.0
 
 PluggedPorts = Callable[[tuple[str, ...]], Awaitable[frozenset[str]]]
-"""Returns those of the ports that are plugged; raises Unavailable or an error of the bus if it gets no answer."""
+"""Returns those of the ports that are plugged; raises Unavailable if it gets no answer."""
 
 
 class PlugEvents:
@@ -150,7 +149,7 @@ class PlugWait:
         """Ask for the status of the ports whose event is missing; return False if no answer comes."""
         try:
             plugged = await self._plugged_ports(tuple(sorted(self._missing)))
-        except (Unavailable, BusUnavailable, CallTimeout) as error:
+        except Unavailable as error:
             log.warning(
                 "instance %s: whether its ports are plugged is not known; this is asked again: %s", self.uuid, error
             )

@@ -10,33 +10,32 @@ compared, with its repairs.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.findings.claims import misplaced, oversold, topologies_of
 from micronova.conductor.findings.counters import drifted_counters
-from micronova.conductor.findings.finding import NOT_COMPARED, Finding
+from micronova.conductor.findings.finding import UNASKED, Finding
 from micronova.conductor.findings.guests import PowerStateComparison, compare_guests, not_removed
-from micronova.conductor.findings.images import MadeImages, compare_images
+from micronova.conductor.findings.images import AuditedImages, compare_images
 from micronova.conductor.findings.misplaced_guests import misplaced_guests
-from micronova.conductor.findings.network import Ports, compare_agents, compare_bound_ports, compare_ports
-from micronova.conductor.findings.servers import Servers, compare_servers, late_operations
-from micronova.conductor.findings.volumes import Attachments, compare_volumes
-from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
+from micronova.conductor.findings.network import AuditedNetwork, compare_agents, compare_bound_ports, compare_ports
+from micronova.conductor.findings.servers import RecordedServers, compare_servers, late_operations
+from micronova.conductor.findings.volumes import AuditedVolumes, compare_volumes
+from micronova.conductor.host_guests import Answers, ReportProgress, answered, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
 from micronova.db import allocation_audit
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
-from micronova.objects.orders import Guest
+from micronova.objects.network import NetworkAgent
 from micronova.objects.port_resources import BoundPort
 
 CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""
 
-Documents = list[dict[str, Any]]
 T = TypeVar("T")
 
 
@@ -47,9 +46,9 @@ async def audit(
     clock: Clock,
     *,
     service_down_time: float,
-    ports: Ports | None = None,
-    images: MadeImages | None = None,
-    volumes: Attachments | None = None,
+    network: AuditedNetwork | None = None,
+    images: AuditedImages | None = None,
+    volumes: AuditedVolumes | None = None,
     progress: ReportProgress = no_progress,
     image_progress: Callable[[int], None] | None = None,
 ) -> list[Finding]:
@@ -59,46 +58,45 @@ async def audit(
     Without a broker there is neither `compute` nor `conductor`.
     """
     begun = clock.now()
-    not_compared: list[Finding] = []
+    unasked: list[Finding] = []
     alive = await hosts_up(database, clock, service_down_time)
-    answers: dict[str, tuple[Guest, ...] | str] = {}
+    answers: Answers = {}
     if compute is not None:
         answers = await guests_of_all(compute, alive, progress)
-        not_compared += [
-            Finding(kind=NOT_COMPARED, subject=host, message=f"The host does not answer: {guests}", advice=_HOST_SILENT)
+        unasked += [
+            Finding(kind=UNASKED, subject=host, message=f"The host does not answer: {guests}", advice=_HOST_SILENT)
             for host, guests in answers.items()
             if isinstance(guests, str)
         ]
-    listed: Documents = []
-    agents: Documents = []
+    servers_of_ports: dict[str, str] = {}
+    agents: list[NetworkAgent] = []
     bound: list[BoundPort] = []
-    if ports is not None:
-        listed = await _asked("network", ports.list_server_ports, not_compared, listed)
-        bound = await _asked("network", ports.bound_ports, [], bound)
-        agents = await _asked("network", ports.list_network_agents, [], agents)
+    if network is not None:
+        servers_of_ports = await _asked("network", network.servers_of_ports, unasked, servers_of_ports)
+        bound = await _asked("network", network.bound_ports, [], bound)
+        agents = await _asked("network", network.list_network_agents, [], agents)
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
     undisturbed, no_answer = await _undisturbed(conductor) if conductor is not None else (0.0, [])
     findings, servers = await database.snapshot(compare_records, begun, undisturbed, bound)
     findings += no_answer
     if images is not None:
-        findings += await _asked("image", lambda: compare_images(database, images, image_progress), not_compared, [])
+        findings += await _asked("image", lambda: compare_images(database, images, image_progress), unasked, [])
     if volumes is not None:
-        findings += await _asked("volume", lambda: compare_volumes(database, clock, volumes, answers), not_compared, [])
-    for host, guests in answers.items():
-        if not isinstance(guests, str):
-            findings += compare_guests(host, guests, servers)
-            findings += not_removed(host, guests, servers, micros(begun - service_down_time))
+        findings += await _asked("volume", lambda: compare_volumes(database, clock, volumes, answers), unasked, [])
+    for host, guests in answered(answers):
+        findings += compare_guests(host, guests, servers)
+        findings += not_removed(host, guests, servers, micros(begun - service_down_time))
     findings += await misplaced_guests(database, answers, servers)
     if compute is not None:
         power_states = PowerStateComparison(database, compute, clock, service_down_time, _read_servers)
         findings += await power_states.differing(answers, servers)
-    findings += await compare_ports(database, listed, servers)
-    return findings + compare_agents(agents, alive) + not_compared
+    findings += await compare_ports(database, servers_of_ports, servers)
+    return findings + compare_agents(agents, alive) + unasked
 
 
 def compare_records(
     conn: sa.Connection, begun: float, undisturbed: float, bound: Sequence[BoundPort] = ()
-) -> tuple[list[Finding], Servers]:
+) -> tuple[list[Finding], RecordedServers]:
     """Return the contradictions within the database, and with bound ports, and what it knows of servers."""
     since = micros(begun)
     findings, servers = compare_servers(conn, since)
@@ -111,7 +109,7 @@ def compare_records(
     return findings, servers
 
 
-def _read_servers(conn: sa.Connection, begun: float) -> Servers:
+def _read_servers(conn: sa.Connection, begun: float) -> RecordedServers:
     return compare_servers(conn, micros(begun))[1]
 
 
@@ -120,13 +118,13 @@ _AGAIN = "Repeat the audit when it answers."
 _HOST_SILENT = "Look at its log, and repeat the audit when it answers."
 
 
-async def _asked(service: str, ask: Callable[[], Awaitable[T]], not_compared: list[Finding], without: T) -> T:
+async def _asked(service: str, ask: Callable[[], Awaitable[T]], unasked: list[Finding], without: T) -> T:
     """Return what a service answers; if it does not, note that and return `without`."""
     try:
         return await ask()
     except MicronovaError as error:
         message = f"The {service} service was not compared: {error.message}"
-        not_compared.append(Finding(kind=NOT_COMPARED, subject=service, message=message, advice=_AGAIN))
+        unasked.append(Finding(kind=UNASKED, subject=service, message=message, advice=_AGAIN))
         return without
 
 

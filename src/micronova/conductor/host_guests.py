@@ -1,7 +1,7 @@
 """The guests that the hypervisors of all hosts really have: hosts are asked, many at once."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.db import services
@@ -15,6 +15,9 @@ HOSTS_AT_ONCE = 100
 """Hosts that are asked for their guests at the same time."""
 HOSTS_PER_STEP = 500
 """Hosts after which the progress is told."""
+
+Answers = Mapping[str, tuple[Guest, ...] | str]
+"""The guests of each host that was asked, or why it does not answer."""
 
 ReportProgress = Callable[[int, int], None]
 """Is told how many of the hosts have answered."""
@@ -38,10 +41,15 @@ async def hosts_down(database: Database, clock: Clock, down_time: float) -> list
     return sorted(row.host for row in found if not services.is_up(row, now, down_time))
 
 
-async def guests_of_all(
-    compute: ComputeAPI, hosts: Sequence[str], progress: ReportProgress
-) -> dict[str, tuple[Guest, ...] | str]:
-    """Return the guests of each host, or why it does not answer."""
+def answered(answers: Answers) -> Iterator[tuple[str, tuple[Guest, ...]]]:
+    """Yield the hosts that have answered, with their guests."""
+    for host, guests in answers.items():
+        if not isinstance(guests, str):
+            yield host, guests
+
+
+async def guests_of_all(compute: ComputeAPI, hosts: Sequence[str], progress: ReportProgress) -> Answers:
+    """Ask these hosts for their guests, many at once."""
     answers: dict[str, tuple[Guest, ...] | str] = dict.fromkeys(hosts, ())
     waiting = iter(hosts)
     done = 0

@@ -1,6 +1,6 @@
 """Checks the counters of claims: `used` against the allocations, server groups against their members."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ _a, _i, _g, _n, _m = allocations.c, inventories.c, server_group_hosts.c, compute
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """A counter that differs from what it counts."""
 
-    kind: str  # "used" | "group" | "orphan"
+    kind: Literal["used", "group", "orphan"]
     where: str  # node uuid, group uuid, or consumer uuid
     what: str  # resource class, host, or node uuid
     recorded: int

@@ -51,7 +51,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     resource_request: ResourceRequest | None = None
     """Request groups with a suffix, which other providers of the node's tree serve."""
     ports: tuple[PortResources, ...] = ()  # whose groups are in `resource_request`
-    moving: str | None = None  # the migration that holds what the instance leaves: both are one member of the group
+    moving: str | None = None
+    """The migration that holds the claim on the host that the instance leaves: both are one member of the group."""
     ignore_status: bool = False  # the host may be disabled
 
     @classmethod

@@ -4,17 +4,40 @@ The transaction that deletes a server deletes its tokens (`instances.move_to_del
 leaves them behind: they are good only where they were made.
 """
 
-from typing import Any
+from typing import TypedDict
 
 import sqlalchemy as sa
 
 from micronova.db.tables import console_tokens, instances
+from micronova.objects.console import ConsoleProtocol
 
 _DELETING = "deleting"
 _DIRECT = "-direct"  # follows the protocol of tokens for a proxy of the operator's own
 
 
-def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
+class ConsoleTokenRow(TypedDict):
+    """A row of `console_tokens`. Times are microseconds since 1970 (UTC)."""
+
+    token_digest: str
+    instance_uuid: str
+    host: str
+    protocol: str
+    created_at: int
+    expires_at: int
+
+
+class ValidToken(TypedDict):
+    """A token that is valid, with the name of its server."""
+
+    instance_uuid: str
+    display_name: str
+    host: str
+    protocol: ConsoleProtocol
+    is_direct: bool  # for a proxy of the operator's own
+    expires_at: int
+
+
+def insert(conn: sa.Connection, row: ConsoleTokenRow) -> None:
     """Insert a token; delete expired ones of the same server."""
     conn.execute(
         console_tokens.delete().where(
@@ -24,10 +47,10 @@ def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
     conn.execute(console_tokens.insert(), row)
 
 
-def find(conn: sa.Connection, digest: str, now: int) -> Any:
-    """Return a valid token with its server's name and `is_direct`; None if the server has left the token's host."""
+def find(conn: sa.Connection, digest: str, now: int) -> ValidToken | None:
+    """Return the valid token with this digest; None if there is none, or its server has left the token's host."""
     query = (
-        sa.select(console_tokens, instances.c.display_name, instances.c.uuid, instances.c.project_id)
+        sa.select(console_tokens, instances.c.display_name)
         .join(instances, instances.c.uuid == console_tokens.c.instance_uuid)
         .where(
             console_tokens.c.token_digest == digest,
@@ -39,7 +62,14 @@ def find(conn: sa.Connection, digest: str, now: int) -> Any:
     row = conn.execute(query).mappings().first()
     if row is None:
         return None
-    return {**row, "protocol": row["protocol"].removesuffix(_DIRECT), "is_direct": row["protocol"].endswith(_DIRECT)}
+    return ValidToken(
+        instance_uuid=row["instance_uuid"],
+        display_name=row["display_name"],
+        host=row["host"],
+        protocol=row["protocol"].removesuffix(_DIRECT),
+        is_direct=row["protocol"].endswith(_DIRECT),
+        expires_at=row["expires_at"],
+    )
 
 
 def is_on(conn: sa.Connection, uuid: str, host: str) -> bool:

@@ -5,8 +5,8 @@ reading again what it knows. First it reads how many rows changed in each short 
 times. Then it reads the rows of the slots in which this differs from what it has read before.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 import sqlalchemy as sa
@@ -184,16 +184,48 @@ def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
     conn.execute(compute_nodes.update().where(_n.host.in_(sorted(hosts))).values(changed_at=now))
 
 
-def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostState]:
+class _Node(Protocol):
+    """A node with its service and its topology, which are None if there is none. Times are microseconds."""
+
+    uuid: str
+    host: str
+    hypervisor_hostname: str
+    hypervisor_type: str
+    hypervisor_version: int
+    cpu_info: dict[str, object]
+    supported: list[list[str]]
+    capabilities: dict[str, str]
+    disk_available_gb: int | None
+    running_vms: int
+    current_workload: int
+    failed_builds: int
+    host_ip: str
+    metrics: dict[str, float] | None
+    changed_at: int
+    disabled: bool | None
+    forced_down: bool | None
+    last_seen_at: int | None
+    topology: str | None
+    held: str | None
+
+
+_Membership = tuple[str, str, dict[str, str]]  # a host, the name of an aggregate of it, and its metadata
+
+
+def _complete(conn: sa.Connection, found: Sequence[object], default_zone: str) -> list[HostState]:
+    rows = cast(Sequence[_Node], found)
     if not rows:
         return []
-    amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
-    memberships = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
-    traits = _sorted_traits(conn.execute(_TRAITS_OF, {"uuids": [row.uuid for row in rows]}))
+    amounts = cast(Sequence[Amount], conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all())
+    hosts = {"hosts": sorted({row.host for row in rows})}
+    memberships = cast(Sequence[_Membership], conn.execute(_AGGREGATES_OF, hosts).all())
+    traits = _sorted_traits(
+        (uuid, text) for uuid, text in conn.execute(_TRAITS_OF, {"uuids": [row.uuid for row in rows]})
+    )
     return _states(rows, amounts, memberships, traits, default_zone)
 
 
-def _sorted_traits(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+def _sorted_traits(rows: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return traits by node."""
     known: dict[str, tuple[str, ...]] = {}
     found = {}
@@ -216,7 +248,11 @@ class _Amounts(NamedTuple):
 
 
 def _states(
-    rows: Any, amounts: Any, memberships: Any, traits: Mapping[str, tuple[str, ...]], default_zone: str
+    rows: Sequence[_Node],
+    amounts: Sequence[Amount],
+    memberships: Sequence[_Membership],
+    traits: Mapping[str, tuple[str, ...]],
+    default_zone: str,
 ) -> list[HostState]:
     by_node: dict[str, _Amounts] = {}
     for node, name, total, reserved, capacity, used, max_unit, ratio, _ in amounts:

@@ -10,8 +10,8 @@ scheduler changes the generation, without a write more, and a client that has re
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from sqlalchemy import bindparam
 
 from micronova.db import group_members, placement_names, port_claims, providers, used_amounts
 from micronova.db.listed import one_of
-from micronova.db.provider_inventories import UnknownClass
+from micronova.db.provider_inventories import InventoryRow, UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
 from micronova.db.upsert import PerDialect
 from micronova.objects import migration_states
@@ -129,8 +129,31 @@ def consumers_of(conn: sa.Connection, held: Mapping[str, Allocations]) -> dict[s
     return _described(servers, moving, conn.execute(_ROWS, named).all(), held)
 
 
+class _Owned(Protocol):
+    """A server, or a migration, with its owner."""
+
+    uuid: str
+    project_id: str
+    user_id: str
+
+
+class ConsumerRow(Protocol):
+    """A row of `consumers`. Times are microseconds since 1970 (UTC)."""
+
+    uuid: str
+    project_id: str
+    user_id: str
+    consumer_type: str | None
+    generation: int
+    created_at: int
+    updated_at: int
+
+
 def _described(
-    servers: Sequence[Any], moving: Sequence[Any], rows: Sequence[Any], held: Mapping[str, Allocations]
+    servers: Iterable[_Owned],
+    moving: Iterable[_Owned],
+    rows: Iterable[ConsumerRow],
+    held: Mapping[str, Allocations],
 ) -> dict[str, Consumer]:
     """Return the consumers that exist: servers and migrations that hold something, and those of other services."""
     found: dict[str, Consumer] = {}
@@ -272,7 +295,7 @@ def _take(
     used_amounts.change_unchecked(conn, amounts, now)
 
 
-def _check_capacity(row: Any, provider: str, name: str, amount: int, change: int) -> None:
+def _check_capacity(row: InventoryRow | None, provider: str, name: str, amount: int, change: int) -> None:
     """Raise Conflict unless the inventory has an amount; `change` is how much more of it is used in all."""
     where = f"Inventory for '{name}' on resource provider '{provider}'"
     if row is None:

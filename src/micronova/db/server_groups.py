@@ -22,7 +22,7 @@ class ServerGroupRow(Protocol):
     user_id: str
     name: str
     policy: str
-    rules: dict[str, Any]
+    rules: dict[str, int]
     created_at: int
 
 
@@ -39,6 +39,11 @@ def get(conn: sa.Connection, uuid: str) -> ServerGroupRow:
     if found is None:
         raise NotFound(f"Instance group {uuid} could not be found.")
     return cast(ServerGroupRow, found)
+
+
+def get_with_members(conn: sa.Connection, uuid: str) -> tuple[ServerGroupRow, list[str]]:
+    """Return a group and its servers, as `members` does; raise NotFound."""
+    return get(conn, uuid), members(conn, [uuid])[uuid]
 
 
 def list_(

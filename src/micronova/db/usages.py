@@ -1,11 +1,13 @@
 """What servers were used in a span of time, those that are gone included."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import sqlalchemy as sa
 
 from micronova.db.tables import deleted_instances, instances
 from micronova.objects.errors import NotFound
+from micronova.objects.instance import FlavorData
 
 _COLUMNS = ("uuid", "project_id", "display_name", "vm_state", "flavor", "created_at", "launched_at")
 MOST_SORTED = 50_000
@@ -14,6 +16,29 @@ which soon meets one of the span."""
 _HOUR = 3600 * 1_000_000
 
 Mark = tuple[int, str]  # when a server was created, and its uuid
+
+
+class UsedServer(Protocol):
+    """A server that ran in a span of time. Times are microseconds since 1970 (UTC)."""
+
+    uuid: str
+    project_id: str
+    display_name: str
+    vm_state: str
+    flavor: FlavorData
+    created_at: int
+    launched_at: int
+    ended_at: int | None  # when it was deleted
+
+
+class ProjectTotals(NamedTuple):
+    """What a project used in a span of time: hours, and hours times amounts."""
+
+    project_id: str
+    hours: float
+    memory_mb: float
+    vcpus: float
+    local_gb: float
 
 
 def find_mark(conn: sa.Connection, uuid: str, project_id: str | None) -> Mark:
@@ -33,8 +58,8 @@ def used(
     project_id: str | None = None,
     after: Mark | None = None,
     limit: int,
-) -> list[Any]:
-    """List servers that ran at some moment of the span, oldest first; `ended_at` says when one was deleted."""
+) -> Sequence[UsedServer]:
+    """List servers that ran at some moment of the span, oldest first."""
     sorts = _few_deleted_since(conn, begin, project_id)
     parts = []
     for table, ended in _tables():
@@ -55,7 +80,8 @@ def used(
         # Each table gives its first rows by an index; those of both are few.
         parts.append(sa.select(query.order_by(*order).limit(limit).subquery()))
     both = sa.union_all(*parts).subquery()
-    return [*conn.execute(sa.select(both).order_by(both.c.created_at, both.c.uuid).limit(limit))]
+    found = conn.execute(sa.select(both).order_by(both.c.created_at, both.c.uuid).limit(limit))
+    return cast(Sequence[UsedServer], found.all())
 
 
 def _few_deleted_since(conn: sa.Connection, begin: int, project_id: str | None) -> bool:
@@ -67,8 +93,8 @@ def _few_deleted_since(conn: sa.Connection, begin: int, project_id: str | None) 
     return int(conn.execute(sa.select(sa.func.count()).select_from(since.subquery())).scalar_one()) <= MOST_SORTED
 
 
-def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[Any]:
-    """Add up what each project used: hours, and hours times memory, CPUs and disks; the oldest project first."""
+def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[ProjectTotals]:
+    """Add up what each project used; the oldest project first."""
     parts = []
     for table, ended in _tables():
         until = sa.func.coalesce(ended, now)
@@ -91,7 +117,7 @@ def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[Any]:
     both = sa.union_all(*parts).subquery()
     sums = (sa.func.sum(both.c[name]).label(name) for name in ("hours", "memory_mb", "vcpus", "local_gb"))
     query = sa.select(both.c.project_id, *sums).group_by(both.c.project_id).order_by(sa.func.min(both.c.oldest))
-    return [*conn.execute(query)]
+    return [ProjectTotals(*row) for row in conn.execute(query)]
 
 
 def _tables() -> tuple[tuple[sa.Table, sa.ColumnElement[Any]], ...]:

@@ -14,6 +14,11 @@ from micronova.objects.volume import AttachedVolume, Connection
 ROOT_DEVICE = "/dev/vda"
 """The name of a server's first disk."""
 
+SourceType = Literal["image", "volume", "snapshot", "blank"]
+"""What a disk is made of, or the volume that it is."""
+DestinationType = Literal["local", "volume"]
+"""Where a disk is: on the server's host, or at the volume service."""
+
 
 _NAMESPACE = UUID("6d0f1c9a-3a3e-4b6c-8a49-5c2f0b1d7e53")  # of disks that a resize adds
 
@@ -22,8 +27,8 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A disk: what the user requested and how it is attached."""
 
     uuid: str
-    source_type: str = "image"  # image | volume | snapshot | blank
-    destination_type: str = "local"  # local | volume
+    source_type: SourceType = "image"
+    destination_type: DestinationType = "local"
     image_id: str | None = None
     volume_id: str | None = None
     snapshot_id: str | None = None
@@ -106,7 +111,7 @@ def bad_mapping(reason: str) -> Invalid:
     return Invalid(f"Block Device Mapping is Invalid: {reason}")
 
 
-def default_destination(source: str) -> Literal["local", "volume"]:
+def default_destination(source: str) -> DestinationType:
     """Return the destination_type of a device that names none."""
     return "local" if source in ("image", "blank") else "volume"
 

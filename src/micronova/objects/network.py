@@ -1,7 +1,7 @@
 """The network interfaces of servers: requested, planned, and bound."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,14 @@ class VIF(msgspec.Struct, frozen=True, kw_only=True):
     preserve_on_delete: bool = False  # the user's own port: it is unbound, not deleted, with the server
     details: dict[str, Any] = {}
     subnets: tuple[dict[str, Any], ...] = ()
+
+
+class NetworkAgent(NamedTuple):
+    """A network agent of Micronova, as the network service knows it."""
+
+    host: str
+    alive: bool
+    faults: tuple[str, ...] = ()  # what it cannot do, in its own words
 
 
 def unplugged(vifs: Iterable[VIF]) -> list[str]:

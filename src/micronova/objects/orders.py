@@ -231,9 +231,8 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: Annotated[tuple[tuple[Name, Name, Name], ...], _PROPERTIES] = ()
     capabilities: Annotated[dict[Name, Name], _PROPERTIES] = {}
-    traits: Annotated[
-        tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)
-    ] = ()  # by the names of os-traits, or custom ones
+    # By the names of os-traits, or custom ones.
+    traits: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)] = ()
     reserved: Annotated[dict[Name, Count], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
     allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}
@@ -340,9 +339,8 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Name
     running_orders: Annotated[tuple[RunningOrder, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
-    removed_guests: Annotated[
-        tuple[RemovedGuest, ...], msgspec.Meta(max_length=MOST_REPORTED)
-    ] = ()  # since the last reply
+    # Since the last reply.
+    removed_guests: Annotated[tuple[RemovedGuest, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     # At the start all, and afterwards those that changed.
     nodes: Annotated[tuple[NodeResources, ...], msgspec.Meta(max_length=MOST_NODES)] = ()
     # All guests in the first heartbeats, afterwards changes that no order caused.

@@ -44,9 +44,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}
-    has_aggregates: bool = (
-        False  # whether an aggregate, also one without hosts, names the project; the scheduler reads it
-    )
+    # Whether an aggregate, also one without hosts, names the project; the scheduler reads it.
+    has_aggregates: bool = False
     ignore_hosts: tuple[str, ...] = ()
     ignore_status: bool = False  # the host may be disabled: an admin forces a move to it
 

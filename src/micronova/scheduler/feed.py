@@ -78,7 +78,7 @@ def _runs(slots: Iterable[int]) -> list[tuple[int, int]]:
 
 @contextmanager
 def _or_later() -> Iterator[None]:
-    """Turn an error that nobody expected into Unavailable: no request is refused because hosts cannot be read."""
+    """Turn an unexpected error into Unavailable: no request is refused because hosts cannot be read."""
     try:
         yield
     except MicronovaError:

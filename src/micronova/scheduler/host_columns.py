@@ -85,9 +85,9 @@ class HostColumns:
             "failed_builds": np.zeros(self._size, np.int64),
             "hypervisor_version": np.zeros(self._size, np.int64),
         }
-        self.zones = Interner()
-        self.facts = SharedValues()
-        self.aggregates = SharedValues()
+        self.zones: Interner[str] = Interner()
+        self.facts: SharedValues[Facts] = SharedValues()
+        self.aggregates: SharedValues[Aggregates] = SharedValues()
         self.metrics: dict[str, Column] = {}
         self.topologies = Topologies(monotonic)
 
@@ -175,7 +175,7 @@ class HostColumns:
     def state(self, row: int) -> HostState:
         """Return one host as an object, for filters that get one host at a time."""
         selection, columns = self.selections[row], self.columns
-        facts: Facts = self.facts.values[columns["facts"][row]][1]
+        facts = self.facts.value(columns["facts"][row])
         capacity = {name: int(column[row]) for name, column in self.capacity.items()}
         return HostState(
             host=selection.host,
@@ -194,7 +194,7 @@ class HostColumns:
             num_instances=int(columns["num_instances"][row]),
             num_io_ops=int(columns["num_io_ops"][row]),
             failed_builds=int(columns["failed_builds"][row]),
-            aggregates=self.aggregates.values[columns["aggregates"][row]][1],
+            aggregates=self.aggregates.value(columns["aggregates"][row]),
             host_ip=self.host_ip(row),
             metrics={name: float(column[row]) for name, column in self.metrics.items() if column[row] == column[row]},
             hypervisor_type=facts.hypervisor_type,

@@ -1,8 +1,8 @@
-"""Tells claims that were refused because another request was faster from those that would be refused for ever.
+"""Distinguishes claims that lost a race against another request from claims that would be refused again and again.
 
 A node that refused a claim is read again before the next decision. If it refuses another claim for the same reason, and
 is still as it was read after the first one, nobody took anything there: the decision does not see what the claim sees,
-and would choose the node again. Such a node gets half as many instances of the request at most, and at last none.
+and would choose the node again. Such a node gets at most half as many instances of the request, and finally none.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Counts how many instances of a request the providers of nodes can serve, if its flavor has request groups.
 
 Providers are not in the host table: their trees are read from the database. So only those of nodes that pass all
-filters are read, some at a time, and each once per request unless a claim shows that others have taken of it. What
-sharing providers have left is read again after each such claim, and counts once for all nodes.
+filters are read, some at a time, and each once per request unless a claim shows that another request has taken some of
+it. What sharing providers have left is read again after each such claim, and counts once for all nodes.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ class Topologies:
     def __init__(self, monotonic: Callable[[], float] | None = None) -> None:
         """Measure by `monotonic` how long comparing takes; without it only steps are bounded."""
         self._monotonic = monotonic or _no_time
-        self._interner = Interner()
+        self._interner: Interner[tuple[str, str]] = Interner()
         # By code: when it got its value, and how many devices are free.
         self._stamps = np.zeros(_FIRST_SIZE, np.int64)
         self._devices = np.zeros(_FIRST_SIZE, np.int64)
@@ -106,8 +106,7 @@ class Topologies:
 
     def texts(self, code: int) -> tuple[str, str]:
         """Return what a code stands for, as it is stored."""
-        texts: tuple[str, str] = self._interner.values[code][1]
-        return texts
+        return self._interner.value(code)
 
     def value(self, code: int) -> tuple[NodeTopology, TopologyUse]:
         """Return what a code stands for."""
@@ -186,7 +185,7 @@ class Topologies:
         if not len(unknown):
             return 0, 0, 0.0
         # A code may have been released since the caller has read it.
-        kinds = [code for code in np.unique(unknown).tolist() if self._interner.values[code] is not None]
+        kinds = [code for code in np.unique(unknown).tolist() if self._interner.is_used(code)]
         spent, took, begun = 0, 0.0, self._monotonic()
         for number, code in enumerate(kinds):
             if spent >= most or took >= longest:

@@ -241,17 +241,17 @@ class ServerActions:
         holder = lock_holder(context, row)
         if row["locked_by"] is not None and holder == "owner":
             return False  # an admin's lock, and its reason, stay as they are
-        self._note(conn, context, row, "lock", {"locked_by": holder, "locked_reason": reason})
+        self.record_done(conn, context, row, "lock", {"locked_by": holder, "locked_reason": reason})
         return True
 
     def _unlock(self, conn: sa.Connection, context: RequestContext, id: str) -> None:
         row = instances.lock_existing(conn, id)
-        self._note(conn, context, row, "unlock", {"locked_by": None, "locked_reason": None})
+        self.record_done(conn, context, row, "unlock", {"locked_by": None, "locked_reason": None})
 
-    def _note(
+    def record_done(
         self, conn: sa.Connection, context: RequestContext, row: InstanceRow, name: str, values: InstanceChanges
     ) -> None:
-        """Change a server and record an instance action of this name that has ended."""
+        """Change a server, whose row is locked, and record an instance action of this name that has ended."""
         now = micros(self._clock.now())
         instances.update(conn, row["uuid"], now, values)
         instance_actions.record_done(conn, row, context, name, now, event=f"api_{name}")

@@ -5,19 +5,18 @@ A link has a token, of which only the digest is kept; it is good for one console
 
 import random
 import urllib.parse
-import uuid
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db import console_tokens
+from micronova.db import console_tokens, instances
 from micronova.db.engine import Database
 from micronova.objects import states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol, token_digest
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceRow
 from micronova.servers.guest_queries import GuestQueries
 
@@ -74,7 +73,8 @@ class ConsoleLinks:
                 f"Unavailable console type {kind}: the host of instance {row['uuid']} lets only the cloud's own "
                 "console proxy connect to its consoles."
             )
-        token = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+        assert row["host"] is not None  # it has answered
+        token = new_uuid(self._random)
         now = self._clock.now()
         await self._database.write(
             console_tokens.insert,
@@ -100,14 +100,16 @@ class ConsoleLinks:
 
     async def show(self, context: RequestContext, token: str) -> tuple[str, str, ConsoleEndpoint, bool]:
         """Return the server, its host and the console of a valid token, and whether its type is spice-direct."""
-        row = await self._database.read(self._find, token)
-        if row is None:
-            raise NotFound("Token not found: there is none, or it has expired.")
-        endpoint = await self._guests.console_endpoint(context, row, row["protocol"])
-        return row["uuid"], row["host"], endpoint, row["is_direct"]
+        found, row = await self._database.read(self._find, token)
+        endpoint = await self._guests.console_endpoint(context, row, found["protocol"])
+        return row["uuid"], found["host"], endpoint, found["is_direct"]
 
-    def _find(self, conn: sa.Connection, token: str) -> Any:
-        return console_tokens.find(conn, token_digest(token), micros(self._clock.now()))
+    def _find(self, conn: sa.Connection, token: str) -> tuple[console_tokens.ValidToken, InstanceRow]:
+        found = console_tokens.find(conn, token_digest(token), micros(self._clock.now()))
+        row = None if found is None else instances.get(conn, found["instance_uuid"])
+        if found is None or row is None:
+            raise NotFound("Token not found: there is none, or it has expired.")
+        return found, row
 
 
 def vnc_url(base: str, token: str) -> str:

@@ -80,8 +80,7 @@ class _Accepted:
     security_groups: list[str]
     password: str
     reservation_id: str
-    # The most servers to make: max_count of the request, or fewer if the port quota allows only these.
-    allowed_count: int
+    allowed_count: int  # the most servers to make: max_count of the request, or fewer if the port quota is smaller
     disk_config: str
     trusted_certs: list[str] | None
 
@@ -229,11 +228,8 @@ class ServerCreator:
         return uuids, operations
 
     async def _announce_members(self, context: RequestContext, group: str, uuids: Sequence[str]) -> None:
-        def read(conn: sa.Connection) -> tuple[server_groups.ServerGroupRow, list[str]]:
-            return server_groups.get(conn, group), server_groups.members(conn, [group])[group]
-
         try:
-            row, members = await self._database.read(read)
+            row, members = await self._database.read(server_groups.get_with_members, group)
         except NotFound:  # it was deleted meanwhile
             return
         joined = partial(resources.server_group, "add_member", row, members, uuids)

@@ -186,7 +186,7 @@ def merge_devices(
 ) -> list[BlockDevice]:
     """Return the disks that the request, the image and the flavor ask for.
 
-    `of_image` are the block devices of the image, or of the one that the volume is made of that the server boots from.
+    `of_image` are the block devices of the image, or of the image from which the server's boot volume is made.
     """
     devices = merged(requested, of_image)
     for device in devices:

@@ -22,14 +22,14 @@ from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice, bad_mapping, root_volume
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Invalid, MicronovaError, NotFound, NotSupported, Unavailable
+from micronova.objects.errors import Invalid, MicronovaError, NotFound, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.image import ImageMeta
 from micronova.objects.operations import SETTLE_VOLUMES, BuildPayload, ReleasedVolume, SettlePayload
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 from micronova.servers.volume_reservations import Reservations, withdraw_recorded
-from micronova.servers.volumes import NO_SERVICE, check_free, check_usable
+from micronova.servers.volumes import check_free, check_usable
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class NewServerVolumes:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
-        self._volume_client = dependencies.volume_client
+        self._client = dependencies.require_volume_client
         self._image_client = dependencies.image_client
         self._reservations = Reservations(dependencies.database, dependencies.clock, dependencies.conductor)
 
@@ -89,11 +89,6 @@ class NewServerVolumes:
         root = root_volume(devices)
         image = next((image for device, (_, image) in zip(devices, checked, strict=True) if device is root), None)
         return VolumePlan(devices=[device for device, _ in checked], image=image)
-
-    def _client(self) -> VolumeClient:
-        if self._volume_client is None:
-            raise NotSupported(NO_SERVICE)
-        return self._volume_client
 
     async def _check(
         self,

@@ -12,6 +12,7 @@ from micronova.db.engine import Database
 from micronova.db.secrets import SecretBox
 from micronova.notifications.notifier import Notifier
 from micronova.objects.clock import Clock
+from micronova.objects.errors import NotSupported
 from micronova.servers.image_refs import BootImages
 from micronova.servers.image_signatures import ImageSignatures
 from micronova.servers.unsupported import Unsupported
@@ -37,3 +38,9 @@ class RequestDependencies:
     operation_timeout: float  # seconds after which an operation that has not ended fails
     service_down_time: float
     default_zone: str
+
+    def require_volume_client(self) -> VolumeClient:
+        """Return the client of the volume service; raise NotSupported if there is none."""
+        if self.volume_client is None:
+            raise NotSupported("There is no block storage service here: servers cannot use volumes.")
+        return self.volume_client

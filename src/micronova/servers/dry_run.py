@@ -16,7 +16,7 @@ from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, Invalid, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.scheduling import SERVER_HINTS, DryRunResult, GroupSpec, RequestSpec
+from micronova.objects.scheduling import GROUP_HINT, SERVER_HINTS, DryRunResult, GroupSpec, RequestSpec
 from micronova.scheduler.rpcapi import SchedulerAPI
 from micronova.servers.create_rules import check_bootable, check_hardware, parse_zone
 from micronova.servers.lookups import check_destination, check_hinted_servers, hinted_group
@@ -76,7 +76,7 @@ class DryRuns:
         """Return where the servers would go, or what refuses them; raise Invalid if a create would be refused (400)."""
         if not 1 <= request.count <= MOST_SERVERS:
             raise Invalid(f"The number of servers is from 1 to {MOST_SERVERS}, and not {request.count}.")
-        if len(request.hints.get("group", ())) > 1:
+        if len(request.hints.get(GROUP_HINT, ())) > 1:
             raise Invalid("The scheduler hint group names one server group.")
         self._unsupported.check_hints(request.hints)
         zone, force_host, force_node = parse_zone(request.availability_zone)
@@ -158,7 +158,7 @@ class DryRuns:
 
 def _owner(conn: sa.Connection, request: DryRunRequest) -> str | None:
     """Return the project of the server group, or of the first server, that hints name."""
-    for group in request.hints.get("group", ())[:1]:
+    for group in request.hints.get(GROUP_HINT, ())[:1]:
         try:
             return server_groups.get(conn, group).project_id
         except NotFound:

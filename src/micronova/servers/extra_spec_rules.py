@@ -6,8 +6,10 @@ refused.
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from micronova.objects.errors import Invalid
+from micronova.objects.guest_properties import FALSE_WORDS, TRUE_WORDS
 from micronova.placement.standard import CUSTOM_NAME, standard_classes, standard_traits
 
 
@@ -15,7 +17,7 @@ from micronova.placement.standard import CUSTOM_NAME, standard_classes, standard
 class Spec:
     """The form of one extra spec's value."""
 
-    kind: str = "text"  # text | whole | flag
+    kind: Literal["text", "whole", "flag"] = "text"
     one_of: tuple[str, ...] = ()
     pattern: str = ""
     least: int | None = None
@@ -27,7 +29,7 @@ class Spec:
             return f"'{value}' is not one of: {', '.join(self.one_of)}"
         if self.pattern and not re.fullmatch(self.pattern, value):
             return f"'{value}' is not of the format '{self.pattern}'"
-        if self.kind == "flag" and value.strip().lower() not in _FLAGS:
+        if self.kind == "flag" and value.strip().lower() not in TRUE_WORDS | FALSE_WORDS:
             return f"'{value}' is not a valid boolean-like value"
         return self._refuses_number(value) if self.kind == "whole" else None
 
@@ -43,7 +45,6 @@ class Spec:
         return None
 
 
-_FLAGS = ("1", "t", "true", "on", "y", "yes", "0", "f", "false", "off", "n", "no")
 _ANY = Spec()
 _FLAG = Spec("flag")
 _WHOLE = Spec("whole")

@@ -1,4 +1,4 @@
-"""What the enabled filters and the settings of the scheduler take into account: for the rules of requests."""
+"""What the enabled filters and the settings of the scheduler honour, for the rules that requests are checked by."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ def _reads_nothing(name: str) -> bool:
 
 
 class Filter(Protocol):
-    """What the rules of requests ask of a filter of the scheduler."""
+    """The part of a filter of the scheduler that the rules of requests use."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class Honoured:
-    """What the enabled filters take into account."""
+    """What the enabled filters honour."""
 
     hints: frozenset[str] = frozenset()
     extra_specs: frozenset[str] = frozenset()  # namespaces, without a colon
@@ -64,5 +64,5 @@ class Honoured:
         )
 
 
-HonouredBy = Callable[[], Honoured]
-"""Called when a request first depends on it: filters need numpy, which is large."""
+GetHonoured = Callable[[], Honoured]
+"""Returns what is honoured. It is called when a request first depends on it: filters need numpy, which is large."""

@@ -4,13 +4,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
 from micronova.objects.block_device import (
     ROOT_DEVICE,
     BlockDevice,
+    DestinationType,
+    SourceType,
     check_source,
     default_deletion,
     default_destination,
@@ -99,14 +101,14 @@ def _from_old_form(device: _Device, root: str, bad: str) -> _Device:
 def _device(device: _Device, bad: str) -> BlockDevice:
     source = device.source_type or ""
     destination = device.destination_type or default_destination(source)
-    if source not in ("image", "volume", "snapshot", "blank") or destination not in ("local", "volume"):
+    if source not in get_args(SourceType) or destination not in get_args(DestinationType):
         raise Invalid(f"{bad}a device has source_type {source[:32]!r} and destination_type {destination[:32]!r}.")
     if device.volume_size is not None and device.volume_size < 1:
         raise Invalid(f"{bad}a device has the volume_size {device.volume_size}.")
     found = BlockDevice(
         uuid="",
-        source_type=source,
-        destination_type=destination,
+        source_type=cast(SourceType, source),
+        destination_type=cast(DestinationType, destination),
         image_id=device.image_id if source == "image" else None,
         volume_id=device.volume_id if source == "volume" else None,
         snapshot_id=device.snapshot_id if source == "snapshot" else None,

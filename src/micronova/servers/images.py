@@ -28,7 +28,6 @@ from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload, Step
 from micronova.servers.actions import ServerActions, check_state
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_devices import NEW_FORM, mapping_of
-from micronova.servers.volumes import volume_client_of
 from micronova.servers.waiting import wait_for_operation
 
 ANSWER_TIME: Final = IMAGE_CREATION_TIME / 2
@@ -113,7 +112,7 @@ class ServerImages:
         action = dataclasses.replace(states.ACTIONS["create_image"], capability=None)
         check_state(action, row)
         self._check_no_quiesce(row)
-        image_client, client = self._client(), volume_client_of(self._dependencies)
+        image_client, client = self._client(), self._dependencies.require_volume_client()
         document = self._document(context, row, name, SNAPSHOT, metadata)
         for key in ("image_type", "instance_uuid", "user_id"):  # Nova has them in images of local disks alone
             if key not in metadata:

@@ -88,7 +88,7 @@ def check_destination(conn: sa.Connection, request: DestinationRequest, default_
 def zone_to_keep(conn: sa.Connection, request: DestinationRequest, default: str | None) -> str | None:
     """Return the availability zone that a new server stays in; `default` is that of requests that name none.
 
-    What is named before a forced host is no zone if no aggregate has it, as in Nova: moves may leave it.
+    The word before a forced host pins the server only if it is the zone of an aggregate, as in Nova.
     """
     zone = request.availability_zone or default
     if zone is not None and request.force_host is not None and not aggregates.has_zone(conn, zone):
@@ -115,7 +115,7 @@ def hinted_group(conn: sa.Connection, project_id: str, hints: Mapping[str, Seque
     return GroupSpec(
         id=group.uuid,
         policy=group.policy,
-        max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
+        max_server_per_host=group.rules.get("max_server_per_host", 1),
     )
 
 

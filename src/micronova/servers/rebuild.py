@@ -36,7 +36,6 @@ from micronova.servers.create_rules import (
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 from micronova.servers.lookups import public_key
-from micronova.servers.volumes import volume_client_of
 
 KIND = "rebuild"
 
@@ -113,7 +112,7 @@ class ServerRebuilder:
         self, context: RequestContext, root: BlockDevice, image: ImageMeta, request: RebuildRequest
     ) -> None:
         """Raise Invalid if the volume that a server boots from cannot get an image, or may not get another one."""
-        client = volume_client_of(self._dependencies)
+        client = self._dependencies.require_volume_client()
         try:
             volume = await client.volume(root.volume_id or "", context.token)
         except NotFound:

@@ -17,7 +17,6 @@ from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_devices import NEW_FORM
-from micronova.servers.volumes import volume_client_of
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -126,7 +125,7 @@ class ServerRescue:
             )
         for device in devices:
             if device.is_volume and device.volume_id:
-                volume = await volume_client_of(self._dependencies).volume(device.volume_id, context.token)
+                volume = await self._dependencies.require_volume_client().volume(device.volume_id, context.token)
                 if volume.status != IN_USE:
                     raise Conflict(
                         f"Invalid volume: volume '{volume.id}' status must be '{IN_USE}'. Currently in "

@@ -17,7 +17,7 @@ from micronova.objects.pci_devices import Alias, device_requests
 from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
-from micronova.servers.honoured import HonouredBy
+from micronova.servers.honoured import GetHonoured
 from micronova.servers.without_effect import (
     REFUSED_PROPERTIES,
     hints_without_effect,
@@ -71,7 +71,7 @@ _MOST_REPORTED: Final = 1000  # flavors, images and hints that are not reported 
 class Unsupported:
     """Refuses what the drivers and the enabled filters do not do."""
 
-    def __init__(self, honoured: HonouredBy, aliases: Mapping[str, Alias] | None = None) -> None:
+    def __init__(self, honoured: GetHonoured, aliases: Mapping[str, Alias] | None = None) -> None:
         self._honoured = honoured
         self._aliases = aliases or {}  # of PCI devices
         self._reported: set[tuple[str, ...]] = set()

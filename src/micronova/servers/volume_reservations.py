@@ -20,7 +20,7 @@ from micronova.objects.errors import Unavailable
 from micronova.objects.operations import SETTLE_VOLUMES, OperationRow, SettlePayload
 
 ANNOUNCED_FOR: Final = 180.0
-"""Seconds after which reservations are given back whose request is not recorded; a request takes less."""
+"""Seconds after which the reservations of a request that is not recorded are given back; a request takes less."""
 
 
 class Reservations:

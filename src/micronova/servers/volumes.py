@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.clients.volume.client import Volume, VolumeClient
-from micronova.db import instance_actions, instances
+from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.block_device import BlockDevice, with_names
@@ -44,19 +44,11 @@ log = logging.getLogger(__name__)
 WAIT: Final = 60.0  # seconds that a request waits for another one that changes the same server's devices
 EVENT_WAIT: Final = 5.0  # the same, for an event of the volume service
 COMPLETE_WAIT: Final = 30.0  # seconds that an attach to a server without a host waits for the volume service
-NO_SERVICE: Final = "There is no block storage service here: servers cannot use volumes."
 
 # Errors of a failed attachment that the caller gets as they are; all others become a 500.
 _PASSED_ON: Final[dict[str, type[MicronovaError]]] = {
     error.code: error for error in (Conflict, Forbidden, Invalid, NotFound, NotSupported)
 }
-
-
-def volume_client_of(dependencies: RequestDependencies) -> VolumeClient:
-    """Return the client of the volume service; raise NotSupported if there is none."""
-    if dependencies.volume_client is None:
-        raise NotSupported(NO_SERVICE)
-    return dependencies.volume_client
 
 
 def check_usable(volume: Volume, *, may_be_shared: bool) -> None:
@@ -103,7 +95,7 @@ class ServerVolumes:
         check_lock(context, row)
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
-        client = volume_client_of(self._dependencies)
+        client = self._dependencies.require_volume_client()
         volume = await client.volume(wanted.volume_id, context.token)
         wanted = msgspec.structs.replace(wanted, multiattach=volume.multiattach)
         await self._database.read(_check_new, row["uuid"], wanted)
@@ -177,7 +169,7 @@ class ServerVolumes:
             [named] = [each for each in with_names((*found, device)) if each.uuid == device.uuid]
             if known["vm_state"] in states.WITHOUT_HOST:
                 check_state(action, known)
-                self._note(conn, context, known, action)
+                self._actions.record_done(conn, context, known, action.name, {})
                 # The volume is in use from now on: no other server gets it. A host connects it later.
                 settled = SettlePayload(complete=[reservation.attachment_id])
                 operations: tuple[str, ...] = (self._settle(conn, context, known, settled),)
@@ -206,7 +198,7 @@ class ServerVolumes:
             raise Invalid("Cannot detach a root device volume")
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
-        client = volume_client_of(self._dependencies)
+        client = self._dependencies.require_volume_client()
         begun = device.connection is not None and await self._begin_detaching(context, client, volume_id)
         payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id)
 
@@ -216,7 +208,7 @@ class ServerVolumes:
             if known["vm_state"] not in states.WITHOUT_HOST:
                 return self._actions.check_and_record(conn, context, row["uuid"], action.name, action, payload)
             check_state(action, known)
-            self._note(conn, context, known, action)
+            self._actions.record_done(conn, context, known, action.name, {})
             instances.remove_device(conn, present.uuid)
             released = ReleasedVolume(volume_id=volume_id, attachment_id=present.attachment_id)
             return (self._settle(conn, context, known, SettlePayload(release=[released])),)
@@ -238,7 +230,7 @@ class ServerVolumes:
         check_lock(context, row)
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
-        client = volume_client_of(self._dependencies)
+        client = self._dependencies.require_volume_client()
         new = await self._checked_for_swap(context, client, row, volume_id, new_id)
         await self._check_host(row)
         begun = await self._begin_detaching(context, client, volume_id)
@@ -378,12 +370,6 @@ class ServerVolumes:
             return await self._database.write(record)
 
         return await self._changes.begin(row, seconds, begin)
-
-    def _note(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, action: states.Action) -> None:
-        """Record a change of a server without a host, which is done with the transaction."""
-        now = micros(self._clock.now())
-        instances.update(conn, row["uuid"], now, {})
-        instance_actions.record_done(conn, row, context, action.name, now, event=f"api_{action.name}")
 
     def _settle(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, payload: SettlePayload) -> str:
         id, now = new_uuid(self._random), micros(self._clock.now())

@@ -27,10 +27,10 @@ async def wait_for_operation(
     *,
     follow_up: float | None = None,
 ) -> OperationRow | None:
-    """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
+    """Wait until an operation has ended, or with `steps` has left these; return it, or None if it was purged.
 
-    Raise Unavailable with the text `late` if that is not so long after its deadline. With `follow_up`, an operation
-    that follows from another change, and has no deadline, is returned after so many seconds as it is then.
+    Raise Unavailable with the text `late` if it is still open `GRACE` seconds after its deadline. An operation that
+    follows from another change has no deadline: with `follow_up` it is returned after that many seconds, open or not.
     """
     pause = FIRST_POLL
     until = None if follow_up is None else clock.monotonic() + follow_up
@@ -56,7 +56,7 @@ class DeviceChanges:
         self._busy = busy
 
     async def wait(self, row: InstanceRow, seconds: float) -> InstanceRow:
-        """Wait until no operation changes the server's devices, or for so many seconds; return the server then."""
+        """Wait until no operation changes the server's devices, at most these seconds; return the server then."""
         until = self._clock.monotonic() + seconds
         pause = FIRST_POLL
         while row["task_state"] in self._busy and self._clock.monotonic() < until:

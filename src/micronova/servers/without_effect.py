@@ -1,6 +1,6 @@
-"""What flavors, images, requests and aggregates say, as in Nova they may, and has no effect on this cloud.
+"""The parts of flavors, images, requests and aggregates that are accepted, as in Nova, and have no effect here.
 
-Each function returns sentences, for the log and for dry runs. What is refused is no subject of them (`unsupported.py`).
+Each function returns sentences, for the log and for dry runs. `unsupported.py` has what is refused.
 """
 
 import math
@@ -14,9 +14,10 @@ from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, is_checked
 from micronova.objects.host_limits import cut_text
 from micronova.objects.image import ImageMeta
+from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
-from micronova.servers.honoured import Honoured, HonouredBy
+from micronova.servers.honoured import GetHonoured, Honoured
 
 _DISKS_IN_IMAGES: Final = "block devices in an image (a flavor has swap and ephemeral disks)"
 REFUSED_PROPERTIES: Final = {
@@ -49,7 +50,7 @@ _MOST_NAMES: Final = 5  # of one flavor, image, request or aggregate
 _NOTHING: Final = "nothing on this cloud honours it"
 
 
-def without_effect(flavor: Flavor | None, image: ImageMeta | None, honoured: HonouredBy = Honoured) -> list[str]:
+def without_effect(flavor: Flavor | None, image: ImageMeta | None, honoured: GetHonoured = Honoured) -> list[str]:
     """Return a sentence for each extra spec and property that is accepted, and that nothing on this cloud honours."""
     found: list[str] = []
     if flavor is not None:
@@ -82,9 +83,9 @@ def nodes_without_effect(flavor: Flavor, image: ImageMeta | None) -> list[str]:
     return _first(f"The {each} has no effect: {reason}." for each in named)
 
 
-def hints_without_effect(hints: Iterable[str], honoured: HonouredBy = Honoured) -> list[str]:
+def hints_without_effect(hints: Iterable[str], honoured: GetHonoured = Honoured) -> list[str]:
     """Return a sentence for each scheduler hint that no enabled filter honours."""
-    unknown = sorted(set(hints) - {"group"})
+    unknown = sorted(set(hints) - {GROUP_HINT})
     return _first(
         f"The scheduler hint {_shown(name)} has no effect: no enabled filter honours it."
         for name in unknown
@@ -92,7 +93,7 @@ def hints_without_effect(hints: Iterable[str], honoured: HonouredBy = Honoured) 
     )
 
 
-def _reason(name: str, honoured: HonouredBy) -> str:
+def _reason(name: str, honoured: GetHonoured) -> str:
     """Return why an extra spec has no effect, "" if it has one."""
     namespace, colon, _ = name.partition(":")
     if extra_specs.is_of_placement(name) or (colon and namespace in _OF_FILTERS):
@@ -104,7 +105,7 @@ def _reason(name: str, honoured: HonouredBy) -> str:
     return f": {_NOTHING}"
 
 
-def _is_read(name: str, honoured: HonouredBy) -> bool:
+def _is_read(name: str, honoured: GetHonoured) -> bool:
     if extra_specs.is_of_placement(name) or name == extra_specs.GROUP_POLICY:
         return name.startswith("trait:")
     if name in _COMPARED_BY_FILTERS:
@@ -149,7 +150,7 @@ RATIOS: Final = {
 
 
 def metadata_without_effect(
-    aggregate: str, metadata: Mapping[str, str], ratios: Mapping[str, float], honoured: HonouredBy = Honoured
+    aggregate: str, metadata: Mapping[str, str], ratios: Mapping[str, float], honoured: GetHonoured = Honoured
 ) -> list[str]:
     """Return a sentence for each metadata of an aggregate that the scheduler would read with other settings.
 

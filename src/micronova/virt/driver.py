@@ -316,7 +316,7 @@ class HotPlug(Protocol):
 class Volumes(Protocol):
     """Gives guests volumes: those of a plan when they are started, and others later, whether they run or not.
 
-    Who lacks this capability gets no plan with volumes. The serial number of a volume is `AttachedVolume.serial`.
+    A driver without this capability gets no plan with volumes. A volume has the serial number `AttachedVolume.serial`.
     """
 
     async def attach_volume(self, plan: GuestPlan, volume: AttachedVolume) -> None:

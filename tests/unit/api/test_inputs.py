@@ -41,8 +41,8 @@ def test_numbers() -> None:
     for bad in (-1, "-1", 2**31, "99999999999999999999"):
         with pytest.raises(Invalid, match="x"):
             inputs.whole(bad, "x")
-    assert inputs.number("12") == 12
-    assert [inputs.number(bad) for bad in ("", "-1", "1.5", "٣", "9999999999", "x")] == [None] * 6
+    assert inputs.numeric_id("12") == 12
+    assert [inputs.numeric_id(bad) for bad in ("", "-1", "1.5", "٣", "9999999999", "x")] == [None] * 6
 
 
 def test_uuids() -> None:

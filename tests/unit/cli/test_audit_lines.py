@@ -1,26 +1,26 @@
 """What `micronova audit` prints of what hosts say of themselves."""
 
-from typing import Any
-
 import pytest
 from click.testing import CliRunner
 
 from micronova.cli import audit as command
 from micronova.cli.main import main
-from micronova.conductor.findings.network import LONGEST, MOST, compare_agents
+from micronova.conductor.findings.finding import Finding
+from micronova.conductor.findings.network import LONGEST_FAULT, MOST_FAULTS, compare_agents
+from micronova.objects.network import NetworkAgent
 
 HOSTILE = "broken\n\x1b[2J\rnothing is wrong\u202e"
 
 
-def _found(faults: Any) -> list[Any]:
-    return compare_agents([{"host": "stolen", "alive": True, "configurations": {"faults": faults}}], ["stolen"])
+def _found(*faults: str) -> list[Finding]:
+    return compare_agents([NetworkAgent("stolen", True, faults)], ["stolen"])
 
 
 @pytest.mark.parametrize("options", [[], ["--repair"]])
 def test_a_host_writes_no_lines_of_its_own_and_commands_no_terminal(
     monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    [finding] = _found([HOSTILE])
+    [finding] = _found(HOSTILE)
     repair = {"name": "x", "text": f"Repair {HOSTILE}"}
     found = {"kind": finding.kind, "subject": finding.subject, "message": finding.message, "repairs": [repair]}
     report = {"findings": [found], "down": [HOSTILE]}
@@ -31,7 +31,6 @@ def test_a_host_writes_no_lines_of_its_own_and_commands_no_terminal(
 
 
 def test_what_an_agent_says_of_its_faults_is_bounded() -> None:
-    assert len(_found(["x" * 10 * LONGEST] * 10 * MOST)) == MOST
-    assert {len(each.message) for each in _found(["x" * 10 * LONGEST])} == {LONGEST}
-    assert [each.message for each in _found([{"a": 1}, 7])] == ["{'a': 1}", "7"]
-    assert _found(7) == _found({"a": 1}) == []
+    found = _found(*["x" * 10 * LONGEST_FAULT] * 10 * MOST_FAULTS)
+    assert len(found) == MOST_FAULTS
+    assert {len(each.message) for each in found} == {LONGEST_FAULT}

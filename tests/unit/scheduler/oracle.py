@@ -5,7 +5,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.scheduling import HostState, RequestSpec
@@ -283,6 +283,15 @@ def _free_devices(host: HostState) -> int:
     return len(fitting_oracle.free(decode_topology(host.topology), decode_use(host.held)))
 
 
+class Rule(NamedTuple):
+    """What a weigher gives each host."""
+
+    numbers: list[float]
+    key: str  # of its multiplier in the metadata of aggregates
+    zero: float | None = None  # the number that becomes 0; None: the smallest
+    sign: int = 1  # -1 if a smaller number is better
+
+
 def weights(
     hosts: list[HostState], spec: RequestSpec, multipliers: Mapping[str, float], metrics: MetricsSettings = METRICS
 ) -> list[float]:
@@ -301,44 +310,35 @@ def weights(
     def free(host: HostState, resource: str) -> float:
         return max(0, host.capacity.get(resource, 0) - host.used.get(resource, 0))
 
-    # The weights, the key in the metadata of aggregates, and what becomes 0.
-    raw: dict[str, tuple[list[float], str, float | None]] = {
-        "RAMWeigher": ([free(h, "MEMORY_MB") for h in hosts], "ram_weight_multiplier", 0),
-        "CPUWeigher": ([free(h, "VCPU") for h in hosts], "cpu_weight_multiplier", 0),
-        "DiskWeigher": ([free(h, "DISK_GB") for h in hosts], "disk_weight_multiplier", 0),
-        "ServerGroupSoftAffinityWeigher": (
+    rules = {
+        "RAMWeigher": Rule([free(h, "MEMORY_MB") for h in hosts], "ram_weight_multiplier", zero=0),
+        "CPUWeigher": Rule([free(h, "VCPU") for h in hosts], "cpu_weight_multiplier", zero=0),
+        "DiskWeigher": Rule([free(h, "DISK_GB") for h in hosts], "disk_weight_multiplier", zero=0),
+        "ServerGroupSoftAffinityWeigher": Rule(
             [group.hosts.get(h.host, 0) if group and soft == "soft-affinity" else 0 for h in hosts],
             "soft_affinity_weight_multiplier",
-            None,
         ),
-        "ServerGroupSoftAntiAffinityWeigher": (
+        "ServerGroupSoftAntiAffinityWeigher": Rule(
             [-group.hosts.get(h.host, 0) if group and soft == "soft-anti-affinity" else 0 for h in hosts],
             "soft_anti_affinity_weight_multiplier",
-            None,
         ),
-        "BuildFailureWeigher": ([h.failed_builds for h in hosts], "build_failure_weight_multiplier", None),
-        "IoOpsWeigher": ([h.num_io_ops for h in hosts], "io_ops_weight_multiplier", 0),
-        "NumInstancesWeigher": ([h.num_instances for h in hosts], "num_instances_weight_multiplier", None),
-        "HypervisorVersionWeigher": (
-            [h.hypervisor_version for h in hosts],
-            "hypervisor_version_weight_multiplier",
-            None,
+        "BuildFailureWeigher": Rule([h.failed_builds for h in hosts], "build_failure_weight_multiplier", sign=-1),
+        "IoOpsWeigher": Rule([h.num_io_ops for h in hosts], "io_ops_weight_multiplier", zero=0),
+        "NumInstancesWeigher": Rule([h.num_instances for h in hosts], "num_instances_weight_multiplier"),
+        "HypervisorVersionWeigher": Rule([h.hypervisor_version for h in hosts], "hypervisor_version_weight_multiplier"),
+        "MetricsWeigher": Rule([measured(h) for h in hosts], "metrics_weight_multiplier"),
+        "ImagePropertiesWeigher": Rule(
+            [spec.alike_images.get(h.host, 0) for h in hosts], "image_props_weight_multiplier"
         ),
-        "MetricsWeigher": ([measured(h) for h in hosts], "metrics_weight_multiplier", None),
-        "ImagePropertiesWeigher": (
-            [spec.alike_images.get(h.host, 0) for h in hosts],
-            "image_props_weight_multiplier",
-            None,
-        ),
-        "PCIWeigher": ([-min(_free_devices(h), 99) for h in hosts], "pci_weight_multiplier", None),
+        "PCIWeigher": Rule([-min(_free_devices(h), 99) for h in hosts], "pci_weight_multiplier"),
     }
-    assert multipliers.keys() == raw.keys()
+    assert multipliers.keys() == rules.keys()
     totals = [0.0] * len(hosts)
-    for name, (numbers, key, zero) in raw.items():
-        low, high = min(numbers) if zero is None else zero, max(numbers)
+    for name, rule in rules.items():
+        low, high = min(rule.numbers) if rule.zero is None else rule.zero, max(rule.numbers)
         if high == low:
             continue
-        sign = -1 if name == "BuildFailureWeigher" else 1
-        for position, (host, number) in enumerate(zip(hosts, numbers, strict=True)):
-            totals[position] += sign * lowest(host, key, multipliers[name]) * (number - low) / (high - low)
+        for position, (host, number) in enumerate(zip(hosts, rule.numbers, strict=True)):
+            multiplier = rule.sign * lowest(host, rule.key, multipliers[name])
+            totals[position] += multiplier * (number - low) / (high - low)
     return totals

@@ -62,13 +62,7 @@ METADATA = st.fixed_dictionaries(
         "max_instances_per_host": st.sampled_from(["1", "2", "5", "many"]),
         "max_io_ops_per_host": st.sampled_from(["1", "2", "5", "2.5"]),
         **{f"{name}_allocation_ratio": st.sampled_from(["0.5", "1", "2"]) for name in ("cpu", "ram", "disk")},
-        **dict.fromkeys(("ram_weight_multiplier", "cpu_weight_multiplier", "metrics_weight_multiplier"), NUMBERS),
-        "build_failure_weight_multiplier": NUMBERS,
-        "num_instances_weight_multiplier": NUMBERS,
-        "pci_weight_multiplier": NUMBERS,
-        "soft_affinity_weight_multiplier": NUMBERS,
-        "soft_anti_affinity_weight_multiplier": NUMBERS,
-        "image_props_weight_multiplier": NUMBERS,
+        **{weigher.setting: NUMBERS for weigher in WEIGHERS.values()},
     },
 )
 AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)

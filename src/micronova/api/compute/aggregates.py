@@ -119,8 +119,8 @@ class CacheImages(Body):
 
 
 def _number(id: str) -> int:
-    number = inputs.number(id)
-    if number is None and inputs.number(id.removeprefix("-")) is not None:
+    number = inputs.numeric_id(id)
+    if number is None and inputs.numeric_id(id.removeprefix("-")) is not None:
         raise NotFound(f"Aggregate {id} could not be found.")
     if number is None:
         raise Invalid(f"Invalid input received: id {id[:64]!r} must be a number.")

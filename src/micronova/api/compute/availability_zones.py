@@ -24,10 +24,10 @@ class AvailabilityZones:
         self._down_time = down_time
         self._default_zone = default_zone
 
-    async def _services(self) -> dict[str, list[Any]]:
+    async def _services(self) -> dict[str, list[ServiceRow]]:
         """Return the services by zone; a zone is available while one of them is enabled."""
         rows, zones = await read_services(self._database)
-        found: dict[str, list[Any]] = {}
+        found: dict[str, list[ServiceRow]] = {}
         for row in rows:
             zone = zones.get(row.host, self._default_zone) if row.binary == COMPUTE else INTERNAL_ZONE
             found.setdefault(zone, []).append(row)

@@ -20,6 +20,7 @@ from micronova.notifications import resources
 from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.instance import FlavorData
 from micronova.objects.service_names import COMPUTE
 
 Switch = Literal["enable", "disable", "Enable", "Disable", "ENABLE", "DISABLE"]
@@ -115,7 +116,7 @@ def _resources(conn: sa.Connection, host: str) -> tuple[list[dict[str, Any]], li
         raise NotFound(f"Compute host {host} could not be found.")
     i = instances.c
     each = conn.execute(sa.select(i.project_id, i.flavor).where(i.host == host).order_by(i.project_id)).all()
-    projects: dict[str, list[dict[str, Any]]] = {}
+    projects: dict[str, list[FlavorData]] = {}
     for row in each:
         projects.setdefault(row.project_id, []).append(row.flavor)
     totals = [
@@ -131,7 +132,7 @@ def _resources(conn: sa.Connection, host: str) -> tuple[list[dict[str, Any]], li
     return totals, [_share(project, flavors) for project, flavors in projects.items()]
 
 
-def _share(project: str, flavors: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _share(project: str, flavors: Iterable[FlavorData]) -> dict[str, Any]:
     sizes = list(flavors)
     return {
         "project": project,

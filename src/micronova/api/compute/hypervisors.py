@@ -17,6 +17,7 @@ from micronova.db import nodes, services
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
 from micronova.db.nodes import NodeRow
+from micronova.db.services import ServiceRow
 from micronova.db.tables import instances
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -33,7 +34,7 @@ OLD = until(87)  # since 2.88 clients ask placement for amounts of resources
 class Host(msgspec.Struct, frozen=True):
     """What the view of a node needs besides its row: the host's service and, if requested, the servers."""
 
-    service: Any
+    service: ServiceRow
     up: bool
     servers: list[dict[str, str]] | None = None
     uptime: str | None = None  # only when one node is shown: a list does not ask every host
@@ -236,7 +237,7 @@ class Hypervisors:
         ]
 
     async def _one(self, request: Request, id: str, servers: bool = False) -> tuple[NodeRow, Host]:
-        key: str | int | None = id if request.minor >= 53 else inputs.number(id)
+        key: str | int | None = id if request.minor >= 53 else inputs.numeric_id(id)
         if key is None:
             raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
         if isinstance(key, str) and not inputs.is_uuid(key):
@@ -291,7 +292,7 @@ def _with_servers(value: str | UnsetType) -> bool:
 def _marker(marker: str | None, minor: int) -> str | int | None:
     if marker is None or minor >= 53:
         return marker
-    number = inputs.number(marker)
+    number = inputs.numeric_id(marker)
     if number is None:
         raise Invalid(f"marker [{marker[:64]}] not found")
     return number

@@ -1,5 +1,6 @@
 """The log of the usage audit (`default.instance_usage_audit`): for which hosts the servers of a period are reported."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from micronova.api.inputs import STRICT, NoQuery
 from micronova.db import services, task_logs
 from micronova.db.engine import Database
+from micronova.db.task_logs import TaskLogRow
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.notifications import usage
@@ -83,7 +85,7 @@ class UsageAuditLogs:
         }
 
 
-def _read(conn: sa.Connection, begin: int, end: int) -> tuple[set[str], Any]:
+def _read(conn: sa.Connection, begin: int, end: int) -> tuple[set[str], Sequence[TaskLogRow]]:
     hosts = {row.host for row in services.list_(conn, binary=COMPUTE)}
     return hosts, task_logs.of_period(conn, TASK, begin, end)
 

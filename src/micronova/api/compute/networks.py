@@ -1,4 +1,4 @@
-"""Networks (until 2.35), as the network service shows them to the user: an id and a label are left of them."""
+"""Networks (until 2.35): the id and the label of those that the network service shows to the user."""
 
 from functools import partial
 from typing import Any

@@ -2,14 +2,14 @@
 
 import re
 from dataclasses import replace
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, UnsetType, field
 
 from micronova.api import inputs
 from micronova.api.compute.action_routes import ActionRoute, action_routes, bare_body
-from micronova.api.compute.server_inputs import Id, given
+from micronova.api.compute.server_inputs import Id, SecurityGroup, given
 from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.db.engine import Database
 from micronova.http.request import Request
@@ -86,7 +86,7 @@ class ConsoleOutputBody(msgspec.Struct, forbid_unknown_fields=True):
 class Lock(msgspec.Struct, forbid_unknown_fields=True):
     """Why a server is locked."""
 
-    locked_reason: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    locked_reason: inputs.Text | UnsetType = UNSET
 
 
 class LockBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,12 +105,6 @@ class ResetStateBody(msgspec.Struct, forbid_unknown_fields=True):
     """Set a server's state by hand."""
 
     value: ResetState = field(name="os-resetState")
-
-
-class SecurityGroup(msgspec.Struct, forbid_unknown_fields=True):
-    """A security group by its name or id."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class AddSecurityGroupBody(msgspec.Struct, forbid_unknown_fields=True):

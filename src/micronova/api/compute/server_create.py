@@ -26,6 +26,8 @@ from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.block_device import (
     BlockDevice,
+    DestinationType,
+    SourceType,
     bad_mapping,
     check_source,
     default_deletion,
@@ -37,8 +39,11 @@ from micronova.objects.scheduling import GROUP_HINT, SERVER_HINTS
 from micronova.servers.create import ServerCreator
 from micronova.servers.create_rules import Created, CreateRequest, parse_zone
 
-MOST_SERVERS = 100_000  # most servers in one request, independent of quota
+MOST_SERVERS: Final = 100_000  # in one request, independent of quota
+MOST_HINT_BYTES: Final = 8192
+"""Bytes that the scheduler hints of a request may have as JSON, about 200 ids.
 
+Each server stores them twice: in its row and in its request spec."""
 
 _CREATED = {
     "id": str,
@@ -54,11 +59,7 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
 
     async def create(request: Request) -> Response:
         """Create servers."""
-        wanted = create_request(request)
-        wanted.allow_zero_disk = request.allows(rule="os_compute_api:servers:create:zero_disk_flavor")
-        wanted.may_share_volumes = request.minor >= 60
-        wanted.may_claim_for_ports = request.minor >= 72
-        wanted.may_attach_external = request.allows(rule="network:attach_external_network")
+        wanted = _create_request(request)
         _authorize(request, wanted)
         by_reservation = inputs.flag(request.body.server.return_reservation_id)
         return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation, shows_passwords)
@@ -116,7 +117,7 @@ def _security_groups(server: NewServer) -> list[str]:
     return list(dict.fromkeys(group.name for group in requested)) or ["default"]
 
 
-def create_request(request: Request) -> CreateRequest:
+def _create_request(request: Request) -> CreateRequest:
     """Return the CreateRequest for a body; raise Invalid where a rule is broken that a type cannot say."""
     body: Body = request.body
     server, minor = body.server, request.minor
@@ -158,6 +159,10 @@ def create_request(request: Request) -> CreateRequest:
         tags=list(server.tags) if server.tags is not UNSET else [],
         trusted_certs=certificates(given(server.trusted_image_certificates)),
         hostname=None if server.hostname is UNSET else hostname(server.hostname, minor),
+        allow_zero_disk=request.allows(rule="os_compute_api:servers:create:zero_disk_flavor"),
+        may_share_volumes=minor >= 60,
+        may_claim_for_ports=minor >= 72,
+        may_attach_external=request.allows(rule="network:attach_external_network"),
     )
 
 
@@ -253,7 +258,7 @@ def _device_v1(item: DeviceV1) -> BlockDevice:
     blank = re.fullmatch(r"swap|ephemeral(0|[1-9][0-9]*)", name) is not None
     if name and not blank:
         raise bad_mapping(f"a virtual_name is swap or ephemeral with a number, not {name[:32]}.")
-    source = "blank" if blank else "volume" if item.snapshot_id is UNSET else "snapshot"
+    source: SourceType = "blank" if blank else "volume" if item.snapshot_id is UNSET else "snapshot"
     destination = default_destination(source)
     device = BlockDevice(
         uuid="",
@@ -279,7 +284,7 @@ def _device_v1(item: DeviceV1) -> BlockDevice:
 
 def _device(item: Device) -> BlockDevice:
     where = "block_device_mapping_v2"
-    source = given(item.source_type)
+    source: SourceType | None = given(item.source_type)
     if source is None:
         raise Invalid(f"Invalid input for field/attribute {where}.source_type: it must be given.")
     uuid = given(item.uuid)
@@ -290,7 +295,7 @@ def _device(item: Device) -> BlockDevice:
         if ids[source] not in (None, uuid):
             raise bad_mapping(f"a device has the uuid {uuid[:64]} and the {source}_id {ids[source]}.")
         ids[source] = uuid
-    destination = given(item.destination_type) or default_destination(source)
+    destination: DestinationType = given(item.destination_type) or default_destination(source)
     volume_type = given(item.volume_type)
     if volume_type and (destination == "local" or source == "volume"):
         what = "destination_type local" if destination == "local" else "an existing volume"
@@ -317,12 +322,6 @@ def _device(item: Device) -> BlockDevice:
     )
     check_source(device)
     return device
-
-
-MOST_HINT_BYTES: Final = 8192
-"""Bytes that the scheduler hints of a request may have as JSON, about 200 ids.
-
-Each server stores them twice: in its row and in its request spec."""
 
 
 def _hints(body: Body) -> dict[str, list[str]]:

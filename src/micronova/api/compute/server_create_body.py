@@ -1,15 +1,15 @@
 """The body of POST /servers; `versions` says at which microversions a field exists."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.server_inputs import Certificates, File, Id, Tag, UserData
+from micronova.api.compute.server_inputs import Certificates, File, Id, SecurityGroup, Tag, UserData
 from micronova.http.versions import Range, Ranges, since, until
+from micronova.objects.block_device import DestinationType, SourceType
 
-Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Count = Annotated[int, Meta(ge=1)] | str
 DeviceName = Annotated[
     str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._/-]*\Z", title="letters, digits and . _ / -")
@@ -32,12 +32,6 @@ class Network(_Strict):
     tag: Tag | UnsetType = UNSET
 
     versions = {"tag": Ranges((Range(32, 36), since(42)))}
-
-
-class SecurityGroup(_Strict):
-    """A security group by name or id."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class DeviceV1(_Strict):
@@ -64,8 +58,8 @@ class Device(DeviceV1):
         | UnsetType
     ) = UNSET
     image_id: Id | UnsetType = UNSET
-    source_type: Literal["image", "volume", "snapshot", "blank"] | UnsetType = UNSET
-    destination_type: Literal["local", "volume"] | UnsetType = UNSET
+    source_type: SourceType | UnsetType = UNSET
+    destination_type: DestinationType | UnsetType = UNSET
     disk_bus: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     device_type: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     guest_format: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
@@ -89,7 +83,7 @@ class NewServer(
 ):
     """The requested server."""
 
-    name: Name
+    name: inputs.Text
     flavor_ref: str | int
     image_ref: str | UnsetType = UNSET
     admin_pass: str | UnsetType = UNSET
@@ -98,11 +92,11 @@ class NewServer(
     access_ip_v4: str | UnsetType = UNSET
     access_ip_v6: str | UnsetType = UNSET
     personality: list[File] | UnsetType = UNSET
-    availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    availability_zone: inputs.Text | UnsetType = UNSET
     block_device_mapping: list[DeviceV1] | UnsetType = UNSET
     block_device_mapping_v2: list[Device] | UnsetType = UNSET
     config_drive: inputs.Flag | UnsetType = UNSET
-    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    key_name: inputs.Text | UnsetType = UNSET
     min_count: Count | UnsetType = UNSET
     max_count: Count | UnsetType = UNSET
     return_reservation_id: inputs.Flag | UnsetType = UNSET
@@ -115,7 +109,7 @@ class NewServer(
     trusted_image_certificates: Certificates | None | UnsetType = UNSET
     host: inputs.HostName | UnsetType = UNSET
     hypervisor_hostname: inputs.HostName | UnsetType = UNSET
-    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    hostname: inputs.Text | UnsetType = UNSET
 
     versions = {
         "description": since(19),

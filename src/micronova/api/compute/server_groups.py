@@ -126,7 +126,7 @@ class ServerGroups:
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a group with its servers."""
-        row, members = await self._database.read(_get, id)
+        row, members = await self._database.read(server_groups.get_with_members, id)
         self._authorize(request, row)
         return {"server_group": VIEW.at(request.minor)(row, members)}
 
@@ -161,7 +161,7 @@ class ServerGroups:
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a group; its servers stay."""
-        row, members = await self._database.read(_get, id)
+        row, members = await self._database.read(server_groups.get_with_members, id)
         self._authorize(request, row)
         await self._database.write(server_groups.delete, row)
         self._notifier.announce(request.context.for_bus(), partial(resources.server_group, "delete", row, members))
@@ -172,10 +172,6 @@ def _list(
 ) -> tuple[list[ServerGroupRow], dict[str, list[str]]]:
     rows = list(server_groups.list_(conn, project, offset=offset, limit=limit))
     return rows, server_groups.members(conn, [row.uuid for row in rows])
-
-
-def _get(conn: sa.Connection, id: str) -> tuple[ServerGroupRow, list[str]]:
-    return server_groups.get(conn, id), server_groups.members(conn, [id])[id]
 
 
 def routes(

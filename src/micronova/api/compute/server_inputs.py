@@ -5,13 +5,16 @@ import binascii
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import Meta, UnsetType
 
+from micronova.api import inputs
 from micronova.objects.errors import Invalid
 from micronova.objects.orders import InjectedFile
+
+T = TypeVar("T")
 
 UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\Z"
 
@@ -28,13 +31,19 @@ class File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     contents: str
 
 
+class SecurityGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A security group by its name or id."""
+
+    name: inputs.Text
+
+
 _HOSTNAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,61}[a-zA-Z0-9]")
 _FQDN = re.compile(r"[a-zA-Z0-9._-]{1,255}")  # since 2.94
 
 
-def given(value: Any) -> Any:
+def given(value: T | UnsetType) -> T | None:
     """Return a field's value, None if the request leaves it out."""
-    return None if value is UNSET else value
+    return None if isinstance(value, UnsetType) else value
 
 
 def id_in(reference: str | int) -> str:
@@ -50,9 +59,9 @@ def ip_address(field: str, text: str) -> ipaddress.IPv4Address | ipaddress.IPv6A
         raise Invalid(f"Invalid input for field/attribute {field}: {text[:64]!r} is not an IP address.") from None
 
 
-def access_address(field: str, value: Any, version: int) -> str | None:
+def access_address(field: str, value: str | UnsetType, version: int) -> str | None:
     """Read an address of this IP version; None if the request leaves it out."""
-    if value is UNSET:
+    if isinstance(value, UnsetType):
         return None
     parsed = ip_address(field, value)
     if parsed.version != version:

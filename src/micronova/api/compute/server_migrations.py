@@ -4,7 +4,7 @@ from typing import Any
 
 from micronova.api.compute.migrations import HOSTS, Shown
 from micronova.api.compute.server_lookup import authorized_server
-from micronova.api.inputs import STRICT, Body, NoQuery, number
+from micronova.api.inputs import STRICT, Body, NoQuery, numeric_id
 from micronova.api.view import Field, View
 from micronova.db import server_migrations
 from micronova.db.engine import Database
@@ -60,7 +60,7 @@ class ServerMigrations:
         """Show a live migration that is in progress."""
         server = await authorized_server(self._database, request, id)
         rows = await self._database.read(server_migrations.of_instance, server["uuid"])
-        found = next((row for row in rows if row["id"] == number(migration_id)), None)
+        found = next((row for row in rows if row["id"] == numeric_id(migration_id)), None)
         if found is None:
             raise NotFound(f"In-progress live migration {migration_id[:64]} is not found for server {id}.")
         if found["migration_type"] != LIVE_MIGRATION:
@@ -72,12 +72,12 @@ class ServerMigrations:
     async def delete(self, request: Request, id: str, migration_id: str) -> None:
         """Abort a live migration; since 2.65 also one that waits or is being prepared."""
         server = await authorized_server(self._database, request, id)
-        await self._live.abort(request.context, server, number(migration_id), early=request.minor >= 65)
+        await self._live.abort(request.context, server, numeric_id(migration_id), early=request.minor >= 65)
 
     async def force_complete(self, request: Request, id: str, migration_id: str) -> None:
         """Let a live migration end soon."""
         server = await authorized_server(self._database, request, id)
-        await self._live.force_complete(request.context, server, number(migration_id))
+        await self._live.force_complete(request.context, server, numeric_id(migration_id))
 
 
 def _in_progress(row: MigrationRow) -> bool:

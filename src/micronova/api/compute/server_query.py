@@ -15,7 +15,7 @@ from micronova.http.versions import since
 from micronova.objects import power_state, states
 from micronova.objects.errors import Forbidden, Invalid
 
-Text = str | UnsetType
+OptionalText = str | UnsetType
 
 # Filters for everybody, and further ones since 2.83; all others are for administrators.
 _OPEN = {
@@ -64,57 +64,57 @@ class ListQuery(
     """All query parameters of a list of servers."""
 
     limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    marker: Text = UNSET
+    marker: OptionalText = UNSET
     sort_key: list[str] | UnsetType = UNSET
     sort_dir: list[str] | UnsetType = UNSET
-    all_tenants: Text = UNSET
-    all_projects: Text = UNSET
-    deleted: Text = UNSET
-    soft_deleted: Text = UNSET
-    changes_since: Text = UNSET
-    changes_before: Text = UNSET
+    all_tenants: OptionalText = UNSET
+    all_projects: OptionalText = UNSET
+    deleted: OptionalText = UNSET
+    soft_deleted: OptionalText = UNSET
+    changes_since: OptionalText = UNSET
+    changes_before: OptionalText = UNSET
     status: list[str] | UnsetType = UNSET
-    name: Text = UNSET
-    display_name: Text = UNSET
-    ip: Text = UNSET
-    ip6: Text = UNSET
+    name: OptionalText = UNSET
+    display_name: OptionalText = UNSET
+    ip: OptionalText = UNSET
+    ip6: OptionalText = UNSET
     uuid: list[str] | UnsetType = UNSET
-    image: Text = UNSET
-    image_ref: Text = UNSET
-    flavor: Text = UNSET
-    instance_type_id: Text = UNSET
-    reservation_id: Text = UNSET
-    host: Text = UNSET
-    node: Text = UNSET
-    hostname: Text = UNSET
-    tenant_id: Text = UNSET
-    project_id: Text = UNSET
-    user_id: Text = UNSET
-    vm_state: Text = UNSET
-    task_state: Text = UNSET
-    power_state: Text = UNSET
-    progress: Text = UNSET
-    key_name: Text = UNSET
-    availability_zone: Text = UNSET
-    config_drive: Text = UNSET
-    created_at: Text = UNSET
-    launched_at: Text = UNSET
-    terminated_at: Text = UNSET
-    access_ip_v4: Text = UNSET
-    access_ip_v6: Text = UNSET
-    description: Text = UNSET
-    display_description: Text = UNSET
-    auto_disk_config: Text = UNSET
-    launch_index: Text = UNSET
-    root_device_name: Text = UNSET
-    kernel_id: Text = UNSET
-    ramdisk_id: Text = UNSET
-    tags: Text = UNSET
-    tags_any: Text = UNSET
-    not_tags: Text = UNSET
-    not_tags_any: Text = UNSET
-    locked: Text = UNSET
-    locked_by: Text = UNSET
+    image: OptionalText = UNSET
+    image_ref: OptionalText = UNSET
+    flavor: OptionalText = UNSET
+    instance_type_id: OptionalText = UNSET
+    reservation_id: OptionalText = UNSET
+    host: OptionalText = UNSET
+    node: OptionalText = UNSET
+    hostname: OptionalText = UNSET
+    tenant_id: OptionalText = UNSET
+    project_id: OptionalText = UNSET
+    user_id: OptionalText = UNSET
+    vm_state: OptionalText = UNSET
+    task_state: OptionalText = UNSET
+    power_state: OptionalText = UNSET
+    progress: OptionalText = UNSET
+    key_name: OptionalText = UNSET
+    availability_zone: OptionalText = UNSET
+    config_drive: OptionalText = UNSET
+    created_at: OptionalText = UNSET
+    launched_at: OptionalText = UNSET
+    terminated_at: OptionalText = UNSET
+    access_ip_v4: OptionalText = UNSET
+    access_ip_v6: OptionalText = UNSET
+    description: OptionalText = UNSET
+    display_description: OptionalText = UNSET
+    auto_disk_config: OptionalText = UNSET
+    launch_index: OptionalText = UNSET
+    root_device_name: OptionalText = UNSET
+    kernel_id: OptionalText = UNSET
+    ramdisk_id: OptionalText = UNSET
+    tags: OptionalText = UNSET
+    tags_any: OptionalText = UNSET
+    not_tags: OptionalText = UNSET
+    not_tags_any: OptionalText = UNSET
+    locked: OptionalText = UNSET
+    locked_by: OptionalText = UNSET
 
     versions = {
         "tags": since(26),

@@ -49,7 +49,7 @@ class Rebuild(
     """The image, and what else changes; what is left out stays as it is."""
 
     image_ref: Id
-    name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    name: inputs.Text | UnsetType = UNSET
     admin_pass: str | UnsetType = UNSET
     metadata: dict[inputs.Key, Annotated[str, Meta(max_length=255)]] | UnsetType = UNSET
     preserve_ephemeral: inputs.Flag | UnsetType = UNSET
@@ -58,10 +58,10 @@ class Rebuild(
     access_ip_v6: str | UnsetType = UNSET
     personality: list[File] | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
-    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    key_name: inputs.Text | None | UnsetType = UNSET
     user_data: UserData | None | UnsetType = UNSET
     trusted_image_certificates: Certificates | None | UnsetType = UNSET
-    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    hostname: inputs.Text | UnsetType = UNSET
 
     versions = {
         "description": since(19),

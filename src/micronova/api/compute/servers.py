@@ -48,13 +48,13 @@ class Changes(
 ):
     """The fields of a server that can change."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    name: inputs.Text | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
     access_ip_v4: str | UnsetType = UNSET
     access_ip_v6: str | UnsetType = UNSET
     disk_config: str | UnsetType = UNSET
-    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
-    pinned_availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    hostname: inputs.Text | UnsetType = UNSET
+    pinned_availability_zone: inputs.Text | None | UnsetType = UNSET
 
     versions = {"description": since(19), "hostname": since(90), "pinned_availability_zone": since(104)}
 

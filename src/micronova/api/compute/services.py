@@ -211,7 +211,7 @@ class Services:
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a service; a compute host must hold no servers, and what belongs to it is deleted with it."""
-        key: str | int | None = id if request.minor >= 53 else inputs.number(id)
+        key: str | int | None = id if request.minor >= 53 else inputs.numeric_id(id)
         if key is None or (isinstance(key, str) and not inputs.is_uuid(key)):
             kind = "number" if key is None else "uuid"
             raise Invalid(f"Invalid id {id[:64]}: it must be a {kind}.")

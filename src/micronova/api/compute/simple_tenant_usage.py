@@ -1,6 +1,6 @@
 """Usage of projects: hours of servers, multiplied by their memory, CPUs and disks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,14 @@ from micronova.api.inputs import Paged
 from micronova.api.links import LINKS, Links
 from micronova.db import usages
 from micronova.db.engine import Database
+from micronova.db.usages import ProjectTotals, UsedServer
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.instance import FlavorData
 
 RULE = "os_compute_api:os-simple-tenant-usage"
 PAGED = since(40)
@@ -69,9 +71,9 @@ class SimpleTenantUsage:
         if not detailed and request.minor not in PAGED:
             span = self._span(request.query)
             sums = await self._database.read(usages.totals, span.begin, span.end, span.now)
-            return {"tenant_usages": [_shown(span, *row) for row in sums]}
+            return {"tenant_usages": [_shown(span, usage) for usage in sums]}
         span, rows, links = await self._used(request, "os-simple-tenant-usage", None)
-        by_project: dict[str, list[Any]] = {}
+        by_project: dict[str, list[UsedServer]] = {}
         for row in rows:
             by_project.setdefault(row.project_id, []).append(row)
         shown = [_total(project, of, span, detailed) for project, of in by_project.items()]
@@ -86,7 +88,7 @@ class SimpleTenantUsage:
 
     async def _used(
         self, request: Request, path: str, project: str | None
-    ) -> tuple[Span, list[Any], list[dict[str, str]]]:
+    ) -> tuple[Span, Sequence[UsedServer], list[dict[str, str]]]:
         query: UsageQuery = request.query
         span = self._span(query)
         used = partial(usages.used, begin=span.begin, end=span.end, project_id=project)
@@ -94,7 +96,7 @@ class SimpleTenantUsage:
             return span, await self._read_all(used), []
         limit, marker = query.page(self._max_limit)
 
-        def read(conn: sa.Connection) -> list[Any]:
+        def read(conn: sa.Connection) -> Sequence[UsedServer]:
             return used(conn, after=None if marker is None else usages.find_mark(conn, marker, project), limit=limit)
 
         try:
@@ -104,9 +106,9 @@ class SimpleTenantUsage:
         more = bool(limit) and len(rows) == limit
         return span, rows, Links(request).next(request, path, rows[-1].uuid) if more else []
 
-    async def _read_all(self, used: Callable[..., list[Any]]) -> list[Any]:
+    async def _read_all(self, used: Callable[..., Sequence[UsedServer]]) -> list[UsedServer]:
         """Read all servers of a span in parts, so that other requests are answered in between."""
-        rows: list[Any] = []
+        rows: list[UsedServer] = []
         while True:
             after = (rows[-1].created_at, rows[-1].uuid) if rows else None
             page = await self._database.read(lambda conn, mark: used(conn, after=mark, limit=PART), after)
@@ -123,52 +125,54 @@ class SimpleTenantUsage:
         return Span(begin, end, now)
 
 
-def _hours(row: Any, span: Span) -> float:
+def _hours(row: UsedServer, span: Span) -> float:
     """Return how long a server existed within the span."""
-    ended: int = span.now if row.ended_at is None else row.ended_at
-    began: int = max(span.begin, row.launched_at)
+    ended = span.now if row.ended_at is None else row.ended_at
+    began = max(span.begin, row.launched_at)
     return max(0, min(span.end, ended) - began) / HOUR
 
 
-def _shown(span: Span, project: str, hours: float, memory_mb: float, vcpus: float, local_gb: float) -> dict[str, Any]:
+def _shown(span: Span, usage: ProjectTotals) -> dict[str, Any]:
     return {
-        "tenant_id": project,
+        "tenant_id": usage.project_id,
         "start": iso_micros(span.begin),
         "stop": iso_micros(span.end),
-        "total_hours": hours,
-        "total_memory_mb_usage": memory_mb,
-        "total_vcpus_usage": vcpus,
-        "total_local_gb_usage": local_gb,
+        "total_hours": usage.hours,
+        "total_memory_mb_usage": usage.memory_mb,
+        "total_vcpus_usage": usage.vcpus,
+        "total_local_gb_usage": usage.local_gb,
     }
 
 
-def _total(project: str, rows: list[Any], span: Span, detailed: bool) -> dict[str, Any]:
+def _total(project: str, rows: Sequence[UsedServer], span: Span, detailed: bool) -> dict[str, Any]:
     used = [(row, _hours(row, span)) for row in rows]
-
-    def sum_of(amount: str) -> float:
-        return sum(hours * _amount(row.flavor, amount) for row, hours in used)
-
-    amounts = {amount: sum_of(amount) for amount in ("memory_mb", "vcpus", "local_gb")}
-    total = _shown(span, project, sum(hours for _, hours in used), **amounts)
+    usage = ProjectTotals(
+        project,
+        hours=sum(hours for _, hours in used),
+        memory_mb=sum(hours * row.flavor["ram"] for row, hours in used),
+        vcpus=sum(hours * row.flavor["vcpus"] for row, hours in used),
+        local_gb=sum(hours * _local_gb(row.flavor) for row, hours in used),
+    )
+    total = _shown(span, usage)
     if detailed:
         total["server_usages"] = [_server(row, hours, span) for row, hours in used]
     return total
 
 
-def _amount(flavor: dict[str, Any], amount: str) -> int:
-    if amount == "local_gb":
-        return int(flavor["disk"]) + int(flavor.get("ephemeral", 0))
-    return int(flavor["ram" if amount == "memory_mb" else amount])
+def _local_gb(flavor: FlavorData) -> int:
+    return flavor["disk"] + flavor.get("ephemeral", 0)
 
 
-def _server(row: Any, hours: float, span: Span) -> dict[str, Any]:
+def _server(row: UsedServer, hours: float, span: Span) -> dict[str, Any]:
     until = span.now if row.ended_at is None else row.ended_at
     return {
         "instance_id": row.uuid,
         "name": row.display_name,
         "tenant_id": row.project_id,
         "flavor": row.flavor["name"],
-        **{amount: _amount(row.flavor, amount) for amount in ("memory_mb", "vcpus", "local_gb")},
+        "memory_mb": row.flavor["ram"],
+        "vcpus": row.flavor["vcpus"],
+        "local_gb": _local_gb(row.flavor),
         "hours": hours,
         "started_at": iso_micros(row.launched_at),
         "ended_at": iso_micros(row.ended_at),

@@ -1,7 +1,8 @@
 """The compute API: its routes, what they call, and the flavors that every cloud begins with."""
 
 from pathlib import Path
-from typing import Any
+
+import sqlalchemy as sa
 
 from micronova.api.compute.app import APIDependencies, routes
 from micronova.api.compute.extensions import load_extensions
@@ -243,7 +244,7 @@ class _Bootstrap:
         """Do nothing."""
 
 
-def _first_flavors(conn: Any, now: int) -> None:
+def _first_flavors(conn: sa.Connection, now: int) -> None:
     schema.exclusively(conn)  # the workers of an API start together
     if conn.execute(table.select().limit(1)).first() is not None:
         return

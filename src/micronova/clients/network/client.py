@@ -24,7 +24,7 @@ from micronova.clients.network.security_groups import SecurityGroups
 from micronova.clients.network.vifs import allocated, marked, remarked, unmarked, vif_of
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Forbidden, NotFound, Stale, Unavailable
-from micronova.objects.network import VIF, PlannedPort, PlannedPorts
+from micronova.objects.network import VIF, NetworkAgent, PlannedPort, PlannedPorts
 from micronova.objects.port_resources import BoundPort, PortResources, ServedPort, allocations_of, resources_of
 
 T = TypeVar("T")
@@ -205,11 +205,11 @@ class NetworkClient:
         ports = await self.calls.ports_of(instance_uuid, "id", "status", "binding:host_id", "binding:profile")
         return frozenset(port["id"] for port in ports if port["status"] == "ACTIVE" and port["binding:host_id"] == host)
 
-    async def list_server_ports(self) -> list[dict[str, Any]]:
-        """Return the id and the device_id of every port that a server has."""
+    async def servers_of_ports(self) -> dict[str, str]:
+        """Return the server of each port that belongs to one, by the port's id."""
         fields = (("fields", "id"), ("fields", "binding:profile"))
         servers = {port["id"]: mark_of(port).get("server") for port in await self.calls.all_ports(*fields)}
-        return [{"id": id, "device_id": server} for id, server in servers.items() if server]
+        return {id: server for id, server in servers.items() if server}
 
     async def bound_ports(self, server: str | None = None) -> list[BoundPort]:
         """Return the bound ports of all servers, or of one, that ask for resources or have an allocation of them."""
@@ -232,10 +232,11 @@ class NetworkClient:
         )
         return [port for port in bound if port.asks is not None or port.providers]
 
-    async def list_network_agents(self) -> list[dict[str, Any]]:
-        """Return host, alive and configurations of each of Micronova's own network agents that is enabled."""
+    async def list_network_agents(self) -> list[NetworkAgent]:
+        """Return Micronova's own network agents that are enabled."""
         fields = (("fields", "host"), ("fields", "alive"), ("fields", "configurations"))
-        return await self._own_agents(("admin_state_up", "true"), *fields)
+        found = await self._own_agents(("admin_state_up", "true"), *fields)
+        return [NetworkAgent(agent["host"], agent["alive"], _faults_of(agent)) for agent in found]
 
     async def delete_network_agents(self, host: str) -> None:
         """Delete Micronova's own network agents of a host; one that lives registers again with its next report."""
@@ -459,6 +460,12 @@ class NetworkClient:
 
 
 _REMOVAL = ("id", "binding:profile", "dns_name", "revision_number")
+
+
+def _faults_of(agent: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what an agent reports as its faults; a host can report anything."""
+    faults = (agent.get("configurations") or {}).get("faults", ())
+    return tuple(map(str, faults)) if isinstance(faults, list | tuple) else ()
 
 
 def _check_answered(port: Mapping[str, Any], served: Iterable[ServedPort]) -> None:

@@ -202,7 +202,7 @@ async def shelve(host: Host, work: Work) -> Outcome:
     """Switch the guest off, copy its root disk and upload the copy; the guest stays."""
     driver = capable(host, Snapshot)
     guest = await guest_of(host, work)
-    # Its image says how long a guest may take to shut down: no image of another guest waits for that.
+    # The guest shuts down before the slot is taken: its image sets the timeout, and copies of other guests do not wait.
     if guest.power_state != power_state.SHUTDOWN:
         host.power_change_begins(guest.uuid)
         running = guest.power_state == power_state.RUNNING
@@ -229,9 +229,9 @@ async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads:
 
 
 async def _copied(work: Work, driver: Snapshot, waits: str) -> DiskCopy:
-    """Return a copy of the guest's root disk; the task state `waits` is told only if the copy takes a while.
+    """Return a copy of the guest's root disk; report the task state `waits` only if the copy takes a while.
 
-    A copy of a moment is made before anybody could see that state, which costs a message and a transaction.
+    A report costs a message and a transaction, and users could hardly see the state of a quick copy.
     """
     copying = asyncio.ensure_future(driver.snapshot(guest_plan(work)))
     try:

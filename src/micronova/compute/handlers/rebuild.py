@@ -34,7 +34,7 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
         return Outcome(outcome="done", power_state=guest.power_state, config_drive=config_drive)
     start = order.parameters.get("start") != "no"
 
-    # Its image says how long a guest may take to shut down: no build of the host waits for that.
+    # The slot is free while the guest shuts down: its image sets the timeout, and builds of other guests do not wait.
     slot = host.build_slots.one(order.instance.project_id)
 
     async def stopping() -> None:

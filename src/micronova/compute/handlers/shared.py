@@ -8,7 +8,7 @@ from typing import Final, TypeGuard, TypeVar
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, NotSupported, Unavailable
+from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest
 from micronova.virt.driver import (
@@ -26,6 +26,7 @@ from micronova.virt.driver import (
     Snapshot,
     Suspend,
     Volumes,
+    capable_driver,
     if_capable,
     verifies,
 )
@@ -84,10 +85,7 @@ def check_driver_boots(host: Host, image: ImageMeta | None) -> None:
 
 def capable(host: Host, capability: type[T]) -> T:
     """Return the host's driver, which has a capability; raise NotSupported if it has not."""
-    driver = if_capable(host.driver, capability)
-    if driver is None:
-        raise NotSupported(f"The server's host cannot {CANNOT[capability]}.")
-    return driver
+    return capable_driver(host.driver, capability, f"The server's host cannot {CANNOT[capability]}.")
 
 
 async def guest_of(host: Host, work: Work) -> Guest:

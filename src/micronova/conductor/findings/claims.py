@@ -140,18 +140,18 @@ async def _claim_anew(dependencies: RepairDependencies, about: ClaimOf) -> str:
     server = about.server
     ports, operation = await ports_of(dependencies, server), new_uuid(dependencies.random)
     return await dependencies.database.write(
-        claim_anew, server, ports, operation, dependencies.aliases, dependencies.now()
+        claim_anew, server, ports, operation, dependencies.pci_aliases, dependencies.now()
     )
 
 
 async def ports_of(dependencies: RepairDependencies, server: str) -> tuple[PortResources, ...]:
-    """Return what the ports of a server ask of its host now; raise Unavailable if nobody can be asked."""
+    """Return what the ports of a server ask of its host now; raise Unavailable if there is no service to ask."""
     row = await dependencies.database.read(instance_rows.get_existing, server)
     if not row["network_info"]:
         return ()
-    if dependencies.network is None:
+    if dependencies.network_client is None:
         raise Unavailable(f"Server {server} has ports, and no network service is configured here to ask about them.")
-    return await dependencies.network.resources_of_server(server)
+    return await dependencies.network_client.resources_of_server(server)
 
 
 def claim_anew(
@@ -164,8 +164,8 @@ def claim_anew(
 ) -> str:
     """Let a server hold of the node that it is on what its flavor and its ports ask for, and nothing else.
 
-    Record the operation with this id that binds its ports to the host, with the providers that serve them: a conductor
-    does it, however often the network service is away. Return what was done.
+    Record the operation with this id, by which a conductor binds its ports to the host, with the providers that serve
+    them. Return what was done.
     """
     row = instance_rows.lock_existing(conn, server)
     refuse_busy(conn, server)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -18,26 +18,32 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Unavailable
 from micronova.objects.pci_devices import Alias
 
-NOT_COMPARED = "unasked"
-"""The kind of a finding that says what could not be asked."""
+FindingKind = Literal[
+    "allocation", "conductor", "fault", "guest", "host", "image", "migration", "network", "operation", "oversold",
+    "port", "quota", "stuck", "topology", "unasked", "volume",
+]  # fmt: skip
+"""What a finding is about."""
+
+UNASKED: Final = "unasked"
+"""The kind of a finding that names what did not answer, and so was not compared."""
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change that takes a finding away. Whoever makes it looks first whether it is still right."""
+    """A change that takes a finding away. Before it is made, it is checked whether it is still right."""
 
     name: str  # a key of `REPAIRS` in `conductor/repairs.py`
     text: str  # what it does
     about: dict[str, str | int] = {}  # what it is done to: the fields of the struct of its `RepairKind`
-    destroys: bool = False  # data may be lost: it is done only if somebody asks for just this
+    destroys: bool = False  # data may be lost: it is made only if an operator asks for just this one
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One contradiction or leak."""
 
-    kind: str
+    kind: FindingKind
     subject: str  # a server, a host, a project…
     message: str
-    repairs: tuple[Repair, ...] = ()  # the first is the one to choose if nobody knows better
+    repairs: tuple[Repair, ...] = ()  # the first is the one to choose without further knowledge
     advice: str = ""  # what a person should do, if there is no repair
 
 
@@ -49,10 +55,10 @@ class RepairDependencies:
     clock: Clock
     random: Random
     compute: ComputeAPI | None = None
-    network: NetworkClient | None = None
-    images: ImageClient | None = None
-    volumes: VolumeClient | None = None
-    aliases: Mapping[str, Alias] = field(default_factory=dict)  # of PCI devices
+    network_client: NetworkClient | None = None
+    image_client: ImageClient | None = None
+    volume_client: VolumeClient | None = None
+    pci_aliases: Mapping[str, Alias] = field(default_factory=dict)
 
     def now(self) -> int:
         """Return the time in microseconds."""

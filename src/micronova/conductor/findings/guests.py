@@ -1,6 +1,6 @@
 """Guests, as hosts really have them, compared with servers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor import power_changes
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
-from micronova.conductor.findings.servers import Recorded, Servers, set_to_error
-from micronova.conductor.host_guests import guests_of_all, no_progress
+from micronova.conductor.findings.servers import RecordedServer, RecordedServers, set_to_error
+from micronova.conductor.host_guests import Answers, answered, guests_of_all, no_progress
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
 from micronova.db.listed import one_of
@@ -29,11 +29,11 @@ class GuestOnHost(msgspec.Struct, frozen=True):
     host: str
 
 
-ReadServers = Callable[[sa.Connection, float], Servers]
+ReadServers = Callable[[sa.Connection, float], RecordedServers]
 """Returns what the database knows of servers; they are left alone if they have changed since a time."""
 
 
-def compare_guests(host: str, guests: tuple[Guest, ...], servers: Servers) -> list[Finding]:
+def compare_guests(host: str, guests: tuple[Guest, ...], servers: RecordedServers) -> list[Finding]:
     """Return servers without a guest on this host, and guests that it has lost.
 
     Guests that do not belong to the host are in `misplaced_guests.py`.
@@ -57,7 +57,7 @@ def compare_guests(host: str, guests: tuple[Guest, ...], servers: Servers) -> li
     return findings
 
 
-def not_removed(host: str, guests: tuple[Guest, ...], servers: Servers, before: int) -> list[Finding]:
+def not_removed(host: str, guests: tuple[Guest, ...], servers: RecordedServers, before: int) -> list[Finding]:
     """Return guests of servers that left a host before a time: it removes them with its next heartbeats, if it can.
 
     They are named whatever else works on these servers: a move is not undone before they are removed.
@@ -89,7 +89,7 @@ class PowerStateComparison:
         self._pause = service_down_time / 4  # hosts send several heartbeats meanwhile
         self._read_servers = read_servers
 
-    async def differing(self, answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> list[Finding]:
+    async def differing(self, answers: Answers, servers: RecordedServers) -> list[Finding]:
         """Return guests that differ from their servers for longer than a report takes."""
         first = _differing(answers, servers)
         if not first:
@@ -133,12 +133,12 @@ def _set_by_hand(conn: sa.Connection, servers: Sequence[str]) -> set[str]:
     return set(conn.execute(since, {"servers": list(servers)}).scalars())
 
 
-def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers) -> dict[tuple[str, str], _Difference]:
+def _differing(answers: Answers, servers: RecordedServers) -> dict[tuple[str, str], _Difference]:
     """Return in what guests differ from their servers, by host and server, if no operation works on them."""
     found: dict[tuple[str, str], _Difference] = {}
-    for host, guests in answers.items():
+    for host, guests in answered(answers):
         recorded = servers.by_host.get(host, {})
-        for guest in guests if not isinstance(guests, str) else ():
+        for guest in guests:
             server = recorded.get(guest.uuid)
             if server is None or guest.uuid in servers.busy:
                 continue
@@ -148,7 +148,7 @@ def _differing(answers: Mapping[str, tuple[Guest, ...] | str], servers: Servers)
     return found
 
 
-def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None:
+def _difference(host: str, guest: Guest, server: RecordedServer) -> _Difference | None:
     """Return in what a guest differs from its server: in its size, if it has one or uses it, or in its power state."""
     size, needed = (guest.vcpus + guest.pcpus, guest.memory_mb), server.vm_state in states.NEEDS_GUEST
     runs = guest.power_state in (power_state.RUNNING, power_state.PAUSED)
@@ -175,7 +175,7 @@ def _difference(host: str, guest: Guest, server: Recorded) -> _Difference | None
 
 
 async def guest_on(dependencies: RepairDependencies, host: str, server: str) -> Guest | None:
-    """Ask a host for its guest of a server; raise what its silence raises."""
+    """Ask a host for its guest of a server; raise Unavailable if it does not answer."""
     for guest in await dependencies.hosts().list_guests(Context(request_id="req-repair"), host):
         if guest.uuid == server:
             return guest

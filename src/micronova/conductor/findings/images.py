@@ -40,7 +40,7 @@ class ImageOfServer(msgspec.Struct, frozen=True):
     server: str
 
 
-class MadeImages(Protocol):
+class AuditedImages(Protocol):
     """The part of the image client that the audit uses."""
 
     async def status_of_made(self, image_id: str) -> str | None:
@@ -56,7 +56,7 @@ def _failed_images(conn: sa.Connection) -> dict[str, str]:
 
 
 async def compare_images(
-    database: Database, images: MadeImages, progress: Callable[[int], None] | None
+    database: Database, images: AuditedImages, progress: Callable[[int], None] | None
 ) -> list[Finding]:
     """Return images that are left without data, images that are missing, and images that nobody needs."""
     asked = _AskedImages(images, progress)
@@ -67,7 +67,7 @@ async def compare_images(
 class _AskedImages:
     """Asks the image service for images, several at a time, and tells how many have been answered."""
 
-    def __init__(self, images: MadeImages, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, images: AuditedImages, progress: Callable[[int], None] | None) -> None:
         self._images = images
         self._progress = progress
         self._done = 0
@@ -181,17 +181,17 @@ async def _delete_image(dependencies: RepairDependencies, about: ImageOfServer) 
         refuse_busy(conn, server)
         return conn.execute(sa.select(instances.c.uuid).where(image == _IMAGE)).first() is not None
 
-    if dependencies.images is None:
+    if dependencies.image_client is None:
         raise Unavailable("There is no image service.")
     if await dependencies.database.read(needed):
         raise Conflict(f"A shelved server needs image {image}: it stays.")
     if image not in await dependencies.database.read(_needless_images):
         if image not in await dependencies.database.read(_failed_images):
             return ""
-        if await dependencies.images.status_of_made(image) == "active":
+        if await dependencies.image_client.status_of_made(image) == "active":
             raise Conflict(f"Image {image} is complete by now: it stays.")
     try:
-        await dependencies.images.delete_made(image)
+        await dependencies.image_client.delete_made(image)
     except NotFound:
         return ""
     return f"deleted image {image}"

@@ -6,7 +6,6 @@ removed without a question about just this guest only if the database proves tha
 elsewhere.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +22,8 @@ from micronova.conductor.findings.finding import (
     refuse_busy,
 )
 from micronova.conductor.findings.guests import guest_on
-from micronova.conductor.findings.servers import Servers, guest_size_of
+from micronova.conductor.findings.servers import RecordedServers, guest_size_of
+from micronova.conductor.host_guests import Answers, answered
 from micronova.db import departures, server_migrations
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
@@ -33,8 +33,6 @@ from micronova.objects import states
 from micronova.objects.errors import Conflict
 from micronova.objects.ids import new_uuid
 from micronova.objects.orders import Guest
-
-Answers = Mapping[str, tuple[Guest, ...] | str]
 
 
 class RemoveGuest(msgspec.Struct, frozen=True):
@@ -71,12 +69,12 @@ def _owners(conn: sa.Connection, uuids: list[str]) -> dict[str, _Owner]:
     return found
 
 
-async def misplaced_guests(database: Database, answers: Answers, servers: Servers) -> list[Finding]:
+async def misplaced_guests(database: Database, answers: Answers, servers: RecordedServers) -> list[Finding]:
     """Return guests of servers that are not, or not any more, on the hosts that have them."""
     found = [
         (host, guest)
-        for host, guests in answers.items()
-        for guest in (guests if not isinstance(guests, str) else ())
+        for host, guests in answered(answers)
+        for guest in guests
         if guest.uuid not in servers.by_host.get(host, {})
         and guest.uuid not in servers.kept.get(host, set())
         and guest.uuid not in servers.busy
@@ -113,7 +111,7 @@ def _finding(host: str, guest: Guest, owner: _Owner | None, answers: Answers) ->
         text += " Nothing but this host says that it has the server's guest."  # a stolen host can say it of any server
         return found(reason, offer("adopt_guest", AdoptGuest(guest.uuid, host), text, destroys=True), removal)
     there = answers.get(owner.host)
-    if not isinstance(there, tuple):  # nobody knows whether that host has the server's guest
+    if not isinstance(there, tuple):  # whether that host has the server's guest is not known
         advice = f"Repeat the audit when {owner.host} answers: only then it is known which guest is the server's."
         return found(reason, removal, advice=advice)
     other = next((each for each in there if each.uuid == guest.uuid), None)
@@ -200,7 +198,7 @@ async def _adopt_guest(dependencies: RepairDependencies, about: AdoptGuest) -> s
                 "fault": None,
             },
         )
-        claim_anew(conn, server, ports, operation, dependencies.aliases, dependencies.now())
+        claim_anew(conn, server, ports, operation, dependencies.pci_aliases, dependencies.now())
         return f"server {server} is on {host}, with the guest that is there"
 
     return await dependencies.database.write(adopt)

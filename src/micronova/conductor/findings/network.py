@@ -1,20 +1,23 @@
 """Ports of servers that are gone, ports without what they ask for, and what network agents cannot do."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
-from micronova.conductor.findings.servers import Servers
+from micronova.conductor.findings.servers import RecordedServers
 from micronova.db import instances, port_claims
 from micronova.db.engine import Database
 from micronova.objects.errors import Conflict, Unavailable
+from micronova.objects.network import NetworkAgent
 from micronova.objects.port_resources import BoundPort
 
-MOST, LONGEST = 100, 1000
-"""Faults of one agent that are findings, and characters of each."""
+MOST_FAULTS = 100
+"""Faults of one agent that are findings."""
+LONGEST_FAULT = 1000
+"""Characters of a fault that are shown."""
 
 
 class PortsOfServer(msgspec.Struct, frozen=True):
@@ -23,29 +26,32 @@ class PortsOfServer(msgspec.Struct, frozen=True):
     server: str
 
 
-class Ports(Protocol):
+class AuditedNetwork(Protocol):
     """The part of the network client that the audit uses."""
 
-    async def list_server_ports(self) -> list[dict[str, Any]]:
-        """Return every port that belongs to a server: id and device_id."""
+    async def servers_of_ports(self) -> dict[str, str]:
+        """Return the server of each port that belongs to one, by the port's id."""
 
     async def bound_ports(self) -> list[BoundPort]:
         """Return the bound ports of servers that ask for resources, or are bound with a provider of them."""
 
-    async def list_network_agents(self) -> list[dict[str, Any]]:
-        """Return host, alive and configurations of each of our network agents."""
+    async def list_network_agents(self) -> list[NetworkAgent]:
+        """Return our own network agents."""
 
 
-async def compare_ports(database: Database, listed: Sequence[dict[str, Any]], servers: Servers) -> list[Finding]:
+async def compare_ports(
+    database: Database, servers_of_ports: Mapping[str, str], servers: RecordedServers
+) -> list[Finding]:
     """Return the ports of servers that are gone.
 
-    One that the database does not know may be newer than the database, which was restored: its guest may use them.
+    If the database was restored from a backup, a server that it does not know may be newer, and its guest may use its
+    ports.
     """
     known = servers.known | servers.busy
-    gone = [(port["id"], port["device_id"]) for port in listed if port["device_id"] not in known]
+    gone = {port: server for port, server in servers_of_ports.items() if server not in known}
     if not gone:
         return []
-    deleted = await database.read(instances.get_many_deleted, sorted({server for _, server in gone}))
+    deleted = await database.read(instances.get_many_deleted, sorted(set(gone.values())))
     return [
         Finding(
             kind="port",
@@ -61,11 +67,11 @@ async def compare_ports(database: Database, listed: Sequence[dict[str, Any]], se
                 ),
             ),
         )
-        for id, server in gone
+        for id, server in gone.items()
     ]
 
 
-def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers: Servers) -> list[Finding]:
+def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers: RecordedServers) -> list[Finding]:
     """Return the ports for which their servers do not hold what they ask for, or are bound with."""
     compared = [port for port in bound if port.server in servers.known and port.server not in servers.busy]
     findings = []
@@ -86,6 +92,26 @@ def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers
     return findings
 
 
+def compare_agents(agents: Iterable[NetworkAgent], up: Sequence[str]) -> list[Finding]:
+    """Return agents that do not report although their host is up, and what agents cannot do."""
+    findings = []
+    for agent in agents:
+        if not agent.alive and agent.host in up:
+            findings.append(
+                Finding(
+                    kind="network",
+                    subject=agent.host,
+                    message="The network agent does not report.",
+                    advice="Look at its log on the host, and start it again.",
+                )
+            )
+        findings += [
+            Finding(kind="network", subject=agent.host, message=fault[:LONGEST_FAULT])
+            for fault in agent.faults[:MOST_FAULTS]
+        ]
+    return findings
+
+
 async def _remove_ports(dependencies: RepairDependencies, about: PortsOfServer) -> str:
     server = about.server
 
@@ -97,31 +123,11 @@ async def _remove_ports(dependencies: RepairDependencies, about: PortsOfServer) 
     async def check() -> None:
         await dependencies.database.read(refuse_known)
 
-    if dependencies.network is None:
+    if dependencies.network_client is None:
         raise Unavailable("There is no network service.")
     await check()
-    await dependencies.network.deallocate(server, check=check)
+    await dependencies.network_client.deallocate(server, check=check)
     return f"removed the ports of server {server}"
 
 
 REPAIRS: Repairs = {"ports": RepairKind(PortsOfServer, _remove_ports)}
-
-
-def compare_agents(agents: Sequence[dict[str, Any]], up: Sequence[str]) -> list[Finding]:
-    """Return agents that do not report although their host is up, and what agents cannot do."""
-    findings = []
-    for agent in agents:
-        host = agent["host"]
-        if not agent["alive"] and host in up:
-            findings.append(
-                Finding(
-                    kind="network",
-                    subject=host,
-                    message="The network agent does not report.",
-                    advice="Look at its log on the host, and start it again.",
-                )
-            )
-        faults = (agent.get("configurations") or {}).get("faults", ())
-        if isinstance(faults, list | tuple):  # a host can report anything
-            findings += [Finding(kind="network", subject=host, message=str(each)[:LONGEST]) for each in faults[:MOST]]
-    return findings

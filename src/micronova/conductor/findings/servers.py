@@ -1,4 +1,4 @@
-"""Servers, as the database has them: those that nobody continues, and what the other comparisons need of them."""
+"""Servers in the database: those that no operation continues, and what the other comparisons need of servers."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -32,13 +32,13 @@ from micronova.objects.clock import micros
 from micronova.objects.instance import InstanceChanges, fault_of
 
 
-class Server(msgspec.Struct, frozen=True):
-    """A server."""
+class StateOf(msgspec.Struct, frozen=True):
+    """The state of a server."""
 
     server: str
 
 
-class Migration(msgspec.Struct, frozen=True):
+class MigrationOf(msgspec.Struct, frozen=True):
     """A migration, and its server."""
 
     migration: str
@@ -55,7 +55,7 @@ class GuestSize(NamedTuple):
     memory_mb: int
 
 
-class Recorded(NamedTuple):
+class RecordedServer(NamedTuple):
     """What the database says of a server that its guest has to be like."""
 
     vm_state: str
@@ -73,7 +73,7 @@ def _guest_size(vcpus: int, memory_mb: int, emulator_threads: str | None) -> Gue
     return GuestSize(vcpus + (emulator_threads == "isolate"), memory_mb)
 
 
-class Servers:
+class RecordedServers:
     """What the database knows of servers, for the comparison with hypervisors and ports."""
 
     def __init__(self, conn: sa.Connection, begun: int) -> None:
@@ -81,7 +81,7 @@ class Servers:
         # Servers that are left alone: an operation works on them, or they changed while others were asked.
         self.busy = operation_rows.busy_server_ids(conn) | set(conn.execute(gone).scalars())
         self.known: set[str] = set()
-        self.by_host: dict[str, dict[str, Recorded]] = {}  # host -> server
+        self.by_host: dict[str, dict[str, RecordedServer]] = {}  # host -> server
         # (host, server) -> the epoch up to which the host has to remove its guest, and since when
         self.leaving: dict[tuple[str, str], tuple[int, int]] = {
             (row.host, row.instance_uuid): (row.epoch, row.created_at) for row in conn.execute(departures.select())
@@ -89,13 +89,13 @@ class Servers:
         self.kept: dict[str, set[str]] = {}  # host -> servers that left it, whose guests it keeps for a revert
 
 
-def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Servers]:
-    """Return servers and migrations that nobody continues, and what the database knows of servers.
+def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], RecordedServers]:
+    """Return servers and migrations that no operation continues, and what the database knows of servers.
 
     Servers that have changed since a time are left alone.
     """
     findings: list[Finding] = []
-    servers = Servers(conn, since)
+    servers = RecordedServers(conn, since)
     busy = servers.busy
     columns = (
         instances.c.uuid,
@@ -116,7 +116,7 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Ser
             busy.add(row.uuid)
         if row.host is not None:
             size = _guest_size(row.vcpus, row.ram, row.emulator_threads)
-            servers.by_host.setdefault(row.host, {})[row.uuid] = Recorded(row.vm_state, row.power_state, size)
+            servers.by_host.setdefault(row.host, {})[row.uuid] = RecordedServer(row.vm_state, row.power_state, size)
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:
@@ -135,7 +135,7 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Ser
                     kind="fault",
                     subject=row.uuid,
                     message="The server is in ERROR without a fault.",
-                    repairs=(offer("fault", Server(row.uuid), text),),
+                    repairs=(offer("fault", StateOf(row.uuid), text),),
                 )
             )
         elif row.vm_state in states.NEEDS_GUEST and row.host is None:
@@ -145,7 +145,7 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Ser
                     kind="host",
                     subject=row.uuid,
                     message=f"The server is {row.vm_state} and has no host.",
-                    repairs=(offer("no_host", Server(row.uuid), text),),
+                    repairs=(offer("no_host", StateOf(row.uuid), text),),
                 )
             )
     findings += _unfinished_moves(conn, servers)
@@ -165,8 +165,8 @@ def late_operations(conn: sa.Connection, since: int, undisturbed: float) -> list
     ]
 
 
-def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
-    """Return open migrations that nobody continues; note the guests that sources keep until the confirmation."""
+def _unfinished_moves(conn: sa.Connection, servers: RecordedServers) -> list[Finding]:
+    """Return open migrations that no operation continues; note the guests that sources keep until the confirmation."""
     findings = []
     held: dict[str, set[str]] = {}
     of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
@@ -180,7 +180,7 @@ def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
         if migration["status"] != migration_states.FINISHED or uuid not in servers.known:
             message = f"The migration of server {uuid} is {migration['status']} and no operation works on it."
             text = "Set the migration to error, and release what it holds."
-            repair = offer("migration", Migration(migration["uuid"], uuid), text)
+            repair = offer("migration", MigrationOf(migration["uuid"], uuid), text)
             findings.append(Finding(kind="migration", subject=migration["uuid"], message=message, repairs=(repair,)))
             continue
         if held.get(migration["uuid"], set()) != {migration["source_node_uuid"]}:
@@ -197,10 +197,10 @@ def _unfinished_moves(conn: sa.Connection, servers: Servers) -> list[Finding]:
 
 def _reset(server: str, vm_state: str) -> Repair:
     text = "Set the server to ERROR." if vm_state == states.BUILDING else "Take the task state back."
-    return offer("reset", Server(server), text)
+    return offer("reset", StateOf(server), text)
 
 
-async def _reset_server(dependencies: RepairDependencies, about: Server) -> str:
+async def _reset_server(dependencies: RepairDependencies, about: StateOf) -> str:
     return await dependencies.database.write(_take_back_task, about.server, dependencies.now())
 
 
@@ -222,7 +222,7 @@ def set_to_error(conn: sa.Connection, server: str, reason: str, now: int) -> str
     return f"server {server} is in ERROR: {reason}"
 
 
-async def _record_fault(dependencies: RepairDependencies, about: Server) -> str:
+async def _record_fault(dependencies: RepairDependencies, about: StateOf) -> str:
     server, now = about.server, dependencies.now()
 
     def record(conn: sa.Connection) -> str:
@@ -235,7 +235,7 @@ async def _record_fault(dependencies: RepairDependencies, about: Server) -> str:
     return await dependencies.database.write(record)
 
 
-async def _end_without_host(dependencies: RepairDependencies, about: Server) -> str:
+async def _end_without_host(dependencies: RepairDependencies, about: StateOf) -> str:
     server, now = about.server, dependencies.now()
 
     def record(conn: sa.Connection) -> str:
@@ -248,7 +248,7 @@ async def _end_without_host(dependencies: RepairDependencies, about: Server) -> 
     return await dependencies.database.write(record)
 
 
-async def _end_migration(dependencies: RepairDependencies, about: Migration) -> str:
+async def _end_migration(dependencies: RepairDependencies, about: MigrationOf) -> str:
     uuid, server, now = about.migration, about.server, dependencies.now()
 
     def end(conn: sa.Connection) -> str:
@@ -265,8 +265,8 @@ async def _end_migration(dependencies: RepairDependencies, about: Migration) -> 
 
 
 REPAIRS: Repairs = {
-    "reset": RepairKind(Server, _reset_server),
-    "fault": RepairKind(Server, _record_fault),
-    "no_host": RepairKind(Server, _end_without_host),
-    "migration": RepairKind(Migration, _end_migration),
+    "reset": RepairKind(StateOf, _reset_server),
+    "fault": RepairKind(StateOf, _record_fault),
+    "no_host": RepairKind(StateOf, _end_without_host),
+    "migration": RepairKind(MigrationOf, _end_migration),
 }

@@ -7,6 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.findings.finding import Finding, RepairDependencies, RepairKind, Repairs, offer, refuse_busy
+from micronova.conductor.host_guests import Answers, answered
 from micronova.db import instances as instance_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
@@ -29,7 +30,7 @@ class Attachment(msgspec.Struct, frozen=True):
     volume: str
 
 
-class Attachments(Protocol):
+class AuditedVolumes(Protocol):
     """The part of the volume client that the audit uses."""
 
     async def server_attachments(self) -> dict[str, tuple[str, str]]:
@@ -60,13 +61,11 @@ def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
     return Devices(known, gone, operation_rows.busy_server_ids(conn), by_server)
 
 
-async def compare_volumes(
-    database: Database, clock: Clock, volumes: Attachments, answers: Mapping[str, tuple[Guest, ...] | str]
-) -> list[Finding]:
+async def compare_volumes(database: Database, clock: Clock, volumes: AuditedVolumes, answers: Answers) -> list[Finding]:
     """Return volumes whose attachments, devices and guests disagree.
 
-    The API reserves volumes before it records their server. So what is wrong is looked at again after a while, and only
-    what is wrong both times counts.
+    The API reserves volumes before it records their server. So the comparison is repeated after a while, and only what
+    both find is returned.
     """
 
     async def look() -> list[Finding]:
@@ -82,13 +81,11 @@ async def compare_volumes(
     return [each for each in again if each in first]
 
 
-def _differences(
-    attachments: Mapping[str, tuple[str, str]], devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]
-) -> list[Finding]:
+def _differences(attachments: Mapping[str, tuple[str, str]], devices: Devices, answers: Answers) -> list[Finding]:
     found: list[Finding] = []
     recorded = {device.attachment_id for each in devices.by_server.values() for device in each}
     for id, (volume, server) in attachments.items():
-        # Users may write any id into an attachment of their own: one that was never a server's is their affair.
+        # Users may write any id into an attachment of their own: one without a server of that id is not compared.
         if server in devices.busy or id in recorded or not (server in devices.known or server in devices.gone):
             continue
         why = "which does not have the volume" if server in devices.known else "which is gone"
@@ -113,21 +110,21 @@ def _differences(
                 text = f"Server {server} has the volume, and the volume service has no such attachment."
                 advice = f"Detach the volume: openstack server remove volume {server} {device.volume_id}"
                 found.append(Finding(kind="volume", subject=str(device.volume_id), message=text, advice=advice))
-    for host, guests in answers.items():
-        for guest in guests if not isinstance(guests, str) else ():
+    for host, guests in answered(answers):
+        for guest in guests:
             found += _of_guest(host, guest, devices)
     return found
 
 
-def _may_use(server: str, volume: str, devices: Devices, answers: Mapping[str, tuple[Guest, ...] | str]) -> str | None:
+def _may_use(server: str, volume: str, devices: Devices, answers: Answers) -> str | None:
     """Return who may use a volume by an attachment that is not recorded; None if nobody does."""
     if volume in {device.volume_id for device in devices.by_server.get(server, ())}:
         return None  # it is used by the attachment that is recorded
     own = devices.known.get(server)
     if own is not None and not isinstance(answers.get(own), tuple):
         return f"The server's host {own} has not said whether the guest uses it"
-    for host, guests in answers.items():
-        for guest in guests if not isinstance(guests, str) else ():
+    for host, guests in answered(answers):
+        for guest in guests:
             if guest.uuid == server and (guest.volumes is None or volume in guest.volumes):
                 return f"The guest on {host} uses it" if guest.volumes else f"The guest on {host} may use it"
     return None
@@ -167,9 +164,9 @@ def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
 
 async def _delete_attachment(dependencies: RepairDependencies, about: Attachment) -> str:
     id, server = about.attachment, about.server
-    if dependencies.volumes is None:
+    if dependencies.volume_client is None:
         raise Unavailable("There is no volume service.")
-    if id not in await dependencies.volumes.server_attachments():
+    if id not in await dependencies.volume_client.server_attachments():
         return ""
 
     def refuse_held(conn: sa.Connection) -> None:
@@ -178,7 +175,7 @@ async def _delete_attachment(dependencies: RepairDependencies, about: Attachment
             raise Conflict(f"Server {server} has attachment {id}: it stays.")
 
     await dependencies.database.read(refuse_held)
-    await dependencies.volumes.delete_attachment(id)
+    await dependencies.volume_client.delete_attachment(id)
     return f"deleted attachment {id} of volume {about.volume}"
 
 

@@ -36,7 +36,7 @@ from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
 
-MOST_SWEPT = 200  # operations that sweeps take before others have ended; more to complete a batch
+MOST_SWEPT = 200  # operations that a sweep takes, less the batches under way; more to complete a batch
 LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
 
 P = ParamSpec("P")
@@ -96,7 +96,7 @@ class Operation(msgspec.Struct, kw_only=True):
         return type.decode(self.payload)
 
     def is_late(self, now: int, undisturbed: int) -> bool:
-        """Return whether it has not ended in time, although the conductor was `undisturbed` (both in us)."""
+        """Return whether it has not ended in time, although the conductor was `undisturbed`; times in microseconds."""
         return operation_rows.is_late(self.deadline, self.created_at, now, undisturbed)
 
     def is_current(self, row: OperationRow | None) -> bool:

@@ -82,7 +82,7 @@ class HostKind(OperationKind):
         return self._dependencies.secrets.open(operation.secrets, operation.id)
 
     def progressed(self, conn: sa.Connection, operation: Operation) -> None:
-        """Record more than the task state of a host that has told of its progress."""
+        """Record more than the task state when a host reports its progress."""
 
     def upload_url_for(self, operation: Operation, progress: Progress) -> str | None:
         """Return where the host uploads an image, if that follows the task state that it has reached."""

@@ -34,7 +34,7 @@ class ServerToPlace(Generic[P]):
     spec: RequestSpec
     chosen: Selection = field(init=False)  # set by `Placer.place`
     explanation: Explanation | None = None  # of the scheduler, if it decided
-    moving: str | None = None  # the migration that holds what the server leaves
+    moving: str | None = None  # the migration that holds the claim on the host that the server leaves
 
 
 @dataclass(slots=True, kw_only=True)

@@ -46,9 +46,8 @@ from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is tried again; hosts may be back soon
-
-LONGEST_WAIT_FOR_REMOVAL = 2.0  # seconds until it is looked again whether another host has removed its guest
+LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is placed again; hosts may be back soon
+LONGEST_WAIT_FOR_REMOVAL = 2.0  # seconds between two looks whether another host has removed its guest
 
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
 """Notifications that Nova sends instance.exists before."""

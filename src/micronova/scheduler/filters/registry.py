@@ -103,7 +103,7 @@ def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> 
     if missing:
         raise Invalid(
             f"The scheduler filter {', '.join(sorted(missing))} of a plugin cannot be loaded, the log says why: "
-            "mend it, or remove it from enabled_filters."
+            "repair it, or remove it from enabled_filters."
         )
     made = {name: BUILT_IN[name](options) for name in wanted if name in BUILT_IN} | loaded
     return [made[name] for name in wanted]

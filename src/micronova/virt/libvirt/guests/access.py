@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from micronova.objects import power_state
-from micronova.objects.errors import Conflict, InstanceNotFound
+from micronova.objects.errors import Conflict
 from micronova.objects.orders import Guest
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.connection import Connection, Lane
@@ -16,11 +16,6 @@ from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
 
 T = TypeVar("T")
-
-
-def no_guest(uuid: str) -> InstanceNotFound:
-    """Return the error for a guest that this host does not have."""
-    return InstanceNotFound(f"There is no guest {uuid} on this host.")
 
 
 def exists_already(uuid: str) -> Conflict:
@@ -58,7 +53,7 @@ class GuestAccess:
         """Return a guest's record and power state; raise InstanceNotFound if there is none."""
         record = await self._files.run(self._records.load, uuid)
         if record is None or not self.owns(record):
-            raise no_guest(uuid)
+            raise domains.no_guest(uuid)
         info = await self._connection.read(lambda connection: domains.describe(connection, uuid), "find the guest")
         return record, self._power(info)
 
@@ -118,10 +113,7 @@ class GuestAccess:
 
     def find(self, connection: Connect, uuid: str) -> Domain:
         """Return a guest that libvirt knows; raise InstanceNotFound if there is none. Blocks."""
-        domain = domains.find_ours(connection, uuid, self.cloud)
-        if domain is None:
-            raise no_guest(uuid)
-        return domain
+        return domains.require_ours(connection, uuid, self.cloud)
 
     def owns(self, record: GuestRecord) -> bool:
         """Return whether a record is of this cloud and this host."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from micronova.objects import power_state
-from micronova.objects.errors import Conflict
+from micronova.objects.errors import Conflict, InstanceNotFound
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.library import has_code, load
 from micronova.virt.libvirt.client.xmltree import Element, parse, unparse
@@ -44,6 +44,19 @@ def find_ours(connection: Connect, uuid: str, cloud: str) -> Domain | None:
         return None
     owner = _owner(domain)
     return domain if owner is not None and owner.cloud == cloud else None
+
+
+def require_ours(connection: Connect, uuid: str, cloud: str) -> Domain:
+    """Return a guest of this cloud; raise InstanceNotFound if there is none."""
+    domain = find_ours(connection, uuid, cloud)
+    if domain is None:
+        raise no_guest(uuid)
+    return domain
+
+
+def no_guest(uuid: str) -> InstanceNotFound:
+    """Return the error for a guest that this host does not have."""
+    return InstanceNotFound(f"There is no guest {uuid} on this host.")
 
 
 def describe(connection: Connect, uuid: str) -> DomainInfo | None:

@@ -9,7 +9,7 @@ from micronova.objects.errors import MicronovaError
 from micronova.objects.guest_properties import image_property
 from micronova.objects.network import VIF
 from micronova.virt.driver import DriverFailed, GuestPlan
-from micronova.virt.libvirt.client.binding import Connect, Domain
+from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.events import EventQueues
 from micronova.virt.libvirt.client.library import has_code, load
@@ -17,7 +17,6 @@ from micronova.virt.libvirt.client.xmltree import unparse
 from micronova.virt.libvirt.definition.device_xml import interface as interface_element
 from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.guests import domains
-from micronova.virt.libvirt.guests.access import no_guest
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +37,13 @@ async def attach(
     up = unparse(interface_element(plugged, virt_type))
 
     def plug(conn: Connect) -> None:
-        domain = _find(conn, uuid, cloud)
+        domain = domains.require_ours(conn, uuid, cloud)
         live = bool(domain.isActive())
         if domains.interface_xml(domain, plugged.mac, live=live) is None:
             domain.attachDeviceFlags(down if live else up, _flags(live=live))
 
     def raise_link(conn: Connect) -> None:
-        domain = _find(conn, uuid, cloud)
+        domain = domains.require_ours(conn, uuid, cloud)
         if domain.isActive():
             domain.updateDeviceFlags(up, _flags(live=True))
 
@@ -78,7 +77,7 @@ async def detach(connection: Connection, queues: EventQueues, clock: Clock, clou
 
 def _unplug(connection: Connect, uuid: str, cloud: str, mac: str) -> bool:
     """Unplug a device from definition and guest; return whether a running guest still has it."""
-    domain = _find(connection, uuid, cloud)
+    domain = domains.require_ours(connection, uuid, cloud)
     defined = domains.interface_xml(domain, mac, live=False)
     if defined is not None:
         domain.detachDeviceFlags(defined, load().VIR_DOMAIN_AFFECT_CONFIG)
@@ -99,13 +98,6 @@ def _unplug(connection: Connect, uuid: str, cloud: str, mac: str) -> bool:
 def _is_plugged(connection: Connect, uuid: str, cloud: str, mac: str) -> bool:
     domain = domains.find_ours(connection, uuid, cloud)
     return domain is not None and bool(domain.isActive()) and domains.interface_xml(domain, mac, live=True) is not None
-
-
-def _find(connection: Connect, uuid: str, cloud: str) -> Domain:
-    domain = domains.find_ours(connection, uuid, cloud)
-    if domain is None:
-        raise no_guest(uuid)
-    return domain
 
 
 def _flags(*, live: bool) -> int:

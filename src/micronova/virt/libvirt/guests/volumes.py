@@ -6,14 +6,13 @@ definition, so that both agree until then.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, MicronovaError, NotSupported, Unavailable
 from micronova.objects.volume import AttachedVolume
 from micronova.virt.driver import DriverFailed, GuestPlan
-from micronova.virt.libvirt.client.binding import Connect, Domain
+from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.events import EventQueues
 from micronova.virt.libvirt.client.library import has_code, load
@@ -22,13 +21,12 @@ from micronova.virt.libvirt.definition.compose import volume_bus
 from micronova.virt.libvirt.definition.device_xml import disk, nbd_source
 from micronova.virt.libvirt.definition.volumes import volume_disk, volume_source, wanted_name
 from micronova.virt.libvirt.guests import domains, reconnecting
-from micronova.virt.libvirt.guests.access import GuestAccess, no_guest
+from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.launcher import Launcher
 from micronova.virt.libvirt.guests.volume_secrets import known_keys
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 ATTEMPTS: Final = 4
 ATTEMPT_SECONDS: Final = 15.0
 """How long a guest may take to release a volume before it is asked again."""
@@ -54,11 +52,11 @@ class GuestVolumes:
         uuid, export = plan.instance.uuid, volume.connection.export_name
         record, _ = await self._guests.require(uuid)
         bus = volume_bus(self._launcher.profile, plan.instance, volume)
-        had = await self._change(uuid, lambda domain: _has(domain, export), "find the volume")
+        had = await self._guests.change(uuid, lambda domain: _has(domain, export), "find the volume")
         await self._launcher.admit_to_volumes(record, (volume,))
         try:
             async with known_keys(self._connection, uuid, (volume,)):
-                await self._change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
+                await self._guests.change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
         except BaseException:
             if not had:
                 await asyncio.shield(self._take_back(uuid, volume))
@@ -93,12 +91,12 @@ class GuestVolumes:
     async def _unplug(self, uuid: str, export: str) -> None:
         with self._queues.watch(uuid) as watch:
             for _ in range(ATTEMPTS):
-                if not await self._change(uuid, lambda domain: _ask_back(domain, export), "detach the volume"):
+                if not await self._guests.change(uuid, lambda domain: _ask_back(domain, export), "detach the volume"):
                     return
                 until = self._clock.monotonic() + ATTEMPT_SECONDS
                 while (left := until - self._clock.monotonic()) > 0:
                     await watch.next(min(left, 2.0))
-                    if not await self._change(uuid, lambda domain: _has(domain, export), "find the volume"):
+                    if not await self._guests.change(uuid, lambda domain: _has(domain, export), "find the volume"):
                         break
         raise DriverFailed("The guest does not release the volume.")
 
@@ -113,7 +111,9 @@ class GuestVolumes:
         before, after = old.connection.export_name, new.connection.export_name
         await self._launcher.admit_to_volumes(record, (new,))
         bus = volume_bus(self._launcher.profile, plan.instance, new)
-        target = await self._change(uuid, lambda domain: domains.volume_target(domain, before), "find the volume")
+        target = await self._guests.change(
+            uuid, lambda domain: domains.volume_target(domain, before), "find the volume"
+        )
         if target is not None:
             try:
                 await self._copy(uuid, target, new)
@@ -121,11 +121,13 @@ class GuestVolumes:
                 await asyncio.shield(self._give_up(uuid, target))
                 await self._launcher.bar_from_volumes(record, new)
                 raise
-        elif not await self._change(uuid, lambda domain: _has(domain, after), "find the volume"):
+        elif not await self._guests.change(uuid, lambda domain: _has(domain, after), "find the volume"):
             raise Conflict(f"The guest {uuid} does not use the volume, or does not run: it cannot be copied.")
         try:
-            await self._change(uuid, lambda domain: _keep_connected(domain, new), "keep the volume connected")
-            await self._change(uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume")
+            await self._guests.change(uuid, lambda domain: _keep_connected(domain, new), "keep the volume connected")
+            await self._guests.change(
+                uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume"
+            )
         except MicronovaError as error:
             # The guest uses the new volume: a failure would let it be taken from the guest. The order is repeated.
             raise Unavailable(f"The new volume of the guest cannot be defined now: {error.message}") from error
@@ -137,11 +139,11 @@ class GuestVolumes:
         destination.append(nbd_source(volume_source(new)))
         child(destination, "driver", type="raw")
         flags = library.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | library.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
-        await self._change(
+        await self._guests.change(
             uuid, lambda domain: domain.blockCopy(target, unparse(destination), {}, flags), "copy the volume"
         )
         while True:
-            job = await self._change(uuid, lambda domain: domain.blockJobInfo(target, 0), "follow the copy")
+            job = await self._guests.change(uuid, lambda domain: domain.blockJobInfo(target, 0), "follow the copy")
             if not job:
                 raise DriverFailed("The copy of the volume failed.")
             if job["end"] and job["cur"] == job["end"]:
@@ -151,9 +153,11 @@ class GuestVolumes:
         until = self._clock.monotonic() + PIVOT_SECONDS
         while True:
             try:
-                await self._change(uuid, lambda domain: domain.blockJobAbort(target, pivot), "change to the new volume")
+                await self._guests.change(
+                    uuid, lambda domain: domain.blockJobAbort(target, pivot), "change to the new volume"
+                )
             except MicronovaError:  # both are not equal yet, or the answer was lost
-                if await self._change(uuid, lambda domain: _has(domain, after), "find the volume"):
+                if await self._guests.change(uuid, lambda domain: _has(domain, after), "find the volume"):
                     break
                 if self._clock.monotonic() > until:
                     raise
@@ -163,7 +167,7 @@ class GuestVolumes:
 
     async def _give_up(self, uuid: str, target: str) -> None:
         try:
-            await self._change(uuid, lambda domain: domain.blockJobAbort(target, 0), "end the copy")
+            await self._guests.change(uuid, lambda domain: domain.blockJobAbort(target, 0), "end the copy")
         except MicronovaError as error:
             log.info("guest %s: there was no copy of %s to end: %s", uuid, target, error)
 
@@ -182,10 +186,7 @@ class GuestVolumes:
     async def extend(self, uuid: str, volume: AttachedVolume, size: int) -> None:
         """Let a guest that runs see the new size of a volume; another one sees it when it is started."""
         await self._guests.require(uuid)
-        await self._change(uuid, lambda domain: _resize(domain, volume, size), "extend the volume")
-
-    async def _change(self, uuid: str, work: Callable[[Domain], T], what: str) -> T:
-        return await self._connection.change(uuid, lambda conn: work(_find(conn, uuid, self._guests.cloud)), what)
+        await self._guests.change(uuid, lambda domain: _resize(domain, volume, size), "extend the volume")
 
 
 def _ask_back(domain: Domain, export: str) -> bool:
@@ -224,10 +225,3 @@ def _resize(domain: Domain, volume: AttachedVolume, size: int) -> None:
         # A client learns the size of a volume only when it connects.
         reconnecting.wait_for(domain, volume_source(volume), readonly=volume.read_only, again=True)
         domain.blockResize(target, size, load().VIR_DOMAIN_BLOCK_RESIZE_BYTES)
-
-
-def _find(connection: Connect, uuid: str, cloud: str) -> Domain:
-    domain = domains.find_ours(connection, uuid, cloud)
-    if domain is None:
-        raise no_guest(uuid)
-    return domain

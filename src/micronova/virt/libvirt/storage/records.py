@@ -25,7 +25,7 @@ class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str  # in the guest's directory
     format: str  # raw | qcow2
-    role: str  # root | ephemeral | swap | blank | config | rescue
+    role: str  # root | ephemeral | swap | blank | config | rescue; `volume` is never stored
     device: str = "disk"  # disk | cdrom | floppy
     bus: str | None = None  # if the user chose one
     backing: str | None = None  # the file name of the cached image below it
