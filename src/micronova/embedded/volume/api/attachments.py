@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from msgspec import field
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.core import Core, is_admin_or_service, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_attachment, check_mode
@@ -60,12 +60,6 @@ class AttachmentChangesBody(Body):
     attachment: AttachmentChanges
 
 
-class CompleteBody(Body):
-    """The body of os-complete."""
-
-    complete: Any = field(name="os-complete")
-
-
 class AttachmentHandlers:
     """The handlers of attachments."""
 
@@ -77,7 +71,7 @@ class AttachmentHandlers:
         """Return the routes."""
         all_, one = "/attachments", "/attachments/{attachment_id}"
         route = partial(Route, checks_policy=True, versions=since(27))
-        see, change = "volume:get", "volume:attachment_update"
+        see, change, complete = "volume:get", "volume:attachment_update", "volume:attachment_complete"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="volume:get_all", versions=since(27)),
             Route(
@@ -93,17 +87,7 @@ class AttachmentHandlers:
             route(method="GET", path=one, handler=self.show, policy=see),
             route(method="PUT", path=one, handler=self.update, policy=change, body=AttachmentChangesBody),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:attachment_delete"),
-            Route(
-                method="POST",
-                path=f"{one}/action",
-                handler=self.complete,
-                policy="volume:attachment_complete",
-                action="os-complete",
-                body=CompleteBody,
-                status=204,
-                checks_policy=True,
-                versions=since(44),
-            ),
+            action_route("os-complete", self.complete, complete, status=204, of="attachment", versions=since(44)),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import NewStatus, action_route
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
-from micronova.embedded.volume.api.snapshots import ForceDeleteBody, ResetStatusBody
 from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
@@ -93,8 +93,7 @@ class BackupHandlers:
     def routes(self) -> list[Route]:
         """Return the routes."""
         all_, one = "/backups", "/backups/{backup_id}"
-        route = partial(Route, checks_policy=True)
-        act = partial(route, method="POST", path=f"{one}/action", status=202)
+        route, act = partial(Route, checks_policy=True), partial(action_route, of="backup")
         admin = "volume_extension:backup_admin_actions:"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="backup:get_all"),
@@ -120,18 +119,8 @@ class BackupHandlers:
                 body=RestoreBody,
                 status=202,
             ),
-            act(
-                handler=self.reset_status,
-                policy=f"{admin}reset_status",
-                action="os-reset_status",
-                body=ResetStatusBody,
-            ),
-            act(
-                handler=self.force_delete,
-                policy=f"{admin}force_delete",
-                action="os-force_delete",
-                body=ForceDeleteBody,
-            ),
+            act("os-reset_status", self.reset_status, f"{admin}reset_status", NewStatus),
+            act("os-force_delete", self.force_delete, f"{admin}force_delete"),
         ]
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -375,7 +364,7 @@ class BackupHandlers:
 
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
-        status = request.body.reset.status.lower()
+        status = request.body.arguments.status.lower()
         if status not in states.BACKUP_STATUSES:
             raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import NewStatus, action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import (
     Body,
@@ -59,35 +60,11 @@ class SnapshotChangesBody(Body):
     snapshot: SnapshotChanges
 
 
-class NewStatus(Body):
-    """A status that an administrator sets."""
-
-    status: Text
-
-
-class ResetStatusBody(Body):
-    """The body of os-reset_status."""
-
-    reset: NewStatus = field(name="os-reset_status")
-
-
 class ReportedStatus(Body):
-    """How far a snapshot is, as compute reports it."""
+    """The arguments of os-update_snapshot_status: how far a snapshot is, as compute reports it."""
 
     status: Text
     progress: Annotated[str, Meta(title="a percentage from 0% to 100%", pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
-
-
-class ReportedStatusBody(Body):
-    """The body of os-update_snapshot_status."""
-
-    reported: ReportedStatus = field(name="os-update_snapshot_status")
-
-
-class ForceDeleteBody(Body):
-    """The body of os-force_delete."""
-
-    force_delete: Any = field(name="os-force_delete")
 
 
 class SnapshotHandlers:
@@ -99,10 +76,9 @@ class SnapshotHandlers:
     def routes(self) -> list[Route]:
         """Return the routes."""
         all_, one = "/snapshots", "/snapshots/{snapshot_id}"
-        action = f"{one}/action"
-        route = partial(Route, checks_policy=True)
-        post = partial(route, method="POST", path=action, status=202)
+        route, act = partial(Route, checks_policy=True), partial(action_route, of="snapshot")
         admin = "volume_extension:snapshot_admin_actions:"
+        report = "snapshot_extension:snapshot_actions:update_snapshot_status"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="volume:get_all_snapshots"),
             Route(method="GET", path=f"{all_}/detail", handler=self.detail, policy="volume:get_all_snapshots"),
@@ -119,18 +95,9 @@ class SnapshotHandlers:
                 method="PUT", path=one, handler=self.update, policy="volume:update_snapshot", body=SnapshotChangesBody
             ),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:delete_snapshot", status=202),
-            post(
-                handler=self.update_status,
-                policy="snapshot_extension:snapshot_actions:update_snapshot_status",
-                action="os-update_snapshot_status",
-                body=ReportedStatusBody,
-            ),
-            post(
-                handler=self.reset_status, policy=f"{admin}reset_status", action="os-reset_status", body=ResetStatusBody
-            ),
-            post(
-                handler=self.force_delete, policy=f"{admin}force_delete", action="os-force_delete", body=ForceDeleteBody
-            ),
+            act("os-update_snapshot_status", self.update_status, report, ReportedStatus),
+            act("os-reset_status", self.reset_status, f"{admin}reset_status", NewStatus),
+            act("os-force_delete", self.force_delete, f"{admin}force_delete"),
         ]
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -291,7 +258,7 @@ class SnapshotHandlers:
 
     async def reset_status(self, request: Request, snapshot_id: str) -> None:
         """Set the status, whatever it is."""
-        status = request.body.reset.status.lower()
+        status = request.body.arguments.status.lower()
         if status not in states.SNAPSHOT_STATUSES:
             raise Invalid(f"Must specify a valid status: {', '.join(states.SNAPSHOT_STATUSES)}, not '{status[:64]}'.")
 
@@ -303,7 +270,7 @@ class SnapshotHandlers:
 
     async def update_status(self, request: Request, snapshot_id: str) -> None:
         """Record what compute reports of a snapshot that it makes or deletes."""
-        reported: ReportedStatus = request.body.reported
+        reported: ReportedStatus = request.body.arguments
 
         async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)

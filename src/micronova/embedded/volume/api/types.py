@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Text, identifier, required_name, truth
 from micronova.embedded.volume.core import Core, retry_or_conflict
@@ -65,21 +66,9 @@ class SpecsBody(Body):
 
 
 class Project(Body):
-    """A project that may use a type."""
+    """The arguments of addProjectAccess and removeProjectAccess."""
 
     project: Annotated[str, Meta(min_length=1, max_length=255)]
-
-
-class AddAccessBody(Body):
-    """The body of addProjectAccess."""
-
-    access: Project = field(name="addProjectAccess")
-
-
-class RemoveAccessBody(Body):
-    """The body of removeProjectAccess."""
-
-    access: Project = field(name="removeProjectAccess")
 
 
 class NewDefault(Body):
@@ -105,7 +94,7 @@ class TypeHandlers:
         all_, one = "/types", "/types/{type_id}"
         specs, spec = f"{one}/extra_specs", f"{one}/extra_specs/{{key}}"
         manage = "volume_extension:type_"
-        access = partial(Route, method="POST", path=f"{one}/action", status=202)
+        act = partial(action_route, of="type", checks_policy=False)
         default, since_62 = "/default-types/{project}", since(62)
         return [
             Route(method="GET", path=all_, handler=self.index, policy=f"{manage}get_all"),
@@ -124,18 +113,8 @@ class TypeHandlers:
                 handler=self.list_access,
                 policy=f"{_ACCESS}get_all_for_type",
             ),
-            access(
-                handler=self.add_access,
-                policy=f"{_ACCESS}addProjectAccess",
-                action="addProjectAccess",
-                body=AddAccessBody,
-            ),
-            access(
-                handler=self.remove_access,
-                policy=f"{_ACCESS}removeProjectAccess",
-                action="removeProjectAccess",
-                body=RemoveAccessBody,
-            ),
+            act("addProjectAccess", self.add_access, f"{_ACCESS}addProjectAccess", Project),
+            act("removeProjectAccess", self.remove_access, f"{_ACCESS}removeProjectAccess", Project),
             Route(
                 method="GET",
                 path="/default-types",
@@ -314,12 +293,12 @@ class TypeHandlers:
     async def add_access(self, request: Request, type_id: str) -> None:
         """Let a project use a type."""
         await self._private(request, type_id)
-        await self._core.database.write(type_queries.add_project, type_id, request.body.access.project)
+        await self._core.database.write(type_queries.add_project, type_id, request.body.arguments.project)
 
     async def remove_access(self, request: Request, type_id: str) -> None:
         """Take a type from a project."""
         await self._private(request, type_id)
-        await self._core.database.write(type_queries.remove_project, type_id, request.body.access.project)
+        await self._core.database.write(type_queries.remove_project, type_id, request.body.arguments.project)
 
     async def _private(self, request: Request, type_id: str) -> None:
         found = await self._load(request, type_id)
