@@ -8,12 +8,12 @@ from msgspec import field
 
 from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import Volume
+from micronova.embedded.volume.model import ResourceColumns, Volume
 from micronova.embedded.volume.store import volume_queries
 from micronova.http.request import Request
 from micronova.http.service import Route
 
-Change = Callable[[Volume], dict[str, Any]]
+Change = Callable[[Volume], ResourceColumns]
 
 
 class NewStatus(Body):

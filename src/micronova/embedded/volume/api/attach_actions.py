@@ -11,7 +11,7 @@ from micronova.embedded.volume.api.request_bodies import Body, Text, Uuid, uuid
 from micronova.embedded.volume.backend.exports import Connection
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_action_answer, check_mode
-from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, Volume
+from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, ResourceColumns, Volume
 from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -84,7 +84,7 @@ class AttachActions:
     async def unreserve(self, request: Request, volume_id: str) -> None:
         """Give a reserved volume back; do nothing with another."""
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             if volume.status not in states.VOLUME_ACTIONS["unreserve"].starts:
                 return {}
             return {"status": attachment_queries.status_with(volume.attachments)}
@@ -99,7 +99,7 @@ class AttachActions:
     async def roll_detaching(self, request: Request, volume_id: str) -> None:
         """Record that a server keeps the volume; do nothing if it is not being detached."""
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             entry = states.VOLUME_ACTIONS["roll detaching"]
             return {"status": entry.during} if volume.status in entry.starts else {}
 

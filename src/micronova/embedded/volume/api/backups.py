@@ -16,8 +16,8 @@ from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.encryption import key_columns, key_of
-from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
+from micronova.embedded.volume.encryption import key_of
+from micronova.embedded.volume.model import CREATING, Backup, ResourceColumns, Snapshot, Volume
 from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, RestoreBackup
 from micronova.embedded.volume.operations.payloads import CreateBackupPayload, RestoreBackupPayload, RestoredValues
 from micronova.embedded.volume.store import backup_queries, operation_queries, quotas, snapshot_queries, volume_queries
@@ -178,6 +178,7 @@ class BackupHandlers:
                     raise Invalid(f"Invalid snapshot: Snapshot {snapshot.id} is not one of volume {volume.id}.")
                 entry = states.check_snapshot(snapshot, "back up")
             now, key, keys = self._core.now(), key_of(snapshot or volume), self._core.keys
+            key = None if key is None or keys is None else keys.copy(self._core.new_id(), key)
             made = Backup(
                 id=new_id,
                 volume_id=volume.id,
@@ -199,7 +200,8 @@ class BackupHandlers:
                 updated_at=None,
                 revision=1,
                 volume_type_id=volume.volume_type_id,
-                **key_columns(None if key is None or keys is None else keys.copy(self._core.new_id(), key)),
+                encryption_key_id=None if key is None else key.id,
+                sealed_key=None if key is None else key.sealed,
             )
             await self._core.begin_operation(
                 self._record, made, volume, snapshot, entry.during, operation_id, request.context.request_id
@@ -243,11 +245,13 @@ class BackupHandlers:
     async def update(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
         given: BackupChanges = request.body.backup
-        values: dict[str, Any] = {
-            name: value if name == "metadata" else stripped(value)
-            for name in ("name", "description", "metadata")
-            if not isinstance(value := getattr(given, name), UnsetType)
-        }
+        values: ResourceColumns = {}
+        if not isinstance(given.name, UnsetType):
+            values["name"] = stripped(given.name)
+        if not isinstance(given.description, UnsetType):
+            values["description"] = stripped(given.description)
+        if not isinstance(given.metadata, UnsetType):
+            values["metadata"] = given.metadata
         if not values:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
@@ -294,8 +298,8 @@ class BackupHandlers:
             request_id=request_id,
         )
         if new:
-            values = {"status": states.BACKUP_ACTIONS["delete"].during}
-            backup_queries.update(conn, backup, values, self._core.now())
+            deleting = states.BACKUP_ACTIONS["delete"].during
+            backup_queries.update(conn, backup, {"status": deleting}, self._core.now())
 
     async def restore(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Restore the backup to the volume that the request names, or to a new one."""
@@ -354,13 +358,13 @@ class BackupHandlers:
         )
         if not new:
             return
-        now, values = self._core.now(), {"status": states.VOLUME_ACTIONS["restore a backup"].during}
+        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore a backup"].during
         if not is_new:
-            volume_queries.update(conn, volume, values, now)
+            volume_queries.update(conn, volume, {"status": restoring}, now)
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)
         if is_new:
             self._volumes.insert(conn, volume)
-            volume_queries.touch(conn, volume.id, values, now)
+            volume_queries.set_status(conn, volume.id, restoring, now)
 
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""

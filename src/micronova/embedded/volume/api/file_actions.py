@@ -269,8 +269,8 @@ class FileActions:
             not_before=not_before,
         )
         if new:
-            values = {"status": states.VOLUME_ACTIONS[action].during}
-            volume_queries.update(conn, volume, values, self._core.now())
+            during = states.VOLUME_ACTIONS[action].during
+            volume_queries.update(conn, volume, {"status": during}, self._core.now())
         return new
 
 

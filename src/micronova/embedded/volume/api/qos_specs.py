@@ -11,7 +11,7 @@ from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items, required_name
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import QosSpecs
+from micronova.embedded.volume.model import QosSpecs, QosSpecsColumns
 from micronova.embedded.volume.store import qos_queries, type_queries
 from micronova.embedded.volume.tables import qos_specs
 from micronova.http.request import Request
@@ -101,7 +101,7 @@ class QosSpecsHandlers:
         if "name" in given:
             raise Invalid("The name of QoS specs cannot be changed.")
 
-        def change(old: QosSpecs) -> dict[str, Any]:
+        def change(old: QosSpecs) -> QosSpecsColumns:
             rest = {key: value for key, value in given.items() if key != "consumer"}
             specs = {**old.specs, **rest}
             if len(specs) > MOST_ITEMS:
@@ -115,7 +115,7 @@ class QosSpecsHandlers:
         """Remove specs."""
         keys: list[str] = request.body.keys
 
-        def change(old: QosSpecs) -> dict[str, Any]:
+        def change(old: QosSpecs) -> QosSpecsColumns:
             missing = [key for key in keys if key not in old.specs]
             if missing:
                 raise NotFound(f"QoS specs {specs_id} has no spec with key {missing[0][:64]}.")
@@ -177,7 +177,7 @@ class QosSpecsHandlers:
             raise NotFound(f"No such QoS spec {specs_id[:64]}.")
         return found
 
-    async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
+    async def _change(self, specs_id: str, change: Callable[[QosSpecs], QosSpecsColumns]) -> None:
         async def try_once() -> None:
             found = await self._load(specs_id)
             await self._core.database.write(qos_queries.update, found, change(found), self._core.now())

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume.api.listing import QUERY_RULES, FalseWord, TrueWord
-from micronova.embedded.volume.model import MAX_SIZE
+from micronova.embedded.volume.model import MAX_SIZE, ResourceColumns
 from micronova.http import validation
 from micronova.objects.errors import Invalid
 
@@ -62,13 +62,16 @@ class NameChanges(Body, kw_only=True):
     display_name: Text | None | UnsetType = UNSET
     display_description: Text | None | UnsetType = UNSET
 
-    def changed_names(self) -> dict[str, str | None]:
-        """Return those of name and description that change, by column."""
-        given = {
-            "name": self.display_name if isinstance(self.name, UnsetType) else self.name,
-            "description": self.display_description if isinstance(self.description, UnsetType) else self.description,
-        }
-        return {column: stripped(value) for column, value in given.items() if not isinstance(value, UnsetType)}
+    def changed_names(self) -> ResourceColumns:
+        """Return those of name and description that change."""
+        name = self.display_name if isinstance(self.name, UnsetType) else self.name
+        description = self.display_description if isinstance(self.description, UnsetType) else self.description
+        changed: ResourceColumns = {}
+        if not isinstance(name, UnsetType):
+            changed["name"] = stripped(name)
+        if not isinstance(description, UnsetType):
+            changed["description"] = stripped(description)
+        return changed
 
 
 def truth(value: bool | str) -> bool:

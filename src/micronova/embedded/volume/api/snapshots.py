@@ -23,7 +23,7 @@ from micronova.embedded.volume.api.request_bodies import (
     uuid,
 )
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import AVAILABLE, CREATING, Snapshot, Volume
+from micronova.embedded.volume.model import AVAILABLE, CREATING, ResourceColumns, Snapshot, Volume
 from micronova.embedded.volume.operations.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import snapshots
@@ -211,7 +211,7 @@ class SnapshotHandlers:
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Change name and description."""
         given: SnapshotChanges = request.body.snapshot
-        values = given.changed_names()
+        values: ResourceColumns = given.changed_names()
         if request.minor >= 53 and not values:
             raise Invalid("The body changes nothing: give name or description.")
 
@@ -253,8 +253,8 @@ class SnapshotHandlers:
 
     def record_deleting(self, conn: sa.Connection, snapshot: Snapshot) -> None:
         """Write the status of a snapshot that is deleted; raise Changed."""
-        values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
-        snapshot_queries.update(conn, snapshot, values, self._core.now())
+        deleting = states.SNAPSHOT_ACTIONS["delete"].during
+        snapshot_queries.update(conn, snapshot, {"status": deleting}, self._core.now())
 
     async def reset_status(self, request: Request, snapshot_id: str) -> None:
         """Set the status, whatever it is."""
@@ -279,7 +279,7 @@ class SnapshotHandlers:
                     f"Provided snapshot status {reported.status[:64]} not allowed for snapshot with status "
                     f"{snapshot.status}."
                 )
-            values = {
+            values: ResourceColumns = {
                 "status": reported.status,
                 "told_progress": reported.progress or snapshot.told_progress,
             }

@@ -14,7 +14,7 @@ from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Transfer, Volume
+from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, ResourceColumns, Snapshot, Transfer, Volume
 from micronova.embedded.volume.store import (
     operation_queries,
     quotas,
@@ -197,7 +197,7 @@ class TransferHandlers:
         moved = snapshot_queries.of_volume(conn, volume.id)
         _check_snapshots(volume, moved, transfer.no_snapshots)
         quotas.check_size(conn, context.project_id, volume.size, defaults)
-        owner = {"project_id": context.project_id, "user_id": context.user_id}
+        owner: ResourceColumns = {"project_id": context.project_id, "user_id": context.user_id}
         volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
         _check_unread(conn, volume)
         snapshot_queries.touch_of_volume(conn, volume.id, owner, now)

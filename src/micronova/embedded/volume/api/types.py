@@ -12,7 +12,7 @@ from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Text, identifier, required_name, truth
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import VolumeType
+from micronova.embedded.volume.model import VolumeType, VolumeTypeColumns
 from micronova.embedded.volume.store import type_queries
 from micronova.embedded.volume.tables import volume_types
 from micronova.http.request import Request
@@ -203,7 +203,7 @@ class TypeHandlers:
     async def update(self, request: Request, type_id: str) -> dict[str, Any]:
         """Change name, description, and whether all projects may use the type."""
         given: TypeChanges = request.body.volume_type
-        values: dict[str, Any] = {}
+        values: VolumeTypeColumns = {}
         if isinstance(given.name, str):
             values["name"] = required_name(given.name)
         if not isinstance(given.description, UnsetType):
@@ -234,7 +234,7 @@ class TypeHandlers:
         return found
 
     async def _change(
-        self, request: Request, type_id: str, change: Callable[[VolumeType], dict[str, Any]]
+        self, request: Request, type_id: str, change: Callable[[VolumeType], VolumeTypeColumns]
     ) -> VolumeType:
         async def try_once() -> VolumeType:
             found = await self._load(request, type_id)
@@ -273,7 +273,7 @@ class TypeHandlers:
     async def delete_spec(self, request: Request, type_id: str, key: str) -> None:
         """Remove one extra spec."""
 
-        def change(old: VolumeType) -> dict[str, Any]:
+        def change(old: VolumeType) -> VolumeTypeColumns:
             if key not in old.extra_specs:
                 raise _no_spec(type_id, key)
             return {"extra_specs": {name: value for name, value in old.extra_specs.items() if name != key}}

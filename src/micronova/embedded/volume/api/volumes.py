@@ -30,8 +30,8 @@ from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
 from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
-from micronova.embedded.volume.model import CREATING, Volume, VolumeType
+from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, load_cipher
+from micronova.embedded.volume.model import CREATING, ResourceColumns, Volume, VolumeType
 from micronova.embedded.volume.operations.volume_work import CreateVolume, DeleteVolume
 from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.tables import volumes
@@ -277,7 +277,8 @@ class VolumeHandlers:
             revision=1,
             type_name=volume_type.name,
             metadata=metadata or {},
-            **key_columns(key),
+            encryption_key_id=None if key is None else key.id,
+            sealed_key=None if key is None else key.sealed,
         )
 
     async def _key(self, volume_type: VolumeType, source: Source) -> SealedKey | None:
@@ -333,7 +334,7 @@ class VolumeHandlers:
     async def update(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
         given: VolumeChanges = request.body.volume
-        values = given.changed_names()
+        values: ResourceColumns = given.changed_names()
         if request.minor >= 53 and not values and isinstance(given.metadata, UnsetType):
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
@@ -348,7 +349,7 @@ class VolumeHandlers:
     def _change(
         conn: sa.Connection,
         volume: Volume,
-        values: dict[str, str | None],
+        values: ResourceColumns,
         metadata: dict[str, str] | UnsetType,
         now: int,
     ) -> None:

@@ -1,9 +1,9 @@
 """What every kind of operation is: what it does, and what its failure or cancellation gives back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from micronova.embedded.volume.model import ERROR, ERROR_DELETING, GIB, Operatio
 from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.operations.payloads import Payload
 from micronova.embedded.volume.store import operation_queries, service_queries
+from micronova.embedded.volume.store.resource_queries import Rows
 
 IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
 
@@ -56,13 +57,6 @@ class Attempt:
         return report
 
 
-class Touch(Protocol):
-    """Changes columns of a row, whatever others have changed."""
-
-    def __call__(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the row with this id."""
-
-
 class OperationKind(ABC):
     """One kind of work."""
 
@@ -70,7 +64,7 @@ class OperationKind(ABC):
     action: ClassVar[messages.Action]  # what the message about a failure says was tried
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
-    touch: ClassVar[Touch]  # changes the row of the resource
+    rows: ClassVar[Rows]  # of the resources that it changes
     failure_status: ClassVar[str] = ERROR  # of the resource, after a failure
 
     def __init__(self, core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> None:
@@ -138,7 +132,7 @@ class OperationKind(ABC):
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
-        self.touch(conn, operation.resource_id, {"status": self.failure_status}, now)
+        self.rows.set_status(conn, operation.resource_id, self.failure_status, now)
         self.give_back(conn, operation, now)
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:  # noqa: B027 (most hold nothing)

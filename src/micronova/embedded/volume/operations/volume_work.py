@@ -19,6 +19,7 @@ from micronova.embedded.volume.model import (
     GIB,
     IN_USE,
     Operation,
+    ResourceColumns,
     Volume,
 )
 from micronova.embedded.volume.operations import messages
@@ -71,7 +72,7 @@ class VolumeKind(OperationKind):
 
     resource = messages.Resource.VOLUME
     directory = VOLUMES
-    touch = volume_queries.touch
+    rows = volume_queries.ROWS
 
     async def volume(self, operation: Operation) -> Volume:
         """Return the volume, whose row exists for as long as the operation does."""
@@ -165,12 +166,12 @@ class CreateVolume(ImageReader):
                 await self.make_encrypted(attempt, volume)
         else:
             await self.files.create_blank(VOLUMES, volume.id, operation.id, size)
-        return lambda conn, now: volume_queries.touch(conn, volume.id, {"status": AVAILABLE}, now)
+        return lambda conn, now: self.rows.set_status(conn, volume.id, AVAILABLE, now)
 
     async def _from_image(self, attempt: Attempt, volume: Volume, image_id: str, disk_format: str) -> None:
         if await self.files.exists(VOLUMES, volume.id):
             return
-        await self.core.database.write(volume_queries.touch, volume.id, {"status": DOWNLOADING}, self.core.now())
+        await self.core.database.write(self.rows.set_status, volume.id, DOWNLOADING, self.core.now())
         await self.write_image(attempt, volume, image_id, disk_format)
 
 
@@ -265,7 +266,7 @@ class RevertVolume(VolumeKind):
         snapshot = await self.existing(snapshot_queries.get, operation.source_id or "")
         source = self.files.path(SNAPSHOTS, snapshot.id)
         size = await self.file_size(volume.size, snapshot.encryption_key_id, source)
-        values = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
+        values: ResourceColumns = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
         await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         return lambda conn, now: volume_queries.touch(conn, volume.id, values, now)

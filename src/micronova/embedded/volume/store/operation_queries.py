@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import operations
 
 _earlier = operations.alias("earlier")
@@ -98,8 +99,7 @@ def begin(
 
 def get(conn: sa.Connection, id: str) -> Operation | None:
     """Return an operation; None if it has ended."""
-    row = conn.execute(sa.select(operations).where(operations.c.id == id)).one_or_none()
-    return None if row is None else Operation(**row._mapping)
+    return read_one(conn, operations.select().where(operations.c.id == id), Operation)
 
 
 def release(conn: sa.Connection, id: str) -> None:

@@ -27,8 +27,8 @@ _GET_METADATA = Prepared(
 _GET_ATTACHMENTS = Prepared(
     attachments.select().where(attachments.c.volume_id == _ID).order_by(attachments.c.created_at, attachments.c.id)
 )
-_ROWS, _METADATA = Rows(volumes), Metadata(volume_metadata.c.volume_id)
-update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
+ROWS, _METADATA = Rows(volumes), Metadata(volume_metadata.c.volume_id)
+update, touch, set_status, ids, set_metadata = ROWS.update, ROWS.touch, ROWS.set_status, ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, volume_id: str) -> Volume | None:
@@ -46,7 +46,7 @@ def list_volumes(
 ) -> Listed[Volume]:
     """Return a page of volumes."""
     rows, more = fetch(conn, _WITH_TYPE.where(*conditions), page, *conditions)
-    return Listed(_complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None)
+    return Listed(_complete(conn, rows), more, ROWS.count(conn, conditions) if with_count else None)
 
 
 def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
@@ -82,14 +82,14 @@ def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -
 
 def insert(conn: sa.Connection, volume: Volume) -> None:
     """Write a new volume."""
-    _ROWS.insert(conn, volume)
+    ROWS.insert(conn, volume)
     set_metadata(conn, volume.id, volume.metadata)
 
 
 def delete(conn: sa.Connection, volume_id: str) -> Volume | None:
     """Delete the row of a volume, and return what it was; None if it is gone."""
     volume = get(conn, volume_id)
-    _ROWS.delete(conn, volume_id)
+    ROWS.delete(conn, volume_id)
     return volume
 
 
