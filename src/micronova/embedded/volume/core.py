@@ -89,7 +89,7 @@ class Core:
         *,
         noun: str,
         see: str,
-        rule: str | None,
+        rule: str | None = None,
     ) -> Found:
         """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it.
 

@@ -101,8 +101,8 @@ class AttachmentHandlers:
     async def _list(self, request: Request, path: str, view: Callable[[Attachment], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, attachment_queries.SORTABLE, self._core.settings.max_limit)
         # Compute looks for the attachments of a server, whatever its project is.
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [attachments.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, attachments.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | ({"project_id"} if request.context.is_admin else set())
         if request.minor >= 31:
             listing.refuse_unknown(request.raw_query, known)
@@ -114,7 +114,7 @@ class AttachmentHandlers:
 
     async def show(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Show an attachment."""
-        return {"attachment": _full(request, await self._load(request, attachment_id, "volume:get"))}
+        return {"attachment": _full(request, await self._load(request, attachment_id))}
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Reserve a volume, and connect it if the request says to which host."""
@@ -122,7 +122,7 @@ class AttachmentHandlers:
         new_id = self._core.new_id()
 
         async def try_once() -> Attachment:
-            volume = await self._core.load_volume(request, uuid(asked.volume_uuid), "volume:attachment_create")
+            volume = await self._core.load_volume(request, uuid(asked.volume_uuid))
             if (reserved := _reserved_before(volume, asked)) is not None:
                 return reserved
             if not _follows_server(volume, asked.instance_uuid):
@@ -161,7 +161,7 @@ class AttachmentHandlers:
         connector = request.body.attachment.connector
         if not connector:
             raise Invalid("Invalid input for field/attribute connector: it is empty.")
-        await self._load(request, attachment_id, "volume:attachment_update")
+        await self._load(request, attachment_id)
         return {"attachment": _full(request, await self._connect(request, attachment_id, connector))}
 
     async def _connect(self, request: Request, attachment_id: str, connector: dict[str, Any]) -> Attachment:
@@ -194,7 +194,7 @@ class AttachmentHandlers:
         """Record that the server has the volume."""
 
         async def try_once() -> None:
-            attachment = await self._load(request, attachment_id, "volume:attachment_complete")
+            attachment = await self._load(request, attachment_id)
             volume = await self._core.load_volume(request, attachment.volume_id, "volume:get")
             now = self._core.now()
             following = msgspec.structs.replace(attachment, attach_status=ATTACHED, attached_at=now)
@@ -204,7 +204,7 @@ class AttachmentHandlers:
 
     async def delete(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Delete an attachment, and list the others of the volume."""
-        await check_unused(request, [await self._load(request, attachment_id, "volume:attachment_delete")])
+        await check_unused(request, [await self._load(request, attachment_id)])
         volume = await self._remove(request, attachment_id)
         return {"attachments": [_brief(each) for each in volume.attachments if each.id != attachment_id]}
 
@@ -219,7 +219,7 @@ class AttachmentHandlers:
         await self._export_manager.stop_serving_unused(volume.id)
         return volume
 
-    async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:
+    async def _load(self, request: Request, attachment_id: str, rule: str | None = None) -> Attachment:
         return await self._core.load(
             request, attachment_queries.get, attachment_id, noun="Volume attachment", see="volume:get", rule=rule
         )

@@ -138,8 +138,8 @@ class BackupHandlers:
     ) -> dict[str, Any]:
         query = request.raw_query
         page = listing.read_page(query, backup_queries.SORTABLE, self._core.settings.max_limit)
-        own = not listing.wants_all_projects(request)
-        conditions = [backups.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, backups.c.project_id)
+        conditions = [*own]
         known = FILTERS | ({"project_id"} if request.context.is_admin else set())
         if request.minor >= 31:
             listing.refuse_unknown(query, known)
@@ -256,7 +256,7 @@ class BackupHandlers:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def try_once() -> Backup:
-            backup = await self._core.load_backup(request, backup_id, "backup:update")
+            backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
             return await self._core.load_backup(request, backup_id)
 
@@ -307,7 +307,7 @@ class BackupHandlers:
         operation_id = self._core.new_id()
         draft: Volume | None = None
         if asked.volume_id is None:
-            backup = await self._core.load_backup(request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id)
             name = stripped(asked.name) or f"restore_backup_{backup_id}"
             source = Source(
                 size=backup.size,
@@ -320,7 +320,7 @@ class BackupHandlers:
             draft = await self._volumes.draft(request, source, name=name)
 
         async def try_once() -> Volume:
-            backup = await self._core.load_backup(request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id)
             states.check_backup(backup, "restore")
             volume = draft
             if volume is None:

@@ -150,7 +150,7 @@ class FileActions:
         asked: Reimage = request.body.arguments
         if self._images is None:
             raise Invalid("There is no image service: a volume cannot be made of an image.")
-        volume = await self._core.load_volume(request, volume_id, "volume:reimage")
+        volume = await self._core.load_volume(request, volume_id)
         action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
         states.check_volume(volume, action)
         # A service does not have the user's token. It has checked that the user may see the image.
@@ -168,7 +168,7 @@ class FileActions:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:
-            found = await self._core.load_volume(request, volume_id, "volume:reimage")
+            found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
             if found.status == RESERVED:
                 request.authorize(found.target, "volume:reimage_reserved")

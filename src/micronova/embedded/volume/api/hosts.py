@@ -1,5 +1,6 @@
 """Hosts: what operators see of the machines with the role, as Cinder's old API shows it."""
 
+from collections import defaultdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
 _TOTAL = "(total)"
-_COLUMNS = ((volumes, "volume_count", "total_volume_gb"), (snapshots, "snapshot_count", "total_snapshot_gb"))
+_NOTHING = {"volume_count": 0, "total_volume_gb": 0, "snapshot_count": 0, "total_snapshot_gb": 0}
 
 
 class HostChanges(Body):
@@ -58,7 +59,7 @@ class HostHandlers:
     async def show(self, request: Request, host: str) -> dict[str, Any]:
         """Show how much a host has, in all and by project."""
         used = await self._core.database.read(_used_by_project, host)
-        total = {name: sum(each[name] for each in used.values()) for _, *names in _COLUMNS for name in names}
+        total = {name: sum(of_project[name] for of_project in used.values()) for name in _NOTHING}
         return {
             "host": [
                 {"resource": {"host": host, "project": project, **{name: str(number) for name, number in sums.items()}}}
@@ -81,13 +82,11 @@ class HostHandlers:
 def _used_by_project(conn: sa.Connection, host: str) -> dict[str, dict[str, int]]:
     if service_queries.get(conn, service_queries.VOLUME_SERVICE, host) is None:
         raise _missing(host)
-    used: dict[str, dict[str, int]] = {}
-    for table, number, size in _COLUMNS:
-        for each in host_queries.sums(conn, table, host):
-            of_project = used.setdefault(
-                each.project_id, dict.fromkeys((name for _, *names in _COLUMNS for name in names), 0)
-            )
-            of_project |= {number: each.number, size: each.size}
+    used: dict[str, dict[str, int]] = defaultdict(_NOTHING.copy)
+    for each in host_queries.sums(conn, volumes, host):
+        used[each.project_id] |= {"volume_count": each.number, "total_volume_gb": each.size}
+    for each in host_queries.sums(conn, snapshots, host):
+        used[each.project_id] |= {"snapshot_count": each.number, "total_snapshot_gb": each.size}
     return dict(sorted(used.items()))
 
 

@@ -102,13 +102,17 @@ def refuse_unknown(query: Query, known: frozenset[str]) -> None:
         raise Invalid(f"Invalid filters {', '.join(wrong)[:200]} are found in query options.")
 
 
-def wants_all_projects(request: Request, *, services: bool = False) -> bool:
-    """Return whether an administrator, or with `services` a service, asks for the resources of all projects."""
+def own_project(
+    request: Request, project_id: sa.Column[str], *, services: bool = False
+) -> list[sa.ColumnElement[bool]]:
+    """Return the condition that resources belong to the caller's project.
+
+    There is none if an administrator, or with `services` a service, asks for the resources of all projects.
+    """
     text = last(request.raw_query, "all_tenants")
-    if text is None:
-        return False
-    may = request.context.is_admin or (services and SERVICE_ROLE in request.context.roles)
-    return (text == "" or QUERY_RULES.boolean("all_tenants", text)) and may
+    may_see_all = request.context.is_admin or (services and SERVICE_ROLE in request.context.roles)
+    wants_all = text is not None and (text == "" or QUERY_RULES.boolean("all_tenants", text))
+    return [] if wants_all and may_see_all else [project_id == request.context.project_id]
 
 
 def dictionary(name: str, text: str) -> dict[str, str]:

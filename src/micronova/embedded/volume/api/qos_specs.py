@@ -138,7 +138,7 @@ class QosSpecsHandlers:
         """List the volume types that are associated with QoS specs."""
         await self._load(specs_id)
         found = await self._core.database.read(qos_queries.associated, specs_id)
-        shown = [{"association_type": "volume_type", "name": name, "id": id} for id, name in found]
+        shown = [{"association_type": "volume_type", "name": name, "id": id} for id, name in found.items()]
         return {"qos_associations": shown}
 
     async def associate(self, request: Request, specs_id: str) -> None:

@@ -119,8 +119,8 @@ class SnapshotHandlers:
 
     def _conditions(self, request: Request) -> list[sa.ColumnElement[bool]]:
         query, minor = request.raw_query, request.minor
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [snapshots.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, snapshots.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = {"project_id"} if request.context.is_admin else set()
         if minor >= 31:  # before, filters that are not known are ignored
@@ -159,7 +159,7 @@ class SnapshotHandlers:
         snapshot_id, operation_id = self._core.new_id(), self._core.new_id()
 
         async def try_once() -> Snapshot:
-            volume = await self._core.load_volume(request, volume_id, "volume:create_snapshot")
+            volume = await self._core.load_volume(request, volume_id)
             states.check_volume(volume, "snapshot by force" if force else "snapshot")
             snapshot = Snapshot(
                 id=snapshot_id,
@@ -216,7 +216,7 @@ class SnapshotHandlers:
             raise Invalid("The body changes nothing: give name or description.")
 
         async def try_once() -> Snapshot:
-            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:update_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
             return await self._core.load_snapshot(request, snapshot_id)
 
@@ -224,16 +224,30 @@ class SnapshotHandlers:
 
     async def delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot and its file."""
+        await self._begin_delete(request, snapshot_id, force=False)
+
+    async def force_delete(self, request: Request, snapshot_id: str) -> None:
+        """Delete a snapshot in any status."""
+        await self._begin_delete(request, snapshot_id, force=True)
+
+    async def _begin_delete(self, request: Request, snapshot_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:
-            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
-            states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(self._record_delete, snapshot, operation_id, request.context.request_id)
+            snapshot = await self._core.load_snapshot(request, snapshot_id)
+            if not force:
+                states.check_snapshot(snapshot, "delete")
+            await self._core.begin_operation(
+                self._record_delete, snapshot, force, operation_id, request.context.request_id
+            )
 
         await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
 
-    def _record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+    def _record_delete(
+        self, conn: sa.Connection, snapshot: Snapshot, force: bool, operation_id: str, request_id: str
+    ) -> None:
+        if force:
+            operation_queries.cancel(conn, snapshot.id, but=operation_id)
         if self.record_delete_operation(conn, snapshot, operation_id, request_id):
             self.record_deleting(conn, snapshot)
 
@@ -286,22 +300,6 @@ class SnapshotHandlers:
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
         await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
-
-    async def force_delete(self, request: Request, snapshot_id: str) -> None:
-        """Delete a snapshot in any status."""
-        operation_id = self._core.new_id()
-
-        async def try_once() -> None:
-            snapshot = await self._core.load_snapshot(request, snapshot_id)
-            await self._core.begin_operation(
-                self._record_force_delete, snapshot, operation_id, request.context.request_id
-            )
-
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
-
-    def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        operation_queries.cancel(conn, snapshot.id, but=operation_id)
-        self._record_delete(conn, snapshot, operation_id, request_id)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

@@ -114,9 +114,7 @@ class TransferHandlers:
         """List the transfers that the caller's project offers."""
         query = request.raw_query
         page = listing.read_page(query, transfer_queries.SORTABLE, self._core.settings.max_limit)
-        conditions = []
-        if not listing.wants_all_projects(request):
-            conditions.append(transfers.c.project_id == request.context.project_id)
+        conditions = listing.own_project(request, transfers.c.project_id)
         conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
         found = await self._core.database.read(transfer_queries.list_transfers, page, conditions)
         path = f"{base.lstrip('/')}{rest}"
@@ -124,7 +122,7 @@ class TransferHandlers:
 
     async def show(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Show a transfer that the caller's project offers."""
-        return {"transfer": _full(request, base, await self._load(request, transfer_id, "volume:get_transfer"))}
+        return {"transfer": _full(request, base, await self._load(request, transfer_id))}
 
     async def create(self, base: str, request: Request) -> dict[str, Any]:
         """Offer a volume; the answer has the key, and no other does."""
@@ -159,7 +157,7 @@ class TransferHandlers:
         """Take an offer back."""
 
         async def try_once() -> None:
-            found = await self._load(request, transfer_id, "volume:delete_transfer")
+            found = await self._load(request, transfer_id)
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
             await self._core.database.write(_delete, found, volume, self._core.now())
 
@@ -213,9 +211,9 @@ class TransferHandlers:
             elif project != context.project_id:
                 quotas.release(conn, project, amounts)
 
-    async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
+    async def _load(self, request: Request, transfer_id: str) -> Transfer:
         see = "volume:get_transfer"
-        return await self._core.load(request, transfer_queries.get, transfer_id, noun="Transfer", see=see, rule=rule)
+        return await self._core.load(request, transfer_queries.get, transfer_id, noun="Transfer", see=see)
 
 
 def _insert(conn: sa.Connection, volume: Volume, made: Transfer) -> None:

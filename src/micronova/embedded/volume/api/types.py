@@ -310,11 +310,11 @@ class TypeHandlers:
     async def list_defaults(self, request: Request) -> dict[str, Any]:
         """List the default types of projects."""
         found = await self._core.database.read(type_queries.defaults)
-        return {"default_types": [{"project_id": project, "volume_type_id": id} for project, id in found]}
+        return {"default_types": [{"project_id": project, "volume_type_id": id} for project, id in found.items()]}
 
     async def show_default(self, request: Request, project: str) -> dict[str, Any]:
         """Show the default type of a project."""
-        found = dict(await self._core.database.read(type_queries.defaults))
+        found = await self._core.database.read(type_queries.defaults)
         if project not in found:
             raise NotFound(f"Default type for project {project[:64]} not found.")
         return {"default_type": {"project_id": project, "volume_type_id": found[project]}}

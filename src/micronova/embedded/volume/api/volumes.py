@@ -26,8 +26,8 @@ from micronova.embedded.volume.api.request_bodies import (
     uuid,
 )
 from micronova.embedded.volume.api.snapshots import SnapshotHandlers
-from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
+from micronova.embedded.volume.api.volume_view import VolumeView
 from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, load_cipher
@@ -141,10 +141,10 @@ class VolumeHandlers:
     async def summary(self, request: Request) -> dict[str, Any]:
         """Say how many volumes there are and how large they are together."""
         listing.check_length(request.raw_query)
-        number, size, metadata = await self._core.database.read(volume_queries.summary, self._conditions(request))
-        shown: dict[str, Any] = {"total_count": number, "total_size": size}
+        found = await self._core.database.read(volume_queries.summary, self._conditions(request))
+        shown: dict[str, Any] = {"total_count": found.number, "total_size": found.size}
         if request.minor >= 36:
-            shown["metadata"] = metadata
+            shown["metadata"] = found.metadata
         return {"volume-summary": shown}
 
     async def show(self, request: Request, volume_id: str) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class VolumeHandlers:
         """Return what the volumes of a list have in common; raise Invalid."""
         query, minor = request.raw_query, request.minor
         # Compute looks for the volume of a server, whatever its project is.
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [volumes.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, volumes.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = _ADMIN_FILTERS if request.context.is_admin else {}
         if minor >= 31:  # before, filters that are not known are ignored
@@ -339,9 +339,9 @@ class VolumeHandlers:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def try_once() -> Volume:
-            volume = await self._core.load_volume(request, volume_id, "volume:update")
+            volume = await self._core.load_volume(request, volume_id)
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
-            return await self._core.load_volume(request, volume_id, "volume:update")
+            return await self._core.load_volume(request, volume_id)
 
         return {"volume": VolumeView(request).plain(await retry_or_conflict(f"Volume {volume_id}", try_once))}
 

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event
+from micronova.embedded.volume.backend.exports import Report
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.backend.luks import header_size
 from micronova.embedded.volume.core import Core
@@ -46,7 +47,7 @@ class Attempt:
         self.progress = 0  # in percent; written by any thread
         self.cancelled = False  # the operation was cancelled meanwhile
 
-    def reporter(self, size: int) -> Callable[[int], None]:
+    def reporter(self, size: int) -> Report:
         """Return the function that is told how many bytes of `size` are done; it ends work that was cancelled."""
 
         def report(done: int) -> None:

@@ -100,21 +100,17 @@ class Engine:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for id in (
-                await self._core.database.read(operation_queries.cancelled, list(self._attempts))
-                if self._attempts
-                else ()
-            ):
+            await self._note_cancelled()
+            core, limits = self._core, (2 * MOST_RUNNING_OF_PROJECT, 2 * MOST_RUNNING)
+            for ready in await core.database.read(operation_queries.ready, core.host, core.now(), *limits):
+                self._take(ready)
+
+    async def _note_cancelled(self) -> None:
+        """Let attempts at operations that were cancelled end."""
+        if self._attempts:
+            for id in await self._core.database.read(operation_queries.cancelled, list(self._attempts)):
                 if attempt := self._attempts.get(id):
                     attempt.cancelled = True
-            for ready in await self._core.database.read(
-                operation_queries.ready,
-                self._core.host,
-                self._core.now(),
-                2 * MOST_RUNNING_OF_PROJECT,
-                2 * MOST_RUNNING,
-            ):
-                self._take(ready)
 
     def _take(self, ready: Ready) -> None:
         """Begin to work on an operation, unless it runs, waits for the next sweep or exceeds a limit."""

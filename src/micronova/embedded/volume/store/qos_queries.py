@@ -48,10 +48,10 @@ def update(conn: sa.Connection, found: QosSpecs, values: QosSpecsColumns, now: i
     revisions.update(conn, qos_specs.c.revision, found.id, found.revision, values, now)
 
 
-def associated(conn: sa.Connection, specs_id: str) -> list[tuple[str, str]]:
-    """Return the ids and the names of the volume types that are associated with QoS specs."""
+def associated(conn: sa.Connection, specs_id: str) -> dict[str, str]:
+    """Return the names of the volume types that are associated with QoS specs, by id."""
     chosen = sa.select(volume_types.c.id, volume_types.c.name).where(volume_types.c.qos_specs_id == specs_id)
-    return [(row.id, row.name) for row in conn.execute(chosen.order_by(volume_types.c.name))]
+    return {row.id: row.name for row in conn.execute(chosen.order_by(volume_types.c.name))}
 
 
 def end_associations(conn: sa.Connection, specs_id: str, now: int) -> None:

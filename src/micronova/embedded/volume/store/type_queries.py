@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db.upsert import insert_if_absent
+from micronova.db.upsert import insert_if_absent, insert_or_update
 from micronova.embedded.common import revisions
 from micronova.embedded.volume.model import TypeEncryption, TypeEncryptionColumns, VolumeType, VolumeTypeColumns
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
@@ -157,18 +157,15 @@ def default_of(conn: sa.Connection, project_id: str, name: str) -> VolumeType | 
     return by_name(conn, name) if own is None else get(conn, own)
 
 
-def defaults(conn: sa.Connection) -> list[tuple[str, str]]:
-    """Return the projects with a default type, and the ids of these."""
+def defaults(conn: sa.Connection) -> dict[str, str]:
+    """Return the ids of default types, by project."""
     chosen = default_types.select().order_by(default_types.c.project_id)
-    return [(row.project_id, row.volume_type_id) for row in conn.execute(chosen)]
+    return {row.project_id: row.volume_type_id for row in conn.execute(chosen)}
 
 
 def set_default(conn: sa.Connection, project_id: str, type_id: str) -> None:
     """Set the default type of a project."""
-    row = {"project_id": project_id, "volume_type_id": type_id}
-    if not insert_if_absent(conn, default_types, row):
-        mine = default_types.c.project_id == project_id
-        conn.execute(default_types.update().where(mine).values(volume_type_id=type_id))
+    insert_or_update(conn, default_types, {"project_id": project_id}, {"volume_type_id": type_id})
 
 
 def unset_default(conn: sa.Connection, project_id: str) -> None:

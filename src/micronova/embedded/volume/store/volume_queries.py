@@ -1,7 +1,7 @@
 """The queries about volumes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -63,8 +63,16 @@ def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
     ]
 
 
-def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> tuple[int, int, dict[str, list[str]]]:
-    """Return how many volumes there are, the sum of their sizes, and the values that their metadata have."""
+class Summary(NamedTuple):
+    """How many volumes there are, and what they have together."""
+
+    number: int
+    size: int  # GiB
+    metadata: dict[str, list[str]]  # the values of each key
+
+
+def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> Summary:
+    """Return the summary of the volumes that meet the conditions."""
     sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(volumes.c.size), 0)).where(*conditions)
     number, size = conn.execute(sums).one()
     distinct = (
@@ -77,7 +85,7 @@ def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -
     values: dict[str, list[str]] = {}
     for row in conn.execute(distinct):
         values.setdefault(row.key, []).append(row.value)
-    return number, int(size), values
+    return Summary(number, int(size), values)
 
 
 def insert(conn: sa.Connection, volume: Volume) -> None:
