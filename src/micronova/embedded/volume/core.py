@@ -93,7 +93,7 @@ class Core:
     ) -> Found:
         """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it.
 
-        Without `rule` that of the request's route counts.
+        Without `rule` the rule of the request's route decides.
         """
         found = await self.database.read(get, id) if UUID.fullmatch(id) else None
         if found is None or not request.allows(found.target, see):
@@ -125,4 +125,4 @@ async def retry_or_conflict(what: str, try_once: Callable[[], Awaitable[R]]) -> 
     try:
         return await retry(try_once)
     except Contended:
-        raise Conflict(f"{what} is being changed by others all the time: try again.") from None
+        raise Conflict(f"Other requests keep changing {what}: try again.") from None

@@ -75,7 +75,7 @@ def check_type_unchanged(conn: sa.Connection, type_id: str, *, encrypted: bool) 
     """Raise Changed if the encryption of the type has been added or removed since the request read it.
 
     The transaction has written a volume of the type, which keeps others from changing the encryption from now on.
-    Without the check the volume could be in the clear, and nobody would notice.
+    Without the check the volume could be unencrypted, and nobody would notice.
     """
     if (encryption_of(conn, type_id) is not None) != encrypted:
         raise Changed

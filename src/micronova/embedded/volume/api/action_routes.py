@@ -57,4 +57,4 @@ async def change_row(core: Core, request: Request, volume_id: str, change: Chang
         await core.database.write(volume_queries.update, volume, change(volume), core.now())
         return volume
 
-    return await retry_or_conflict(f"Volume {volume_id}", try_once)
+    return await retry_or_conflict(f"volume {volume_id}", try_once)

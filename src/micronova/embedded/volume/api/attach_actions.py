@@ -53,7 +53,7 @@ class MaybeConnector(Body):
 
 
 class AttachActions:
-    """The handlers."""
+    """The handlers of these actions."""
 
     def __init__(self, core: Core, export_manager: ExportManager) -> None:
         self._core = core
@@ -76,13 +76,13 @@ class AttachActions:
         ]
 
     async def reserve(self, request: Request, volume_id: str) -> None:
-        """Keep a volume for a server."""
+        """Reserve a volume for a server."""
         await change_row(
             self._core, request, volume_id, lambda old: {"status": states.check_volume(old, "reserve").during}
         )
 
     async def unreserve(self, request: Request, volume_id: str) -> None:
-        """Give a reserved volume back; do nothing with another."""
+        """End the reservation of a volume; do nothing if it is not reserved."""
 
         def change(volume: Volume) -> ResourceColumns:
             if volume.status not in states.VOLUME_ACTIONS["unreserve"].starts:
@@ -133,7 +133,7 @@ class AttachActions:
             )
             await self._core.database.write(attachment_queries.add, volume, attachment, now)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     async def detach(self, request: Request, volume_id: str) -> None:
         """Record that a server or a host has given the volume back."""
@@ -159,7 +159,7 @@ class AttachActions:
             await check_unused(request, [each for each in volume.attachments if each.id in ids])
             await self._core.database.write(attachment_queries.remove_by_action, volume, ids, self._core.now())
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
         await self._export_manager.stop_serving_unused(volume_id)
 
     async def initialize_connection(self, request: Request, volume_id: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class AttachActions:
             await self._export_manager.serve(volume)
             return connection
 
-        return {"connection_info": as_action_answer(await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"connection_info": as_action_answer(await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     async def terminate_connection(self, request: Request, volume_id: str) -> None:
         """End the connection of a host, or all without a connector; those of attachments stay."""

@@ -147,7 +147,7 @@ class AttachmentHandlers:
             await self._core.database.write(attachment_queries.add, volume, attachment, self._core.now())
             return attachment
 
-        attachment = await retry_or_conflict(f"Volume {asked.volume_uuid}", try_once)
+        attachment = await retry_or_conflict(f"volume {asked.volume_uuid}", try_once)
         if asked.connector:
             try:
                 attachment = await self._connect(request, attachment.id, asked.connector)
@@ -188,7 +188,7 @@ class AttachmentHandlers:
             await self._export_manager.serve(volume)
             return following
 
-        return await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        return await retry_or_conflict(f"attachment {attachment_id}", try_once)
 
     async def complete(self, request: Request, attachment_id: str) -> None:
         """Record that the server has the volume."""
@@ -200,7 +200,7 @@ class AttachmentHandlers:
             following = msgspec.structs.replace(attachment, attach_status=ATTACHED, attached_at=now)
             await self._core.database.write(attachment_queries.change, volume, following, now)
 
-        await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        await retry_or_conflict(f"attachment {attachment_id}", try_once)
 
     async def delete(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Delete an attachment, and list the others of the volume."""
@@ -215,7 +215,7 @@ class AttachmentHandlers:
             await self._core.database.write(attachment_queries.remove, volume, [attachment_id], self._core.now())
             return volume
 
-        volume = await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        volume = await retry_or_conflict(f"attachment {attachment_id}", try_once)
         await self._export_manager.stop_serving_unused(volume.id)
         return volume
 

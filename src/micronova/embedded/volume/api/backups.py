@@ -55,7 +55,7 @@ class NewBackupBody(Body):
 
 
 class BackupChanges(Body):
-    """What of a backup can change."""
+    """The fields of a backup that can change."""
 
     versions = {"metadata": since(43)}
 
@@ -208,7 +208,7 @@ class BackupHandlers:
             )
             return made
 
-        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
+        made = await retry_or_conflict(f"volume {volume_id}", try_once)
         return {"backup": brief(request, made)}
 
     def _record(
@@ -260,7 +260,7 @@ class BackupHandlers:
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
             return await self._core.load_backup(request, backup_id)
 
-        changed = await retry_or_conflict(f"Backup {backup_id}", try_once)
+        changed = await retry_or_conflict(f"backup {backup_id}", try_once)
         return {"backup": brief(request, changed)}
 
     async def delete(self, request: Request, backup_id: str) -> None:
@@ -282,7 +282,7 @@ class BackupHandlers:
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Backup {backup_id}", try_once)
+        await retry_or_conflict(f"backup {backup_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, backup: Backup, force: bool, operation_id: str, request_id: str
@@ -337,7 +337,7 @@ class BackupHandlers:
             )
             return volume
 
-        volume = await retry_or_conflict(f"Backup {backup_id}", try_once)
+        volume = await retry_or_conflict(f"backup {backup_id}", try_once)
         return {"restore": {"backup_id": backup_id, "volume_id": volume.id, "volume_name": volume.name}}
 
     def _record_restore(
@@ -376,7 +376,7 @@ class BackupHandlers:
             backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
-        await retry_or_conflict(f"Backup {backup_id}", try_once)
+        await retry_or_conflict(f"backup {backup_id}", try_once)
 
 
 def brief(request: Request, backup: Backup) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Hosts: what operators see of the machines with the role, as Cinder's old API shows it."""
+"""Hosts: the services of each machine and what it stores, as Cinder's old API shows them."""
 
 from collections import defaultdict
 from typing import Any
@@ -19,13 +19,13 @@ _NOTHING = {"volume_count": 0, "total_volume_gb": 0, "snapshot_count": 0, "total
 
 
 class HostChanges(Body):
-    """What of a host can change."""
+    """The fields of a host that can change."""
 
     status: Text
 
 
 class HostHandlers:
-    """The handlers."""
+    """The handlers of hosts."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -68,7 +68,7 @@ class HostHandlers:
         }
 
     async def update(self, request: Request, host: str) -> dict[str, Any]:
-        """Let new volumes be made on a host, or keep them from it."""
+        """Enable or disable the volume service of a host: a disabled one makes no new volumes."""
         status = request.body.status.strip().lower()
         if status not in ("enable", "disable"):
             raise Invalid(f"Invalid status: '{status[:64]}' is neither enable nor disable.")

@@ -105,7 +105,7 @@ class QosSpecsHandlers:
             rest = {key: value for key, value in given.items() if key != "consumer"}
             specs = {**old.specs, **rest}
             if len(specs) > MOST_ITEMS:
-                raise Invalid(f"QoS specs may have {MOST_ITEMS} items.")
+                raise Invalid(f"QoS specs may have at most {MOST_ITEMS} items.")
             return {"specs": specs, "consumer": _consumer(given.get("consumer", old.consumer))}
 
         await self._change(specs_id, change)
@@ -169,7 +169,7 @@ class QosSpecsHandlers:
                 return
             await self._core.database.write(type_queries.update, found, {"qos_specs_id": value}, self._core.now())
 
-        await retry_or_conflict(f"Volume type {type_id}", try_once)
+        await retry_or_conflict(f"volume type {type_id}", try_once)
 
     async def _load(self, specs_id: str) -> QosSpecs:
         found = await self._core.database.read(qos_queries.get, specs_id)

@@ -55,7 +55,7 @@ class NewNames(Body, kw_only=True):
 
 
 class NameChanges(Body, kw_only=True):
-    """The name and the description that a resource gets. Old clients write `display_` before both."""
+    """The new name and description of a resource. Old clients write `display_` before both."""
 
     name: Text | None | UnsetType = UNSET
     description: Text | None | UnsetType = UNSET
@@ -103,7 +103,7 @@ def required_name(value: str, field: str = "name") -> str:
 def identifier(value: str) -> str:
     """Return the id of a project or the name of a class in a path; raise Invalid if no row can have it."""
     if len(value) > 255:
-        raise Invalid("Invalid input: an id may have 255 characters.")
+        raise Invalid("Invalid input: an id may have at most 255 characters.")
     return value
 
 

@@ -61,7 +61,7 @@ class ImageMetadataKey(Body):
 
 
 class RowActions:
-    """The handlers."""
+    """The handlers of these actions."""
 
     def __init__(self, core: Core, volumes: VolumeHandlers, export_manager: ExportManager) -> None:
         self._core = core
@@ -84,11 +84,11 @@ class RowActions:
         ]
 
     async def set_bootable(self, request: Request, volume_id: str) -> None:
-        """Say whether a server can boot from the volume."""
+        """Set whether a server can boot from the volume."""
         await change_row(self._core, request, volume_id, lambda _: {"bootable": truth(request.body.arguments.bootable)})
 
     async def set_readonly(self, request: Request, volume_id: str) -> None:
-        """Say whether the volume may be written to."""
+        """Set whether the volume may be written to."""
 
         def change(volume: Volume) -> ResourceColumns:
             states.check_volume(volume, "set readonly")
@@ -103,7 +103,7 @@ class RowActions:
         def change(volume: Volume) -> ResourceColumns:
             following = {**volume.image_metadata, **given}
             if len(following) > max(MOST_ITEMS, len(volume.image_metadata)):
-                raise TooLarge(f"The image metadata of a volume may have {MOST_ITEMS} items.")
+                raise TooLarge(f"The image metadata of a volume may have at most {MOST_ITEMS} items.")
             return {"image_metadata": following}
 
         volume = await change_row(self._core, request, volume_id, change)
@@ -126,7 +126,7 @@ class RowActions:
         await change_row(self._core, request, volume_id, change)
 
     async def reset_status(self, request: Request, volume_id: str) -> None:
-        """Set the status, whatever it is; without attachments if that is asked for."""
+        """Set the status, whatever it is, and delete the attachments if the request asks for that."""
         asked: ResetStatus = request.body.arguments
         if not (asked.status or asked.attach_status or asked.migration_status):
             raise Invalid("Must specify 'status', 'attach_status' or 'migration_status' for update.")
@@ -148,7 +148,7 @@ class RowActions:
                 values: ResourceColumns = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
         if asked.attach_status == "detached":
             await self._export_manager.stop_serving_unused(volume_id)
 
@@ -178,12 +178,12 @@ class RowActions:
                 request.authorize(volume.target, "volume:multiattach")
             await self._core.database.write(self._set_type, volume, found)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     def _set_type(self, conn: sa.Connection, volume: Volume, new: VolumeType) -> None:
         values: ResourceColumns = {"volume_type_id": new.id, "multiattach": new.multiattach}
         volume_queries.update(conn, volume, values, self._core.now())
         if not same_encryption(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
-            raise Changed  # since the request has compared them; from now on the volume keeps them as they are
+            raise Changed  # one of them has changed since the request compared them
         before, after = (quotas.of_volume_type(id, volume.size) for id in (volume.volume_type_id, new.id))
         quotas.move(conn, volume.project_id, after, before, self._core.settings.quotas)

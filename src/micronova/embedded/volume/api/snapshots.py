@@ -51,7 +51,7 @@ class NewSnapshotBody(Body):
 
 
 class SnapshotChanges(NameChanges):
-    """What of a snapshot can change."""
+    """The fields of a snapshot that can change."""
 
 
 class SnapshotChangesBody(Body):
@@ -185,7 +185,7 @@ class SnapshotHandlers:
             await self._core.begin_operation(self._record, volume, snapshot, operation_id, request.context.request_id)
             return snapshot
 
-        return {"snapshot": _plain(request, await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     def _record(
         self, conn: sa.Connection, volume: Volume, snapshot: Snapshot, operation_id: str, request_id: str
@@ -220,7 +220,7 @@ class SnapshotHandlers:
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
             return await self._core.load_snapshot(request, snapshot_id)
 
-        return {"snapshot": _plain(request, await retry_or_conflict(f"Snapshot {snapshot_id}", try_once))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"snapshot {snapshot_id}", try_once))}
 
     async def delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot and its file."""
@@ -241,7 +241,7 @@ class SnapshotHandlers:
                 self._record_delete, snapshot, force, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, snapshot: Snapshot, force: bool, operation_id: str, request_id: str
@@ -280,7 +280,7 @@ class SnapshotHandlers:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.database.write(snapshot_queries.update, snapshot, {"status": status}, self._core.now())
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
     async def update_status(self, request: Request, snapshot_id: str) -> None:
         """Record what compute reports of a snapshot that it makes or deletes."""
@@ -299,7 +299,7 @@ class SnapshotHandlers:
             }
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

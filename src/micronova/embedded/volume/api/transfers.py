@@ -150,7 +150,7 @@ class TransferHandlers:
             await self._core.database.write(_insert, volume, made)
             return made
 
-        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
+        made = await retry_or_conflict(f"volume {volume_id}", try_once)
         return {"transfer": {**_full(request, base, made), "auth_key": key}}
 
     async def delete(self, request: Request, transfer_id: str) -> None:
@@ -161,7 +161,7 @@ class TransferHandlers:
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
             await self._core.database.write(_delete, found, volume, self._core.now())
 
-        await retry_or_conflict(f"Transfer {transfer_id}", try_once)
+        await retry_or_conflict(f"transfer {transfer_id}", try_once)
 
     async def accept(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Take a volume over, with its snapshots unless the offer excludes them."""
@@ -173,7 +173,7 @@ class TransferHandlers:
                 if UUID.fullmatch(transfer_id)
                 else None
             )
-            # Who does not have the key learns nothing about a transfer, not even that there is one.
+            # A caller without the key learns nothing about a transfer, not even that there is one.
             if found is None or not hmac.compare_digest(found.key_hash, _hash(found.salt, key)):
                 raise NotFound(f"Transfer {transfer_id[:64]} could not be found, or the key is wrong.")
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
@@ -187,7 +187,7 @@ class TransferHandlers:
             await self._core.database.write(self._take_over, found, volume, request.context)
             return found
 
-        accepted = await retry_or_conflict(f"Transfer {transfer_id}", try_once)
+        accepted = await retry_or_conflict(f"transfer {transfer_id}", try_once)
         return {"transfer": _brief(request, base, accepted)}
 
     def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
@@ -232,7 +232,7 @@ def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now:
 def _check_unread(conn: sa.Connection, volume: Volume) -> None:
     """Raise Invalid if a volume is attached, or is copied: the copy would have what the next project writes.
 
-    The transaction has changed the volume before. So what is begun later finds that it is not available.
+    The transaction has already changed the volume, so an operation that begins later finds it unavailable.
     """
     if volume.attachments or operation_queries.uses(conn, volume.id):
         raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")
@@ -241,7 +241,7 @@ def _check_unread(conn: sa.Connection, volume: Volume) -> None:
 def _check_snapshots(volume: Volume, found: Sequence[Snapshot], excluded: bool) -> None:
     """Raise Invalid unless the snapshots of a volume can go with it."""
     if found and excluded:
-        raise Invalid(f"Volume {volume.id} has snapshots, which the transfer excludes: delete them before.")
+        raise Invalid(f"Volume {volume.id} has snapshots, which the transfer excludes: delete them first.")
     for snapshot in found:
         if snapshot.status != AVAILABLE:
             raise Invalid(f"Snapshot {snapshot.id} is {snapshot.status}: to be transferred it must be {AVAILABLE}.")

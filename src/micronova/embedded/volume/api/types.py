@@ -23,7 +23,7 @@ from micronova.objects.errors import Invalid, NotFound
 SpecKey = Annotated[str, Meta(title="1 to 255 letters, digits and - _ : .", pattern=r"^[a-zA-Z0-9\-_:.]{1,255}\Z")]
 Specs = Annotated[dict[SpecKey, Text | None], Meta(max_length=MOST_ITEMS)]
 VISIBLE = ("multiattach", "RESKEY:availability_zones", "replication_enabled")
-"""The extra specs that everybody sees: they say what one can do with a volume."""
+"""The extra specs that every user sees: they say what a user can do with a volume."""
 _PUBLIC = "os-volume-type-access:is_public"
 _EXTRA_SPECS = "volume_extension:types_extra_specs:"
 _ACCESS = "volume_extension:volume_type_access:"
@@ -45,7 +45,7 @@ class NewTypeBody(Body):
 
 
 class TypeChanges(Body):
-    """What of a type can change."""
+    """The fields of a type that can change."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
     description: Text | None | UnsetType = UNSET
@@ -224,7 +224,7 @@ class TypeHandlers:
                 raise Invalid(f"Volume Type {found.name} deletion is not allowed: it is the default of the cloud.")
             await self._core.database.write(type_queries.delete, found)
 
-        await retry_or_conflict(f"Volume type {type_id}", try_once)
+        await retry_or_conflict(f"volume type {type_id}", try_once)
 
     async def _load(self, request: Request, type_id: str) -> VolumeType:
         context = request.context
@@ -241,7 +241,7 @@ class TypeHandlers:
             await self._core.database.write(type_queries.update, found, change(found), self._core.now())
             return await self._load(request, type_id)
 
-        return await retry_or_conflict(f"Volume type {type_id}", try_once)
+        return await retry_or_conflict(f"volume type {type_id}", try_once)
 
     # --- extra specs -----------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ def _seen(request: Request, type_: VolumeType) -> dict[str, str]:
 
 def _limited(specs: dict[str, str]) -> dict[str, str]:
     if len(specs) > MOST_ITEMS:
-        raise Invalid(f"A volume type may have {MOST_ITEMS} extra specs.")
+        raise Invalid(f"A volume type may have at most {MOST_ITEMS} extra specs.")
     return specs
 
 

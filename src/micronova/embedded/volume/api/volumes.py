@@ -79,7 +79,7 @@ class NewVolumeBody(Body):
 
 
 class VolumeChanges(NameChanges):
-    """What of a volume can change."""
+    """The fields of a volume that can change."""
 
     metadata: Items | UnsetType = UNSET
 
@@ -139,7 +139,7 @@ class VolumeHandlers:
         return listing.answer(request, "volumes", path, found, view)
 
     async def summary(self, request: Request) -> dict[str, Any]:
-        """Say how many volumes there are and how large they are together."""
+        """Show how many volumes there are and how large they are together."""
         listing.check_length(request.raw_query)
         found = await self._core.database.read(volume_queries.summary, self._conditions(request))
         shown: dict[str, Any] = {"total_count": found.number, "total_size": found.size}
@@ -238,7 +238,7 @@ class VolumeHandlers:
             )
             return volume
 
-        return {"volume": VolumeView(request).plain(await retry_or_conflict("What the volume is made of", try_once))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict("the source of the volume", try_once))}
 
     async def draft(
         self,
@@ -343,7 +343,7 @@ class VolumeHandlers:
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
             return await self._core.load_volume(request, volume_id)
 
-        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     @staticmethod
     def _change(
@@ -378,7 +378,7 @@ class VolumeHandlers:
                 self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str
@@ -389,7 +389,7 @@ class VolumeHandlers:
         if snapshots and not cascade:
             raise Invalid(
                 f"Invalid volume: Volume {volume.id} still has {len(snapshots)} dependent snapshots: delete them "
-                "before, or ask for cascade."
+                "first, or ask for cascade."
             )
         if force:
             operation_queries.cancel(conn, volume.id, but=operation_id)

@@ -85,7 +85,7 @@ class Files:
         return self.root / directory / id
 
     async def names(self, directory: str) -> list[str]:
-        """Return the names of all files in a directory, also of those that are not complete."""
+        """Return the names of all files in a directory, complete or not."""
         return await self.run(os.listdir, self.root / directory)
 
     async def remove(self, directory: str, name: str) -> bool:

@@ -21,7 +21,7 @@ class BackupKind(OperationKind):
     rows = backup_queries.ROWS
 
     def show_failure(self, conn: sa.Connection, backup_id: str, reason: str, now: int) -> None:
-        """Show a backup as failed, and why; it counts until it is deleted."""
+        """Set the status of a backup that failed, and the reason; it counts in the quota until it is deleted."""
         backup_queries.touch(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
 
 

@@ -21,7 +21,7 @@ from micronova.embedded.volume.operations.payloads import Payload
 from micronova.embedded.volume.store import operation_queries, service_queries
 from micronova.embedded.volume.store.resource_queries import Rows
 
-IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
+IMAGE: Final = "image"  # marks the file of an image that is not converted yet
 
 R = TypeVar("R")
 
@@ -132,7 +132,7 @@ class OperationKind(ABC):
             await self.files.remove(self.directory, part.name)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
+        """Record that the operation has failed. A resource that was not made uses its quota until it is deleted."""
         self.rows.set_status(conn, operation.resource_id, self.failure_status, now)
         self.give_back(conn, operation, now)
 

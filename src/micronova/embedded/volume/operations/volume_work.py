@@ -44,12 +44,12 @@ from micronova.imageformat.inspector import inspect, refuse
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
 _RAW_FORMATS: Final = ("raw", "iso", "ami")  # formats whose data is that of the disk
-_OVERHEAD: Final = 64 << 20  # bytes that the file of an image may have more than its disk
+_OVERHEAD: Final = 64 << 20  # bytes by which the file of an image may be larger than its disk
 
 
 @contextlib.contextmanager
 def _calling_images() -> Iterator[None]:
-    """Raise Failed if the image service refuses; that it does not answer is a lack for the moment."""
+    """Raise Failed if the image service refuses. If it does not answer, the work is repeated."""
     try:
         yield
     except Unavailable:
@@ -60,7 +60,7 @@ def _calling_images() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading_image() -> Iterator[None]:
-    """Raise Failed if the data of an image is not what it says, or is unsafe."""
+    """Raise Failed if the data of an image does not have the declared format, or is unsafe."""
     try:
         yield
     except Invalid as error:
@@ -91,7 +91,7 @@ class FileMaker(VolumeKind):
     """An operation that makes a file from an image, or an empty encrypted file."""
 
     async def make_encrypted(self, attempt: Attempt, volume: Volume, image: tuple[Path, str] | None = None) -> None:
-        """Make the file of an encrypted volume, or replace it: of an inspected image and its format, or of nothing."""
+        """Make or replace the file of an encrypted volume: from an inspected image and its format, or empty."""
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
         assert volume_type is not None
         cipher, key = await load_cipher(self.core, volume_type), key_of(volume)
@@ -110,7 +110,7 @@ class ImageReader(FileMaker):
     """An operation that fills a volume with an image."""
 
     async def write_image(self, attempt: Attempt, volume: Volume, image_id: str, declared: str) -> None:
-        """Make the file of a volume of an image with this `disk_format`, or replace it by one."""
+        """Make the file of a volume from an image whose `disk_format` is declared, or replace the file."""
         operation, size = attempt.operation, volume.size * GIB
         if self.images is None:
             raise Unavailable("There is no image service.")
