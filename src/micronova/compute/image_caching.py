@@ -1,7 +1,7 @@
 """Fetches images to the cache of a host before guests need them.
 
 A download may take longer than a conductor waits for an answer. So a call that has waited for some time is answered
-with "caching", and the conductor asks again; the download goes on meanwhile, also if nobody asks any more.
+with "caching", and the conductor asks again; the download goes on meanwhile, even if nobody asks any more.
 """
 
 import asyncio
