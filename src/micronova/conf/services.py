@@ -394,7 +394,7 @@ class CinderSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             gt=0,
             description="Seconds that the build of a server waits for a volume that is made for this server. Raise "
-            "it if volumes are made of large images.",
+            "it if volumes are made from large images.",
         ),
     ] = 600.0
 

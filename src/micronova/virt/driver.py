@@ -403,7 +403,7 @@ class Diagnostics(Protocol):
 
 @runtime_checkable
 class ImageCaching(Protocol):
-    """Keeps images that guests were made of, so that the next guest does not wait for a download."""
+    """Keeps images that guests were made from, so that the next guest does not wait for a download."""
 
     async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
         """Fetch an image before a guest needs it; return False if it is there already.

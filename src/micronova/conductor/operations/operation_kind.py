@@ -50,7 +50,7 @@ class NoMoreWork(msgspec.Struct):
     notifications: Sequence[Notification] = ()
     failed_task: "FailedTask | None" = None
     follow_ups: Sequence[str] = ()  # as in `Continue`
-    retry: Retry | None = None  # of an operation that continues later, because something lacks for the moment
+    retry: Retry | None = None  # of an operation that continues later, because something is missing for the moment
     announcements: Sequence[Callable[[], Announcement]] = ()  # sent before the notifications
 
 
