@@ -222,7 +222,7 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int,
         Meta(
             ge=0,
-            description="Images that a project may have, also those without data; creating one more gets 413. 0: "
+            description="Images that a project may have, including those without data; creating one more gets 413. 0: "
             "no limit. Raise it if projects need more images.",
         ),
     ] = 1_000

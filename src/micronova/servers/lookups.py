@@ -88,7 +88,7 @@ def check_destination(conn: sa.Connection, request: DestinationRequest, default_
 def zone_to_keep(conn: sa.Connection, request: DestinationRequest, default: str | None) -> str | None:
     """Return the availability zone that a new server stays in; `default` is that of requests that name none.
 
-    What is named before a forced host is no zone if no aggregate has it, as in Nova: moves may leave it.
+    What is named before a forced host is not a zone if no aggregate has it, as in Nova: moves may leave it.
     """
     zone = request.availability_zone or default
     if zone is not None and request.force_host is not None and not aggregates.has_zone(conn, zone):

@@ -1,6 +1,6 @@
 """What flavors, images, requests and aggregates say, as in Nova they may, and has no effect on this cloud.
 
-Each function returns sentences, for the log and for dry runs. What is refused is no subject of them (`unsupported.py`).
+Each function returns sentences, for the log and for dry runs. What is refused is not among them (`unsupported.py`).
 """
 
 import math

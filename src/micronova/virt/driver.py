@@ -106,7 +106,7 @@ class Driver(Protocol):
         """Return each node's resources and what guests of any cloud use of them. The first node is the default."""
 
     async def list_guests(self) -> list[Guest]:
-        """Return every guest of this cloud, also those that were only partly made."""
+        """Return every guest of this cloud, including those that were only partly made."""
 
     async def info(self, uuid: str) -> Guest | None:
         """Return one guest, or None."""

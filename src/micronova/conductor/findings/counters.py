@@ -104,7 +104,7 @@ def _repair_of(drift: allocation_audit.Drift) -> Repair:
         return offer("used", NodeCounter(where), f"Add up the allocations of node {where}, and record that.")
     if drift.kind == "group":
         return offer("group", GroupCounter(where), "Count the members of the server group anew.")
-    text = f"Release what {where} holds: it is no server, no open migration and no other consumer."
+    text = f"Release what {where} holds: it is not a server, an open migration or another consumer."
     return offer("orphan", Orphan(where), text)
 
 
@@ -194,7 +194,7 @@ def _described(found: Sequence[allocation_audit.Drift]) -> list[str]:
 
 
 def _release_orphan(conn: sa.Connection, about: Orphan, now: int) -> list[str]:
-    """Release what a consumer holds that is no instance, no open migration and no consumer of another service."""
+    """Release what a consumer holds that is not an instance, an open migration or a consumer of another service."""
     consumer_uuid = about.consumer
     for table in (instances, consumers):
         if conn.execute(sa.select(table.c.uuid).where(table.c.uuid == consumer_uuid)).first() is not None:

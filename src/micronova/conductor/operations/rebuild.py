@@ -162,7 +162,7 @@ class Rebuild(HostKind):
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=False)
         payload.begun = payload.begun or (step == "dispatched" and not nodes.host_asks(conn, row["host"]))
         encoded = payload.encode()
-        # Switching the guest off is no event of its own.
+        # Switching the guest off is not an event of its own.
         event = "" if step == "prep" else None
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded, step=step, event=event)
         if dispatched is None:
