@@ -14,7 +14,7 @@ from micronova.objects.operations import OperationRow
 R = TypeVar("R")
 
 FIRST_POLL = 0.02
-LONGEST_POLL = 0.5  # seconds between two looks; the pause grows from FIRST_POLL to this
+LONGEST_POLL = 0.5  # seconds between two reads; the pause grows from FIRST_POLL to this
 GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
 
 
@@ -30,7 +30,7 @@ async def wait_for_operation(
     """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
 
     Raise Unavailable with the text `late` if that is not so long after its deadline. With `follow_up`, an operation
-    that follows from another change, and has no deadline, is returned after so many seconds as it is then.
+    that follows from another change, and has no deadline, is returned after this many seconds as it is then.
     """
     pause = FIRST_POLL
     until = None if follow_up is None else clock.monotonic() + follow_up
@@ -56,7 +56,7 @@ class DeviceChanges:
         self._busy = busy
 
     async def wait(self, row: InstanceRow, seconds: float) -> InstanceRow:
-        """Wait until no operation changes the server's devices, or for so many seconds; return the server then."""
+        """Wait until no operation changes the server's devices, or for this many seconds; return the server then."""
         until = self._clock.monotonic() + seconds
         pause = FIRST_POLL
         while row["task_state"] in self._busy and self._clock.monotonic() < until:

@@ -121,7 +121,7 @@ def wrong_topology(node: topologies.NodeClaims, subject: str) -> Finding:
 
 
 def _differing_parts(held: TopologyUse, claimed: TopologyUse) -> str:
-    """Name the first of the cells and devices of which one use says something else than the other."""
+    """Name the first of the cells and devices for which the two uses differ."""
     cells = {id for id in held.cells.keys() | claimed.cells.keys() if held.cells.get(id) != claimed.cells.get(id)}
     devices = set(held.devices) ^ set(claimed.devices)
     for mine, other in ((held.parents, claimed.parents), (held.mdevs, claimed.mdevs)):

@@ -6,7 +6,7 @@ volume is taken from the host, the volume service writes the image, the volume i
 conductor asks the volume service how far it is: an event may be lost, the status of a volume is not.
 
 A rebuild that fails leaves the server in ERROR. It keeps its host, ports and claim. If the guest is as it was (its host
-has not begun to replace it, or says so, be it until the deadline), the server gets its image back.
+has not begun to replace it, or still reports this at the deadline), the server gets its image back.
 """
 
 import msgspec

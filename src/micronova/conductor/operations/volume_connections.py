@@ -28,7 +28,7 @@ from micronova.objects.volume import Connection
 
 FIRST_POLL: Final = 0.05
 LONGEST_POLL: Final = 2.0
-"""Seconds between two looks at a volume that is being made."""
+"""Seconds between requests for the status of a volume that is being made."""
 
 
 LockCurrent = Callable[[sa.Connection, Operation], InstanceRow | None]

@@ -129,7 +129,7 @@ class ExportManager:
             raise lacking
 
 
-def check_mode(volume: Volume, mode: Any) -> str:
+def check_mode(volume: Volume, mode: object) -> str:
     """Return the mode of an attachment; raise Invalid if it is none, or if the volume does not allow it."""
     if mode is None:
         return "ro" if volume.readonly else "rw"

@@ -1,4 +1,4 @@
-"""Volumes and what belongs to them as the service reads them, and the statuses that they have."""
+"""The rows of the volume service, the columns that it sets, and the statuses of volumes and what belongs to them."""
 
 from typing import Any, Final, TypedDict
 

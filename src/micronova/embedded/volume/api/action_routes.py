@@ -11,9 +11,12 @@ from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.model import ResourceColumns, Volume
 from micronova.embedded.volume.store import volume_queries
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
+from micronova.http.versions import Range
 
+_ALL_VERSIONS = Range()
 Change = Callable[[Volume], ResourceColumns]
+"""Returns the columns of a volume that change; raises an error if it must not change."""
 
 
 class NewStatus(Body):
@@ -24,14 +27,14 @@ class NewStatus(Body):
 
 def action_route(
     action: str,
-    handler: Any,
+    handler: Handler,
     policy: str,
     arguments: Any = Any,
     status: int = 202,
     *,
     of: str = "volume",
     checks_policy: bool = True,
-    **more: Any,
+    versions: Range = _ALL_VERSIONS,
 ) -> Route:
     """Return the route of an action `of` a resource; `arguments` is the type of what the body has under its name."""
     name = "".join(part.capitalize() for part in action.replace("-", "_").split("_"))
@@ -45,7 +48,7 @@ def action_route(
         body=msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True),
         status=status,
         checks_policy=checks_policy,
-        **more,
+        versions=versions,
     )
 
 

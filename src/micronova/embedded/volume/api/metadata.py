@@ -16,7 +16,7 @@ from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound, PreconditionFailed, TooLarge
 
-Load = Callable[[Request, str], Awaitable[Any]]
+Load = Callable[[Request, str], Awaitable[Volume | Snapshot]]
 Change = Callable[[Mapping[str, str]], dict[str, str]]
 
 

@@ -150,9 +150,11 @@ class SnapshotHandlers:
     async def create(self, request: Request) -> dict[str, Any]:
         """Create a snapshot of a volume."""
         asked: NewSnapshot = request.body.snapshot
-        force = request.minor >= 66 or (not isinstance(asked.force, UnsetType) and truth(asked.force or False))
-        if request.minor >= 66 and not isinstance(asked.force, UnsetType) and not truth(asked.force or False):
-            raise Invalid("Invalid input for field/attribute force: since 3.66 it may only be true.")
+        force = not isinstance(asked.force, UnsetType) and truth(asked.force or False)
+        if request.minor >= 66:
+            if not force and not isinstance(asked.force, UnsetType):
+                raise Invalid("Invalid input for field/attribute force: since 3.66 it may only be true.")
+            force = True
         if asked.volume_id is None:
             raise NotFound("Volume None could not be found.")
         volume_id = uuid(asked.volume_id)
@@ -201,9 +203,8 @@ class SnapshotHandlers:
         )
         if not new:
             return
-        volume_queries.update(
-            conn, volume, {"status": volume.status}, self._core.now()
-        )  # raises Changed if another request deletes it
+        # Raises Changed if another request deletes the volume.
+        volume_queries.update(conn, volume, {"status": volume.status}, self._core.now())
         snapshot_queries.insert(conn, snapshot)
         wanted = quotas.snapshot(snapshot.volume_type_id, snapshot.size)
         quotas.charge(conn, snapshot.project_id, wanted, self._core.settings.quotas)
@@ -211,7 +212,7 @@ class SnapshotHandlers:
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:
         """Change name and description."""
         given: SnapshotChanges = request.body.snapshot
-        values: ResourceColumns = given.changed_names()
+        values = given.changed_names()
         if request.minor >= 53 and not values:
             raise Invalid("The body changes nothing: give name or description.")
 

@@ -334,7 +334,7 @@ class VolumeHandlers:
     async def update(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
         given: VolumeChanges = request.body.volume
-        values: ResourceColumns = given.changed_names()
+        values = given.changed_names()
         if request.minor >= 53 and not values and isinstance(given.metadata, UnsetType):
             raise Invalid("The body changes nothing: give name, description or metadata.")
 

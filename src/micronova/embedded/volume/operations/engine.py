@@ -31,9 +31,9 @@ from micronova.objects.errors import MicronovaError, Unavailable, resource_exhau
 
 log = logging.getLogger(__name__)
 
-SWEEP: Final = 5.0  # seconds between two looks for operations that other processes have left
+SWEEP: Final = 5.0  # seconds between searches for operations that other processes have left
 MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
-MOST_RUNNING_OF_PROJECT: Final = 8  # of them those of one project
+MOST_RUNNING_OF_PROJECT: Final = 8  # operations of one project among these
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 

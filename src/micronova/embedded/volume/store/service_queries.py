@@ -1,6 +1,6 @@
 """The rows of the services that operators know from Cinder."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -63,7 +63,7 @@ def machine(host: str) -> str:
     return host.partition("@")[0]
 
 
-def _change(conn: sa.Connection, binary: str, host: str, **values: Any) -> bool:
+def _change(conn: sa.Connection, binary: str, host: str, **values: str | int | None) -> bool:
     return conn.execute(services.update().where(*_this(binary, host)).values(values)).rowcount == 1
 
 
