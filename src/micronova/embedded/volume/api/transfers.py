@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -200,15 +201,15 @@ class TransferHandlers:
         _check_unread(conn, volume)
         snapshot_queries.touch_of_volume(conn, volume.id, owner, now)
         transfer_queries.delete(conn, transfer.id)
-        amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
+        if volume.project_id == context.project_id:
+            return
+        amounts = Counter(quotas.volume(volume.volume_type_id, volume.size))
         for snapshot in moved:
-            for name, amount in quotas.snapshot(snapshot.volume_type_id, snapshot.size).items():
-                amounts[name] = amounts.get(name, 0) + amount
-        first, second = sorted((volume.project_id, context.project_id))
-        for project in dict.fromkeys((first, second)):
-            if project == context.project_id != volume.project_id:
+            amounts.update(quotas.snapshot(snapshot.volume_type_id, snapshot.size))
+        for project in sorted((volume.project_id, context.project_id)):  # the order in which usage rows are locked
+            if project == context.project_id:
                 quotas.charge(conn, project, amounts, defaults)
-            elif project != context.project_id:
+            else:
                 quotas.release(conn, project, amounts)
 
     async def _load(self, request: Request, transfer_id: str) -> Transfer:

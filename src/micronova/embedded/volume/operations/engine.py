@@ -186,8 +186,8 @@ class Engine:
 
         def record(conn: sa.Connection, now: int) -> None:
             kind.fail(conn, operation, now)
-            told = messages.message(message_id, operation, kind.resource, kind.action, detail, now)
-            message_queries.add(conn, told)
+            message = messages.message(message_id, operation, kind.resource, kind.action, detail, now)
+            message_queries.add(conn, message)
 
         await self._finish(kind, operation, record)
 
