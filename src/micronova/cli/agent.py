@@ -47,7 +47,7 @@ _SIGNALLED = 3  # exit code: stopped by a signal, and not by the cloud
 
 
 def control_name(host: str) -> str:
-    """Return the sender of the messages of a cloud to the agents of this host. It is no host's name."""
+    """Return the sender of the messages of a cloud to the agents of this host. It is not the name of a host."""
     return f"{host}:cloud"
 
 

@@ -14,12 +14,11 @@ from micronova.cli.maintain import place_of_databases
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import Settings, load
 from micronova.objects.errors import MicronovaError
+from micronova.objects.resealed import Resealed
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
     from micronova.db.engine import Database
-
-Resealed = tuple[str, int, int, list[str]]
 
 
 def rotate(directory: Path | None, config: Path | None, as_json: bool) -> None:
@@ -119,8 +118,8 @@ async def _all(database: "Database", reseal: Callable[..., Resealed], box: objec
     """Seal all, some in each transaction; return how many there are, and how many had another key; add the lost."""
     after, total, done = "", 0, 0
     while True:
-        after, found, changed, unreadable = await database.write(reseal, box, after)
-        total, done = total + found, done + changed
-        lost += unreadable
+        found: Resealed = await database.write(reseal, box, after)
+        after, total, done = found.after, total + found.read, done + found.changed
+        lost += found.lost
         if not after:
             return total, done

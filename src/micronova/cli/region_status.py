@@ -1,4 +1,4 @@
-"""`micronova status --config FILE`: a region at a glance, also while its database or its broker is away.
+"""`micronova status --config FILE`: a region at a glance, even while its database or its broker is away.
 
 It asks the database, the broker and each HTTP service by itself, changes nothing, and needs no process of the region.
 """

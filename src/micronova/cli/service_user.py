@@ -287,7 +287,7 @@ def _open_way(paths: list[Path], user: ServiceUser, own: Path, cover: Path | Non
 
 
 def _open_folder(path: Path, user: ServiceUser, *, trusted: bool) -> int:
-    """Open a directory; unless its parent is `trusted`, one that is no link, and belongs to root or the user."""
+    """Open a directory; unless its parent is `trusted`, one that is not a link, and belongs to root or the user."""
     found = os.open(path, os.O_PATH | os.O_DIRECTORY | (0 if trusted else os.O_NOFOLLOW))
     if not trusted and os.fstat(found).st_uid not in (0, user.uid):
         os.close(found)

@@ -76,7 +76,7 @@ def open_trusted(file: Path, flags: int = os.O_RDONLY) -> int:
             raise MicronovaError(f"{file} is not a regular file, in a directory of another user: remove it.") from None
         raise
     found = os.fstat(descriptor)
-    # Another name of a file of root's is no file that root has put there.
+    # Another name of a file of root's is not a file that root has put there.
     own = found.st_uid == owner or (found.st_uid == 0 and found.st_nlink == 1)
     if stat.S_ISREG(found.st_mode) and own:
         return descriptor

@@ -53,7 +53,7 @@ class VolumeImages:
         return await self._client.document(document["id"], token)
 
     async def status(self, image_id: str) -> str | None:
-        """Return the status of an image that was made of a volume; None if it is gone."""
+        """Return the status of an image that was made from a volume; None if it is gone."""
         return await self._client.status_of_made(image_id)
 
     async def upload(self, image_id: str, chunks: AsyncGenerator[bytes, None], size: int) -> None:

@@ -45,7 +45,7 @@ def _name_in_qemu(disk_format: str) -> str:
 
 @contextlib.contextmanager
 def _disk_full() -> Iterator[None]:
-    """Raise OSError for a full disk. An agent waits for space; a volume fails, so that its user deletes something."""
+    """Raise OSError for a full disk. An agent waits for space; a volume fails, so that its user learns it."""
     from micronova.virt.libvirt.storage import tools
 
     try:

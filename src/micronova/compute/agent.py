@@ -325,6 +325,6 @@ class HostAgent:
             work.cancel()
 
     def abandon(self) -> None:
-        """Cancel every task, also those that undo work: the next agent finds what they leave."""
+        """Cancel every task, including those that undo work: the next agent finds what they leave."""
         for task in self.tasks():
             task.cancel()

@@ -43,7 +43,7 @@ class ResourceTracker:
         return self._resources.node
 
     def used(self) -> dict[str, int]:
-        """Return what is used, by resource class: by instances, also those being built, and by everything else."""
+        """Return what is used, by resource class: by instances, including those being built, and by everything else."""
         return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in NODE_CLASSES}
 
     @contextmanager
@@ -59,7 +59,7 @@ class ResourceTracker:
     def hold(self, order: WorkOrder) -> None:
         """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
 
-        What the instance holds already is never refused, also if the node has less than that by now.
+        What the instance holds already is never refused, even if the node has less than that by now.
         """
         uuid = order.instance.uuid
         wanted = _claimed(order)

@@ -234,7 +234,7 @@ class WorkRegistry:
         return set(self._by_instance)
 
     def all(self) -> list[Work]:
-        """Return all work, also what a newer order has replaced and what is being undone."""
+        """Return all work, including what a newer order has replaced and what is being undone."""
         return [work for entry in self._by_instance.values() for work in entry.works]
 
     def tasks(self) -> list[asyncio.Task[None]]:

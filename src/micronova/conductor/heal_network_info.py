@@ -2,7 +2,7 @@
 
 The network service tells compute by events when a port changes, and compute keeps what it shows. An event that was
 lost, or that a network service does not send, leaves old addresses. With `heal_instance_info_cache_interval` servers
-are compared with their ports, some at each run, in the order of their ids; the next run goes on behind them, on
+are compared with their ports, some at each run, in the order of their ids; the next run continues after them, on
 whatever conductor. A run ends early while the network service does not answer. A server on which something is being
 done is left to the next round.
 """
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 NAME = "heal_network_info"
 """Of the job."""
 LEAST, MOST = 100, 1000
-"""Servers that one run reads: one for each host that is up, but at least and at most so many."""
+"""Servers that one run reads: one for each host that is up, within these limits."""
 GIVES_UP = 3
-"""Servers in a row for which the network service does not answer: the run ends, and the next goes on behind them."""
+"""Servers in a row for which the network service does not answer: the run ends, and the next continues after them."""
 
 
 async def heal_network_info(dependencies: ConductorDependencies) -> None:

@@ -11,7 +11,7 @@ def longest_interval(service_down_time: float, lease: float) -> float:
 
 
 def interval_of(hosts: int, *, report_interval: float, longest: float) -> float:
-    """Return the seconds between the heartbeats of a host in a fleet of so many hosts."""
+    """Return the seconds between the heartbeats of a host in a fleet of this many hosts."""
     return max(report_interval, min(hosts / BEATS_PER_SECOND, longest))
 
 

@@ -1,6 +1,6 @@
 """Takes servers from their hosts that have been shelved for `shelved_offload_time`; a periodic job of the whole cloud.
 
-A run looks at some servers, in the order of their ids, and the next one goes on behind them.
+A run looks at some servers, in the order of their ids, and the next one continues after them.
 
 A server that another operation changes, or that cannot leave, is left to the next run. Without its image it cannot
 leave: no operation begins, so that its owner does not get a failed instance action in each run. The lock of a server

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 NAME = "usage_audit"
 TASK = "instance_usage_audit"
-INTERVAL = 60.0  # seconds between two looks for a period that has ended
+INTERVAL = 60.0  # seconds between checks whether a period has ended
 PART = 200  # servers that are read at a time
 RENEWAL = 20.0  # seconds after which a conductor says that it is at work
 SILENCE = micros(120.0)  # after which another conductor takes over

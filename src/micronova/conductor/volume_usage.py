@@ -1,8 +1,8 @@
 """Tells what servers have read and written of their volumes; a periodic job of the whole cloud, with Nova's setting.
 
 Hosts are asked, many at once, for the counters of those of their guests that have volumes. A host that does not answer,
-or cannot measure its guests, is left out until the next run. Without a broker nobody would hear it, and nothing is
-done.
+or cannot measure its guests, is left out until the next run. Without a broker the job does
+nothing.
 """
 
 import asyncio

@@ -222,7 +222,7 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int,
         Meta(
             ge=0,
-            description="Images that a project may have, also those without data; creating one more gets 413. 0: "
+            description="Images that a project may have, including those without data; creating one more gets 413. 0: "
             "no limit. Raise it if projects need more images.",
         ),
     ] = 1_000
@@ -394,7 +394,7 @@ class CinderSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             gt=0,
             description="Seconds that the build of a server waits for a volume that is made for this server. Raise "
-            "it if volumes are made of large images.",
+            "it if volumes are made from large images.",
         ),
     ] = 600.0
 

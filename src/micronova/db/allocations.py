@@ -99,7 +99,7 @@ def node_allocation(
 
 
 def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:
-    """Give back all that a consumer holds; holding nothing is no error.
+    """Give back all that a consumer holds; holding nothing is not an error.
 
     A caller that has locked the instance passes its server group (or None), which saves reading it here.
     """

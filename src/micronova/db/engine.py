@@ -10,7 +10,7 @@ queries compose by calling each other, and they do not know which database, or w
 - PostgreSQL (`db/postgres.py`): asyncpg in this event loop; the function runs in a greenlet. READ COMMITTED: every
   write that depends on what was read says so in its WHERE clause. Serialisation failures and deadlocks are retried.
 
-A transaction happens once, also if its commit is in doubt. SQLite's COMMIT is a call within this process: if it raises
+A transaction happens once, even if its commit is in doubt. SQLite's COMMIT is a call within this process: if it raises
 an error, the transaction is rolled back. PostgreSQL's answer to COMMIT may be lost with the connection; the engine then
 asks the database what became of the transaction before it runs the function again.
 

@@ -104,7 +104,7 @@ class WatchedDatabase(Database):
 
         def watched(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> R:
             changes.clear()  # the transaction may be run again
-            info = conn.info  # it stays, also if the connection is lost
+            info = conn.info  # it stays, even if the connection is lost
             info[_KEY] = noted = _Noted()
             try:
                 result = fn(conn, *args, **kwargs)

@@ -403,7 +403,7 @@ def set_traits(conn: sa.Connection, uuid: str, wanted: Collection[str]) -> None:
 def change_traits(
     conn: sa.Connection, *, added: Collection[tuple[str, str]], removed: Collection[tuple[str, str]]
 ) -> None:
-    """Add and remove traits of providers (uuid and trait); having one already, or not at all, is no error."""
+    """Add and remove traits of providers (uuid and trait); having one already, or not at all, is not an error."""
     if removed:
         conn.execute(_DELETE_TRAIT, [{"b_uuid": uuid, "b_trait": name} for uuid, name in sorted(removed)])
     if added:

@@ -1,7 +1,6 @@
 """Seals stored secrets anew, when the key of secrets is changed: those of waiting operations, and keys of volumes.
 
-Each function seals the next ones after an id, and returns the last id ("" if there are no more), how many were read,
-how many were changed, and what none of the keys opens, which stays as it is.
+Each function seals the next ones after an id.
 """
 
 from typing import Any
@@ -15,6 +14,7 @@ from micronova.db.secrets import SecretBox
 from micronova.db.tables import block_devices, operations
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import MicronovaError
+from micronova.objects.resealed import Resealed
 
 TOGETHER = 100
 """Secrets that are sealed anew in one transaction."""
@@ -22,7 +22,7 @@ TOGETHER = 100
 _o, _d = operations.c, block_devices.c
 
 
-def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int, list[str]]:
+def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
     """Seal the secrets of operations."""
     sealed = sa.select(_o.id, _o.secrets).where(_o.secrets.is_not(None), _o.id > after)
     rows = conn.execute(sealed.order_by(_o.id).limit(TOGETHER).with_for_update()).all()
@@ -36,10 +36,10 @@ def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str,
         if fresh is not None:
             conn.execute(operations.update().where(_o.id == row.id).values(secrets=fresh))
             changed += 1
-    return rows[-1].id if rows else "", len(rows), changed, lost
+    return Resealed(rows[-1].id if rows else "", len(rows), changed, lost)
 
 
-def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, int, int, list[str]]:
+def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
     """Seal the keys of encrypted volumes with which servers are connected."""
     encrypted: Any = _d.device["connection", "sealed_key"].as_string()
     wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, encrypted.is_not(None))
@@ -51,7 +51,7 @@ def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> tuple[str, in
                 changed += _seal_anew(conn, box, device)
             except (MicronovaError, ValueError):
                 lost.append(f"volume {device.volume_id} of server {server}")
-    return found[-1].uuid if found else "", len(found), changed, lost
+    return Resealed(found[-1].uuid if found else "", len(found), changed, lost)
 
 
 def _seal_anew(conn: sa.Connection, box: SecretBox, device: BlockDevice) -> bool:

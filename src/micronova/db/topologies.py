@@ -193,7 +193,7 @@ def record(conn: sa.Connection, planned: Plan, now: int) -> None:
 
 
 def release(conn: sa.Connection, consumer_uuid: str, now: int) -> None:
-    """Give back all that a consumer holds; holding nothing is no error."""
+    """Give back all that a consumer holds; holding nothing is not an error."""
     record(conn, plan(conn, (), [consumer_uuid]), now)
 
 

@@ -33,6 +33,13 @@ def insert_if_absent(conn: sa.Connection, table: sa.Table, values: Mapping[str, 
     return _insert_if_absent(table, tuple(values)).run(conn, values) == 1
 
 
+def insert_or_update(conn: sa.Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Insert a row with this key, or set the values of the one that there is."""
+    if not insert_if_absent(conn, table, {**key, **values}):
+        same = (table.c[name] == value for name, value in key.items())
+        conn.execute(table.update().where(*same).values(values))
+
+
 @cache
 def _insert_if_absent(table: sa.Table, columns: tuple[str, ...]) -> Prepared:
     values = {name: sa.bindparam(name, type_=table.c[name].type) for name in columns}

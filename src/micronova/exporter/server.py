@@ -217,7 +217,7 @@ class Exporter:
         return None
 
     def _with_sockets(self) -> list[str]:
-        """Return the ids of all volumes that have a directory of sockets, also those of an earlier exporter."""
+        """Return the ids of all volumes that have a directory of sockets, including those of an earlier exporter."""
         return [name for name in os.listdir(self._setup.directory) if UUID.fullmatch(name)]
 
     async def _serve(self, request: m.Serve, descriptors: list[int]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LIFETIME = 900.0  # seconds for which a host that was removed from the cloud can still use its keys
-RETRY_INTERVAL = 10.0  # least seconds between two requests for keys, also when services refuse them
+RETRY_INTERVAL = 10.0  # least seconds between two requests for keys, even when services refuse them
 PREFIX = "mnh1."  # of a host's ticket; tokens have another
 HOST_HEADER = "x-metadata-host"
 EXPIRY_HEADER = "x-metadata-key-expires"

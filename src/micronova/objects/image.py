@@ -10,7 +10,7 @@ MOST_PROPERTY_BYTES: Final = 65_536
 """Of the names and values of the properties that compute keeps of an image."""
 SNAPSHOT: Final = "snapshot"
 BACKUP: Final = "backup"
-"""The property `image_type` of images that were made of servers."""
+"""The property `image_type` of images that were made from servers."""
 MAPPING: Final = "block_device_mapping"
 """The property of images that bring block devices along: volumes, or snapshots of volumes."""
 CANNOT_UPLOAD: Final = (

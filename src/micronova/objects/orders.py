@@ -225,7 +225,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb_used: Count = 0
     local_gb_used: Count = 0
     disk_available_gb: Whole | None = None
-    running_vms: Count = 0  # all guests on the node, also those that are off
+    running_vms: Count = 0  # all guests on the node, including those that are off
     current_workload: Count = 0
     host_ip: Name = "127.0.0.1"
     cpu_info: dict[str, object] = {}
@@ -372,7 +372,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent process sends every few seconds for all its hosts, and at once for one with a power change."""
 
     hosts: Annotated[tuple[HostBeat, ...], msgspec.Meta(max_length=MOST_HOSTS)]
-    # It grows with each message of a host, also if the agent is restarted: of two that arrive in another order than
+    # It grows with each message of a host, even if the agent is restarted: of two that arrive in another order than
     # they were sent, the older one is refused.
     number: LargeNumber = 0
     # `HeartbeatReply.now` of the last reply that the agent has got: it was alive then. The message itself may be late.

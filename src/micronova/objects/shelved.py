@@ -13,7 +13,7 @@ KEYS: Final = frozenset({SHELVED_AT, SHELVED_IMAGE, SHELVED_HOST})
 
 
 def image_of(row: InstanceRow) -> str | None:
-    """Return the image that a shelve has made of a server, if the server still has one."""
+    """Return the image that a shelve has made from a server, if the server still has one."""
     return (row["system_metadata"] or {}).get(SHELVED_IMAGE)
 
 

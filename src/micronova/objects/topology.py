@@ -180,7 +180,7 @@ class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     alias: str
     address: str
-    parent: str | None = None  # its physical function, also when the host lists the device no more
+    parent: str | None = None  # its physical function, even when the host no longer lists the device
     live_migratable: bool = False  # it was chosen as such
 
 

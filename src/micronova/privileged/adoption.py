@@ -1,7 +1,7 @@
 """Adoption of taps that a libvirt of the machine creates for this cloud's guests.
 
 Such a libvirt creates taps in the machine's namespace. QEMU keeps a tap open when it is moved, so the helper moves it
-into the cloud's namespace, where it is plugged like any other. The name of a tap is no proof, because another cloud or
+into the cloud's namespace, where it is plugged like any other. The name of a tap proves nothing: another cloud or
 another network service may use the same name. The helper moves a tap only if libvirt has finished with it, if it is on
 no bridge, and if the QEMU process of the named guest has it open and runs from a disk in this cloud's directory.
 """

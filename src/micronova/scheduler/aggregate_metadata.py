@@ -28,13 +28,13 @@ def names_project(metadata: Mapping[str, str], project: str) -> bool:
 
 
 def lowest_of(aggregates: Aggregates, key: str, default: float, *, whole: bool = False) -> float:
-    """Return the lowest number of a key, the default if no aggregate has it or one is no number, which is logged."""
+    """Return the lowest number of a key, the default if no aggregate has it or one is not a number, which is logged."""
     found = [metadata[key] for _, metadata in aggregates if key in metadata]
     try:
         numbers = [float(int(text) if whole else text) for text in found]
         if not all(map(math.isfinite, numbers)):
             raise ValueError
     except ValueError:
-        log.warning("the metadata %s of an aggregate is no number: %s; %g counts instead", key, found, default)
+        log.warning("the metadata %s of an aggregate is not a number: %s; %g counts instead", key, found, default)
         return default
     return min(numbers, default=default)

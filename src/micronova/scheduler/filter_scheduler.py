@@ -429,7 +429,7 @@ class _Filtered:
     ) -> None:
         """Remove the hosts that a mask excludes; the words and what they are about are for users, see `Removal`.
 
-        A step after the one that leaves none is no part of the explanation.
+        A step after the one that leaves none is not part of the explanation.
         """
         if not self.remaining:
             return

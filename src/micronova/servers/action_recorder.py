@@ -42,7 +42,7 @@ class ActionRecorder:
 
         The operation begins at `step`. It fails if it has not ended after `timeout` seconds
         (`RequestDependencies.operation_timeout`), unless it is `endless`. `secrets` are stored encrypted until it ends.
-        `operation_id` is its id, if the caller has made one. With `deferred_for`, no conductor takes it for so many
+        `operation_id` is its id, if the caller has made one. With `deferred_for`, no conductor takes it for that many
         seconds, or until `start_deferred`. `overtakes` is as in `accept_action`. Return the id of the operation, and
         the ids of earlier ones that a conductor has to end.
         """

@@ -2,7 +2,7 @@
 
 The API reads the signature and the certificates, as the user who asks, and checks the certificates. The image that a
 server keeps then has the signature with its key (`ImageMeta.signature`). So every order for the server has what its
-host needs, and neither hosts nor conductors ask for certificates. A server keeps its key also if the certificate
+host needs, and neither hosts nor conductors ask for certificates. A server keeps its key even if the certificate
 expires: it says who has signed the image, which does not change.
 """
 

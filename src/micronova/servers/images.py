@@ -67,7 +67,7 @@ class ServerImages:
         self._not_inherited = _NOT_INHERITED.union(non_inheritable)
 
     async def check_metadata_quota(self, context: RequestContext, metadata: Mapping[str, str]) -> None:
-        """Raise QuotaExceeded if an image may not have so many items of metadata."""
+        """Raise QuotaExceeded if an image may not have this many items of metadata."""
         limits = await self._database.read(quotas.limits_for, context.project_id, self._quota_defaults)
         if quotas.exceeds(limits, "metadata_items", len(metadata)):
             raise QuotaExceeded(f"Image metadata limit exceeded: at most {limits['metadata_items']} items.")

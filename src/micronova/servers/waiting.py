@@ -14,7 +14,7 @@ from micronova.objects.operations import OperationRow
 R = TypeVar("R")
 
 FIRST_POLL = 0.02
-LONGEST_POLL = 0.5  # seconds between two looks; the pause grows from FIRST_POLL to this
+LONGEST_POLL = 0.5  # seconds between two reads; the pause grows from FIRST_POLL to this
 GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
 
 

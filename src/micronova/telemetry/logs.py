@@ -187,7 +187,7 @@ async def limited_log(path: Path, most: int) -> AsyncGenerator[None]:
         try:
             file = LogFile.of(stream.stream.fileno(), path, most)
         except io.UnsupportedOperation:
-            pass  # the stream is no file
+            pass  # the stream is not a file
         except OSError as error:
             _not_limited(error)
     if file is None or stream is None:

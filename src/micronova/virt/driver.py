@@ -106,7 +106,7 @@ class Driver(Protocol):
         """Return each node's resources and what guests of any cloud use of them. The first node is the default."""
 
     async def list_guests(self) -> list[Guest]:
-        """Return every guest of this cloud, also those that were only partly made."""
+        """Return every guest of this cloud, including those that were only partly made."""
 
     async def info(self, uuid: str) -> Guest | None:
         """Return one guest, or None."""
@@ -403,7 +403,7 @@ class Diagnostics(Protocol):
 
 @runtime_checkable
 class ImageCaching(Protocol):
-    """Keeps images that guests were made of, so that the next guest does not wait for a download."""
+    """Keeps images that guests were made from, so that the next guest does not wait for a download."""
 
     async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
         """Fetch an image before a guest needs it; return False if it is there already.

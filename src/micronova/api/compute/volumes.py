@@ -131,7 +131,7 @@ class Proxies:
         return Response(body={"volume": _VOLUME.at(request.minor)(made)}, headers={"location": location})
 
     async def create_snapshot(self, request: Request) -> dict[str, Any]:
-        """Create a snapshot of a volume; with `force` also if a server has it."""
+        """Create a snapshot of a volume; with `force` even if a server has it."""
         asked: NewSnapshot = request.body.snapshot
         values = {
             "volume_id": asked.volume_id,

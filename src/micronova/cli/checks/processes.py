@@ -43,7 +43,7 @@ async def _read(subject: Subject, function: Any, *args: Any) -> Any:
         database = await subject.database()
         at = await database.read(schema.current)
         if at != schema.head("micronova.db.migrations"):
-            raise NotAsked("the database has not the schema of this release")
+            raise NotAsked("the database does not have the schema of this release")
         return await database.read(function, *args)
     except (MicronovaError, sa.exc.SQLAlchemyError):
         raise NotAsked("the database cannot be asked, as said above") from None

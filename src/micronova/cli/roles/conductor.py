@@ -60,7 +60,7 @@ async def make(process: Process) -> Role:
         operation_timeout=settings.default.instance_build_timeout,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
-        tells_volume_usage=settings.default.volume_usage_poll_interval > 0,
+        notifies_volume_usage=settings.default.volume_usage_poll_interval > 0,
         audit_period=settings.default.instance_usage_audit_period,
         pci_aliases=parse_aliases(settings.pci.alias),
     )

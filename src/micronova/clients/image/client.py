@@ -131,14 +131,14 @@ class ImageClient:
         return [image["id"] async for page in self.pages(token, filters=filters) for image in page]
 
     async def status_of_made(self, image_id: str) -> str | None:
-        """Return the status of an image that was made of a server; None if there is none any more."""
+        """Return the status of an image that was made from a server; None if there is none any more."""
         try:
             return str((await self._manage("GET", image_id))["status"])
         except NotFound:
             return None
 
     async def get_made(self, image_id: str) -> ImageMeta:
-        """Return an image that was made of a server; raise NotFound if there is none."""
+        """Return an image that was made from a server; raise NotFound if there is none."""
         return from_wire(await self._manage("GET", image_id))
 
     async def document_as_service(self, image_id: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class ImageClient:
         return dict(await self._manage("GET", image_id))
 
     async def delete_made(self, image_id: str) -> None:
-        """Delete an image that was made of a server; raise NotFound if there is none."""
+        """Delete an image that was made from a server; raise NotFound if there is none."""
         await self._manage("DELETE", image_id)
 
     async def _manage(self, method: str, image_id: str) -> Any:

@@ -91,7 +91,7 @@ class NetworkClient:
             if mark_of(port).get("created")
         ]
         await _all(work)
-        # Ports are created last: an attempt that is overtaken notices it before, if it has ports to bind.
+        # Ports are created last: an attempt that is overtaken notices that first, if it has ports to bind.
         new = [index for index, port in enumerate(found) if port is None]
         if new:
             bodies = [_body(wanted[index], project_id, common, groups[index]) for index in new]

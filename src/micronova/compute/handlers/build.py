@@ -20,6 +20,7 @@ import msgspec
 from micronova.compute.handlers.shared import (
     check_driver_boots,
     guest_plan,
+    new_guest,
     note_if_made,
     note_if_newer,
     reschedule,
@@ -75,14 +76,12 @@ async def _spawn(host: Host, work: Work, slot: Slot) -> Outcome:
 
     async def undo() -> None:
         nonlocal left_behind
-        left_behind = begun and not await _removed(host, uuid)
+        left_behind = begun and not await _remove(host, uuid)
 
     try:
         async with undo_on_failure(work, undo):
-            tracker = host.tracker(work.order.instance.node)
-            with tracker.instance_claim(work.order):
+            with new_guest(host, work.order):
                 begun = True
-                host.guest_present(uuid, work.order.epoch, tracker.node)
                 await _make_guest(host, work, slot)
             host.boots.guest_started(uuid)
             host.power_change_ended(uuid, power_state.RUNNING)
@@ -119,8 +118,8 @@ def wants_config_drive(host: Host, work: Work) -> bool:
     return work.order.instance.config_drive or host.settings.force_config_drive
 
 
-async def _removed(host: Host, uuid: str) -> bool:
-    """Remove what was made of a guest; return whether that has succeeded."""
+async def _remove(host: Host, uuid: str) -> bool:
+    """Remove what exists of a guest; return whether that has succeeded."""
     try:
         await host.destroy(uuid)
     except Exception:

@@ -26,18 +26,18 @@ from micronova.objects.image import CANNOT_UPLOAD
 from micronova.objects.network import VIF
 from micronova.virt.driver import AdminPassword, CrashDump, DiskCopy, HotPlug, Pause, Rescue, Snapshot, Suspend
 
-NOTICEABLE: Final = 0.05
-"""Seconds that a copy of a disk may take before users are told that it is being made."""
+LONGEST_UNREPORTED_COPY: Final = 0.05
+"""Seconds that a copy of a disk may take before its task state is reported."""
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
     """Remove the guest and everything that was made for it: the server is deleted.
 
-    Nobody can withdraw a delete, so that the host does not ask whether it still stands.
+    Nobody can withdraw a delete, so the host does not ask whether it still stands.
     """
     if note_if_newer(await host.driver.info(work.order.instance.uuid), host, work):
         return None
-    return await _destroyed(host, work)
+    return await _destroy(host, work)
 
 
 async def remove(host: Host, work: Work) -> Outcome | None:
@@ -45,10 +45,10 @@ async def remove(host: Host, work: Work) -> Outcome | None:
     if note_if_newer(await host.driver.info(work.order.instance.uuid), host, work):
         return None
     await work.check_stands()
-    return await _destroyed(host, work)
+    return await _destroy(host, work)
 
 
-async def _destroyed(host: Host, work: Work) -> Outcome:
+async def _destroy(host: Host, work: Work) -> Outcome:
     await host.destroy(work.order.instance.uuid)
     return Outcome(outcome="done", power_state=power_state.NOSTATE)
 
@@ -208,18 +208,18 @@ async def shelve(host: Host, work: Work) -> Outcome:
         running = guest.power_state == power_state.RUNNING
         timeout = host.shutdown_timeout(work.order.instance.image) if running else 0
         await host.driver.power_off(guest.uuid, timeout)
-    work.power_state = power_state.SHUTDOWN  # also if an earlier attempt has switched it off
+    work.power_state = power_state.SHUTDOWN  # even if an earlier attempt has switched it off
     async with host.snapshot_slots.one(work.order.instance.project_id):
-        waits, uploads = states.ACTIONS["shelve"].then
-        await _upload(host, work, driver, waits, uploads)
+        pending, uploading = states.ACTIONS["shelve"].then
+        await _upload(host, work, driver, pending, uploading)
     return end_power_change(host, guest.uuid, power_state.SHUTDOWN)
 
 
-async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads: str) -> None:
-    """Copy the guest's root disk and upload the copy; these are the task states before and during the upload."""
-    copy = await _copied(work, driver, waits)
+async def _upload(host: Host, work: Work, driver: Snapshot, pending: str, uploading: str) -> None:
+    """Copy the guest's root disk and upload the copy; the task states are those before and during the upload."""
+    copy = await _copy_root_disk(work, driver, pending)
     try:
-        upload_url = (await work.progress(uploads)).upload_url
+        upload_url = (await work.progress(uploading)).upload_url
         if upload_url is None:
             raise NotSupported(CANNOT_UPLOAD)
         url = f"{upload_url}&disk_format={copy.disk_format}&container_format=bare"
@@ -228,16 +228,16 @@ async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads:
         await copy.close()
 
 
-async def _copied(work: Work, driver: Snapshot, waits: str) -> DiskCopy:
-    """Return a copy of the guest's root disk; report the task state `waits` only if the copy takes a while.
+async def _copy_root_disk(work: Work, driver: Snapshot, pending: str) -> DiskCopy:
+    """Return a copy of the guest's root disk; report the task state `pending` only if the copy takes a while.
 
-    A report costs a message and a transaction, and users could hardly see the state of a quick copy.
+    A report costs a message and a transaction, and a quick copy is complete before a user could see the state.
     """
     copying = asyncio.ensure_future(driver.snapshot(guest_plan(work)))
     try:
-        await asyncio.wait({copying}, timeout=NOTICEABLE)
+        await asyncio.wait({copying}, timeout=LONGEST_UNREPORTED_COPY)
         if not copying.done():
-            await work.progress(waits)
+            await work.progress(pending)
         return await copying
     except BaseException:
         copying.cancel()

@@ -2,7 +2,7 @@
 
 The order says which host is the source and which is the destination. If they are the same, the driver keeps what the
 guest was before the resize (`Resize`). Else the guest itself stays on the source, stopped, until the move is confirmed,
-and the destination makes another one of its disks (`Migrate`). A handler may run twice for an order.
+and the destination makes another one from its disks (`Migrate`). A handler may run twice for an order.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from micronova.compute.handlers.shared import (
     capable,
     end_power_change,
     guest_plan,
+    new_guest,
     note_if_made,
     note_if_newer,
     reschedule,
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 async def prep_resize(host: Host, work: Work) -> Outcome:
     """Check, on the destination, that the guest can come, and hold its resources; no guest is made yet."""
     order, move = work.order, _move(work)
-    reason = _shrinks(move.old_flavor, order.instance.flavor, has_root=order.instance.image is not None)
+    reason = _why_disks_do_not_fit(move.old_flavor, order.instance.flavor, has_root=order.instance.image is not None)
     if reason is not None:
         return Outcome(outcome="abort", error_code=Invalid.code, message=reason)
     try:
@@ -72,13 +73,13 @@ async def finish_resize(host: Host, work: Work) -> Outcome | None:
     async with host.build_slots.one(work.order.instance.project_id):
         if move.stays:
             await _change_size(host, work)
-            return await _started(host, work)
+            return await _start_if_it_ran(host, work)
         guest = await host.driver.info(uuid)
         if note_if_newer(guest, host, work):
             return None
-        async with _removed_on_failure(host, work):
+        async with _remove_on_failure(host, work):
             await _receive(host, work, guest)
-            return await _started(host, work)
+            return await _start_if_it_ran(host, work)
 
 
 async def finish_revert_resize(host: Host, work: Work) -> Outcome:
@@ -89,7 +90,7 @@ async def finish_revert_resize(host: Host, work: Work) -> Outcome:
         await capable(host, Resize).revert_resize(guest_plan(work))
         host.tracker(guest.node).keep(work.order)
         host.guest_present(guest.uuid, work.order.epoch, guest.node)
-    return await _started(host, work)
+    return await _start_if_it_ran(host, work)
 
 
 async def confirm_resize(host: Host, work: Work) -> Outcome | None:
@@ -116,20 +117,20 @@ async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
 
 
 def _check_mdev_types(instance: InstanceSpec, move: MoveOrder) -> None:
-    """Raise NotSupported if mediated devices here are of other types: what they keep cannot be sent to those."""
+    """Raise NotSupported if the guest would have mediated devices of other types: their state cannot be sent."""
     here = () if instance.assignment is None else instance.assignment.mdevs
     types = sorted(each.mdev_type for each in here)
     if types != sorted(move.mdev_types):
         raise NotSupported(
             f"The guest has mediated devices of the types {', '.join(move.mdev_types) or 'none'}; this host would give "
-            f"it {', '.join(types) or 'none'}. A guest that runs needs the same."
+            f"it {', '.join(types) or 'none'}. A running guest needs the same types."
         )
 
 
 async def live_migration(host: Host, work: Work) -> Outcome:
-    """Send the guest from the source while it runs, when few others are being sent.
+    """Send the guest from the source to the destination while it runs.
 
-    At most default.max_concurrent_live_migrations are, because they share the host's link.
+    At most default.max_concurrent_live_migrations guests are sent at once, because they share the host's link.
     """
     uuid, driver = work.order.instance.uuid, capable(host, LiveMigrate)
     async with host.live_migration_slots.one(work.order.instance.project_id):
@@ -160,17 +161,16 @@ async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome 
         return None
     if note_if_made(guest, host, work):
         return Outcome(outcome="done", power_state=guest.power_state)
-    async with _removed_on_failure(host, work):
+    async with _remove_on_failure(host, work):
         if guest is not None:  # of an earlier attempt
             await host.destroy(uuid)
-        tracker = host.tracker(order.instance.node)
-        with tracker.instance_claim(order):
-            host.guest_present(uuid, order.epoch, tracker.node)
+        with new_guest(host, order):
             power = await driver.receive_live_guest(guest_plan(work), _move(work).migrate_data)
     return end_power_change(host, uuid, power)
 
 
 async def _change_size(host: Host, work: Work) -> None:
+    """Give the guest, which stays on its host, the new flavor."""
     guest = await begin_power_change(host, work)
     host.tracker(guest.node).hold(work.order)
     await capable(host, Resize).resize(guest_plan(work))
@@ -178,7 +178,7 @@ async def _change_size(host: Host, work: Work) -> None:
 
 
 async def _receive(host: Host, work: Work, guest: Guest | None) -> None:
-    """Make the guest of the disks that the source sent, unless an earlier agent has made it."""
+    """Make the guest from the disks that the source sent, unless an earlier agent has made it."""
     order = work.order
     uuid = order.instance.uuid
     if note_if_made(guest, host, work):
@@ -187,13 +187,12 @@ async def _receive(host: Host, work: Work, guest: Guest | None) -> None:
     if guest is not None:  # of an earlier attempt
         await host.destroy(uuid)
     driver = capable(host, Migrate)
-    tracker = host.tracker(order.instance.node)
-    with tracker.instance_claim(order):
-        host.guest_present(uuid, order.epoch, tracker.node)
+    with new_guest(host, order):
         await driver.import_guest(guest_plan(work), _move(work).migrate_data)
 
 
-async def _started(host: Host, work: Work) -> Outcome:
+async def _start_if_it_ran(host: Host, work: Work) -> Outcome:
+    """Start the guest if it ran before the move; return the outcome."""
     uuid = work.order.instance.uuid
     power = power_state.SHUTDOWN
     if _move(work).power_on:
@@ -204,8 +203,8 @@ async def _started(host: Host, work: Work) -> Outcome:
 
 
 @asynccontextmanager
-async def _removed_on_failure(host: Host, work: Work) -> AsyncIterator[None]:
-    """Remove the guest that arrives if the body fails, and a conductor allows it: it may be all that is left.
+async def _remove_on_failure(host: Host, work: Work) -> AsyncIterator[None]:
+    """Remove the arriving guest if the body fails and a conductor allows it, because it may be the only copy left.
 
     Work that is cancelled leaves the guest. The next order goes on with it, or a record of its departure removes it.
     """
@@ -215,11 +214,11 @@ async def _removed_on_failure(host: Host, work: Work) -> AsyncIterator[None]:
         if work.cancelled:
             raise asyncio.CancelledError from error
         work.phase = Phase.UNDOING
-        await _remove_again(host, work)
+        await _remove_arriving_guest(host, work)
         raise
 
 
-async def _remove_again(host: Host, work: Work) -> None:
+async def _remove_arriving_guest(host: Host, work: Work) -> None:
     """Remove a guest that did not arrive as a whole; the conductor records a departure in case this fails."""
     uuid = work.order.instance.uuid
     try:
@@ -235,7 +234,7 @@ async def _remove_again(host: Host, work: Work) -> None:
         work.left_behind = True
 
 
-def _shrinks(old: Flavor, new: Flavor, *, has_root: bool) -> str | None:
+def _why_disks_do_not_fit(old: Flavor, new: Flavor, *, has_root: bool) -> str | None:
     """Return why the disks of the old flavor do not fit into the new one, or None if they do."""
     if has_root and new.disk < old.disk:
         return f"The root disk has {old.disk} GB and cannot be made smaller: the flavor {new.name} has {new.disk} GB."

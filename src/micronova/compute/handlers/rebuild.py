@@ -48,7 +48,7 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
 
     async with slot:
         tracker = host.tracker(order.instance.node)
-        tracker.keep(order)  # also if the rebuild fails: the server keeps its resources
+        tracker.keep(order)  # even if the rebuild fails: the server keeps its resources
         host.guest_present(uuid, order.epoch, tracker.node)
         plan = guest_plan(work)
         plan.instance = msgspec.structs.replace(plan.instance, config_drive=config_drive)

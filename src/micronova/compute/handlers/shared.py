@@ -1,8 +1,8 @@
 """What the handlers of orders share: the guest of an order, whether a host boots its image, undoing failed work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeGuard, TypeVar
 
 from micronova.compute.host import Host
@@ -10,7 +10,7 @@ from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
 from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, Unavailable
 from micronova.objects.image import ImageMeta
-from micronova.objects.orders import Guest
+from micronova.objects.orders import Guest, WorkOrder
 from micronova.virt.driver import (
     AdminPassword,
     CrashDump,
@@ -110,6 +110,15 @@ def end_power_change(host: Host, uuid: str, power: int) -> Outcome:
     return Outcome(outcome="done", power_state=power)
 
 
+@contextmanager
+def new_guest(host: Host, order: WorkOrder) -> Iterator[None]:
+    """Hold the resources of an order, and note the guest that the body makes; release them if the body fails."""
+    tracker = host.tracker(order.instance.node)
+    with tracker.instance_claim(order):
+        host.guest_present(order.instance.uuid, order.epoch, tracker.node)
+        yield
+
+
 def note_if_newer(guest: Guest | None, host: Host, work: Work) -> bool:
     """Return whether the guest is at a newer epoch than the order, which the host then notes: nothing is done then."""
     if guest is None or guest.epoch <= work.order.epoch:
@@ -121,7 +130,7 @@ def note_if_newer(guest: Guest | None, host: Host, work: Work) -> bool:
 def note_if_made(guest: Guest | None, host: Host, work: Work) -> TypeGuard[Guest]:
     """Return whether this order has made the guest before, so that only its report was lost; the host then notes it.
 
-    The guest is kept also if it has stopped since: it may hold data.
+    The guest is kept even if it has stopped since: it may hold data.
     """
     if guest is None or guest.epoch != work.order.epoch or guest.power_state == power_state.NOSTATE:
         return False

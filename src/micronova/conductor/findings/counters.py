@@ -104,7 +104,7 @@ def _repair_of(drift: allocation_audit.Drift) -> Repair:
         return offer("used", NodeCounter(where), f"Add up the allocations of node {where}, and record that.")
     if drift.kind == "group":
         return offer("group", GroupCounter(where), "Count the members of the server group anew.")
-    text = f"Release what {where} holds: it is no server, no open migration and no other consumer."
+    text = f"Release what {where} holds: it is not a server, an open migration or another consumer."
     return offer("orphan", Orphan(where), text)
 
 
@@ -121,7 +121,7 @@ def wrong_topology(node: topologies.NodeClaims, subject: str) -> Finding:
 
 
 def _differing_parts(held: TopologyUse, claimed: TopologyUse) -> str:
-    """Name the first of the cells and devices of which one use says something else than the other."""
+    """Name the first of the cells and devices for which the two uses differ."""
     cells = {id for id in held.cells.keys() | claimed.cells.keys() if held.cells.get(id) != claimed.cells.get(id)}
     devices = set(held.devices) ^ set(claimed.devices)
     for mine, other in ((held.parents, claimed.parents), (held.mdevs, claimed.mdevs)):
@@ -194,7 +194,7 @@ def _described(found: Sequence[allocation_audit.Drift]) -> list[str]:
 
 
 def _release_orphan(conn: sa.Connection, about: Orphan, now: int) -> list[str]:
-    """Release what a consumer holds that is no instance, no open migration and no consumer of another service."""
+    """Release what a consumer holds that is not an instance, an open migration or a consumer of another service."""
     consumer_uuid = about.consumer
     for table in (instances, consumers):
         if conn.execute(sa.select(table.c.uuid).where(table.c.uuid == consumer_uuid)).first() is not None:

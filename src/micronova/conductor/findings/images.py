@@ -34,7 +34,7 @@ PAGE = 1000
 
 
 class ImageOfServer(msgspec.Struct, frozen=True):
-    """An image that was made of a server."""
+    """An image that was made from a server."""
 
     image: str
     server: str
@@ -44,7 +44,7 @@ class AuditedImages(Protocol):
     """The part of the image client that the audit uses."""
 
     async def status_of_made(self, image_id: str) -> str | None:
-        """Return the status of an image that was made of a server; None if there is none."""
+        """Return the status of an image that was made from a server; None if there is none."""
 
 
 def _failed_images(conn: sa.Connection) -> dict[str, str]:

@@ -153,7 +153,7 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Rec
 
 
 def late_operations(conn: sa.Connection, since: int, undisturbed: float) -> list[Finding]:
-    """Return operations past their deadline, although a conductor has worked undisturbed for so many seconds."""
+    """Return operations past their deadline, although a conductor has worked undisturbed for this many seconds."""
     return [
         Finding(
             kind="operation",

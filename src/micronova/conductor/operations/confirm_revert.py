@@ -251,7 +251,7 @@ class ConfirmResize(ResizedKind):
         migration: MigrationRow,
         error: Exception | None = None,
     ) -> NoMoreWork:
-        """End the operation: the resize is confirmed, also if the source removes its guest later."""
+        """End the operation: the resize is confirmed, even if the source removes its guest later."""
         now = self._engine.now()
         changes: InstanceChanges = {"vm_state": states.after_resize(row["power_state"]), "task_state": None}
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)

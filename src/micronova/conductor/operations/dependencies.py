@@ -30,7 +30,7 @@ class ConductorDependencies:
     volume_creation_timeout: float = 600.0  # seconds that a build waits for a volume that is made for it
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
-    tells_volume_usage: bool = False  # also when a volume is detached
+    notifies_volume_usage: bool = False  # whether a detach sends volume.usage
     audit_period: str = "month"  # of instance.exists
     pci_aliases: Mapping[str, Alias] = field(default_factory=dict)
 

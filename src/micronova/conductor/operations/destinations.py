@@ -70,7 +70,7 @@ class Destinations:
     async def choose_and_bind(self, server: ServerToPlace[P]) -> BoundPorts | None:
         """Choose a destination and bind the ports to it; return None if the operation waits or has failed.
 
-        Till then the ports may be bound to no host, and ask for something else than a moment ago.
+        Until then the ports may be bound to no host, and what they ask for may change.
         """
         if not await self.choose(server):
             return None

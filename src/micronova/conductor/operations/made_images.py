@@ -1,4 +1,4 @@
-"""The images that were made of servers: conductors read and delete them by tickets, which they issue themselves."""
+"""The images that were made from servers, as conductors look after them: by tickets, which they issue themselves."""
 
 import logging
 from typing import Final
@@ -14,7 +14,7 @@ COMPLETE: Final = "active"
 
 
 class MadeImages:
-    """Reads and deletes images that were made of servers."""
+    """Looks for images that were made from servers, and deletes them."""
 
     def __init__(self, client: ImageClient | None) -> None:
         self._known = client

@@ -114,7 +114,7 @@ class Power(OneOrderKind):
     def succeeded(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> InstanceChanges:
         """Return what changes besides the states when the host has succeeded, in the transaction of its report.
 
-        The guest is there: an image that a shelve has made of its disk is deleted.
+        The guest is there: an image that a shelve has made from its disk is deleted.
         """
         return record_discard(conn, operation, row, self._engine.now())
 

@@ -6,7 +6,7 @@ volume is taken from the host, the volume service writes the image, the volume i
 conductor asks the volume service how far it is: an event may be lost, the status of a volume is not.
 
 A rebuild that fails leaves the server in ERROR. It keeps its host, ports and claim. If the guest is as it was (its host
-has not begun to replace it, or says so, be it until the deadline), the server gets its image back.
+has not begun to replace it, or still reports this at the deadline), the server gets its image back.
 """
 
 import msgspec
@@ -162,7 +162,7 @@ class Rebuild(HostKind):
         payload = msgspec.structs.replace(operation.payload_as(RebuildPayload), unchanged=False)
         payload.begun = payload.begun or (step == "dispatched" and not nodes.host_asks(conn, row["host"]))
         encoded = payload.encode()
-        # Switching the guest off is no event of its own.
+        # Switching the guest off is not an event of its own.
         event = "" if step == "prep" else None
         dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded, step=step, event=event)
         if dispatched is None:

@@ -78,7 +78,7 @@ class Shelve(CreateImage):
             await self.transitions.send(operation, dispatched[1])
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
-        """Make the host the owner; switching off is no event of its own."""
+        """Make the host the owner; switching off is not an event of its own."""
         if not _without_image(operation):
             return super().dispatch(conn, operation, row, host)
         dispatched = self.transitions.dispatch(conn, operation, host, {}, event="")

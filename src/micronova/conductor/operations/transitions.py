@@ -50,7 +50,7 @@ LONGEST_WAIT_FOR_HOSTS = 15.0  # seconds until a server that found no host is pl
 LONGEST_WAIT_FOR_REMOVAL = 2.0  # seconds between two looks whether another host has removed its guest
 
 _USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
-"""Notifications that Nova sends instance.exists before."""
+"""Notifications before which Nova sends instance.exists."""
 
 SEQUENCE_STEP: Final = 1 << 20
 """Distance of the sequence numbers of events that have the same epoch."""

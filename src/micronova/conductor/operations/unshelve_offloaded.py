@@ -1,4 +1,4 @@
-"""Unshelving a server that has no host: it is built again from the image that the shelve has made of its disk.
+"""Unshelving a server that has no host: it is built again from the image that the shelve has made from its disk.
 
 Steps: `schedule` (find the image, choose and claim a host, bind the ports to it) → `dispatched` (the host builds the
 guest; if it fails, back to `schedule` for the next host). If no host is left: `unbind` (the ports are unbound), and the
@@ -255,7 +255,7 @@ class UnshelveOffloaded(SteppedKind):
 
 
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
-    """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made of."""
+    """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made from."""
     made_of = ImageMeta(id="") if row["image"] is None else msgspec.convert(row["image"], ImageMeta)
     return msgspec.structs.replace(
         image,

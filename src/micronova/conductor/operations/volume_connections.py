@@ -28,7 +28,7 @@ from micronova.objects.volume import Connection
 
 FIRST_POLL: Final = 0.05
 LONGEST_POLL: Final = 2.0
-"""Seconds between two looks at a volume that is being made."""
+"""Seconds between requests for the status of a volume that is being made."""
 
 
 LockCurrent = Callable[[sa.Connection, Operation], InstanceRow | None]
@@ -44,7 +44,7 @@ class VolumeConnections:
         self._lock_current = lock_current
 
     async def wanted_volumes(self, uuid: str) -> tuple[BlockDevice, ...]:
-        """Return the volumes of a server, also those that are still to be made."""
+        """Return the volumes of a server, including those that are still to be made."""
         found = await self._engine.database.read(instances.devices_of, uuid)
         return tuple(device for device in found if device.is_volume)
 

@@ -185,13 +185,13 @@ class DetachVolume(VolumeKind):
         return {"volume_id": operation.payload_as(VolumePayload).volume_id}
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> StepResult:
-        """End the operation; tell what the server has read and written of the volume."""
+        """End the operation; notify what the server has read and written of the volume."""
         result = super().reported(conn, operation, row, report)
         found = report.volume_statistics
         if not (isinstance(result, NoMoreWork) and result.ended == "success" and found is not None):
             return result
-        told = self._dependencies.tells_volume_usage and self._dependencies.notifier.enabled
-        if not told or found.volume_id != operation.payload_as(VolumePayload).volume_id:
+        notifies = self._dependencies.notifies_volume_usage and self._dependencies.notifier.enabled
+        if not notifies or found.volume_id != operation.payload_as(VolumePayload).volume_id:
             return result
         usage = volume_usages.record_end(conn, row, found, self._engine.now())
         return msgspec.structs.replace(result, announcements=[partial(resources.volume_usage, usage, report.host)])

@@ -168,7 +168,7 @@ class Outbox:
         return int(conn.execute(sa.select(sa.func.count()).select_from(events)).scalar_one())
 
     def delete_oldest(self, conn: sa.Connection, excess: int) -> None:
-        """Delete so many of the oldest events."""
+        """Delete this many of the oldest events."""
         events = self._events
         oldest = sa.select(events.c.id).order_by(events.c.created_at, events.c.id).limit(excess)
         conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(oldest.scalar_subquery()))))

@@ -5,17 +5,14 @@ import sqlalchemy as sa
 from micronova.embedded.identity.blobs import BlobBox
 from micronova.embedded.identity.tables import credentials
 from micronova.objects.errors import MicronovaError
+from micronova.objects.resealed import Resealed
 
 TOGETHER = 100
 """Credentials that are sealed anew in one transaction."""
 
 
-def reseal(conn: sa.Connection, box: BlobBox, after: str) -> tuple[str, int, int, list[str]]:
-    """Seal the next credentials after an id with the key of the box.
-
-    Return the last id, "" if there are no more, how many were read, how many were changed, and those that none of the
-    keys opens, which stay as they are.
-    """
+def reseal(conn: sa.Connection, box: BlobBox, after: str) -> Resealed:
+    """Seal the next credentials after an id with the key of the box."""
     stored = sa.select(credentials.c.id, credentials.c.blob).where(credentials.c.id > after)
     rows = conn.execute(stored.order_by(credentials.c.id).limit(TOGETHER).with_for_update()).all()
     changed, lost = 0, []
@@ -28,4 +25,4 @@ def reseal(conn: sa.Connection, box: BlobBox, after: str) -> tuple[str, int, int
         if fresh is not None:
             conn.execute(credentials.update().where(credentials.c.id == row.id).values(blob=fresh))
             changed += 1
-    return rows[-1].id if rows else "", len(rows), changed, lost
+    return Resealed(rows[-1].id if rows else "", len(rows), changed, lost)

@@ -1,4 +1,4 @@
-"""The noted changes (`host_changes.py`), as one process reads them: each once, also if it is committed late.
+"""The noted changes (`host_changes.py`), as one process reads them: each once, even if it is committed late.
 
 Rows commit in another order than they are numbered, so a complete look reaches back `OVERLAP`. It does not read again
 what it knows: it compares how many rows there are in each second, with the sum of their positions, and reads the

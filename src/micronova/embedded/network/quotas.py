@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
-from micronova.db.upsert import insert_if_absent
+from micronova.db.upsert import insert_if_absent, insert_or_update
 from micronova.embedded.network.core import QUOTAS, Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.request_bodies import Body, Flag, Number, body_of_one, truth
@@ -210,15 +210,9 @@ def set_limits(conn: sa.Connection, project: str, wanted: Mapping[str, int], for
             raise Invalid(
                 f"Quota limit {maximum} for {name} must be greater than or equal to already used {used[name]}."
             )
-        row = {"project_id": project, "resource": name}
-        if not insert_if_absent(conn, limits, {**row, "maximum": maximum}):
-            conn.execute(limits.update().where(_is(row)).values(maximum=maximum))
+        insert_or_update(conn, limits, {"project_id": project, "resource": name}, {"maximum": maximum})
 
 
 def reset_limits(conn: sa.Connection, project: str) -> None:
     """Delete a project's limits."""
     conn.execute(limits.delete().where(limits.c.project_id == project))
-
-
-def _is(row: Mapping[str, str]) -> sa.ColumnElement[bool]:
-    return sa.and_(limits.c.project_id == row["project_id"], limits.c.resource == row["resource"])

@@ -127,7 +127,7 @@ def reading_for(
     """
 
     def reading(conn: sa.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        info = conn.info  # it stays, also if the connection is lost
+        info = conn.info  # it stays, even if the connection is lost
         info[_PROJECTS] = projects
         try:
             return read(conn, *args, **kwargs)

@@ -259,7 +259,7 @@ class StateWatch:
             task.add_done_callback(lambda each: each.cancelled() or each.exception())  # all requests may be cancelled
             self._reading.update(dict.fromkeys(new, task))
             tasks.add(task)
-        await asyncio.wait(tasks)  # all end, also if this request is cancelled
+        await asyncio.wait(tasks)  # all end, even if this request is cancelled
         for task in tasks:
             task.result()
 
@@ -322,7 +322,7 @@ class StateWatch:
                 complete_at = self._clock.monotonic() + POLL_INTERVAL
 
     async def look(self, complete: bool) -> None:
-        """Read the new changes; with `complete` also those that were committed late, and place the routers."""
+        """Read the new changes; including, with `complete`, those that were committed late, and place the routers."""
         async with self._looking:
             if not self._feed.is_open:
                 return

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -13,7 +13,7 @@ from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.volume.backend.capabilities import BACKEND
 from micronova.embedded.volume.backend.keys import KeyBox
 from micronova.embedded.volume.backend.luks import LuksTool
-from micronova.embedded.volume.model import Backup, Snapshot, Volume
+from micronova.embedded.volume.model import Backup, ProjectRow, Snapshot, Volume
 from micronova.embedded.volume.store import backup_queries, snapshot_queries, volume_queries
 from micronova.embedded.volume.store.quotas import QUOTAS
 from micronova.http.request import Request
@@ -24,7 +24,7 @@ from micronova.objects.ids import UUID, new_uuid
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Found = TypeVar("Found", bound="Owned")
+Found = TypeVar("Found", bound=ProjectRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,6 @@ class VolumeServiceSettings:
     availability_zone: str = "nova"
     default_volume_type: str = "__DEFAULT__"
     max_limit: int = 1000  # resources in one page of a list
-
-
-class Owned(Protocol):
-    """A resource of a project."""
-
-    @property
-    def target(self) -> Mapping[str, str]:
-        """The policy target."""
 
 
 class Core:
@@ -97,11 +89,11 @@ class Core:
         *,
         noun: str,
         see: str,
-        rule: str | None,
+        rule: str | None = None,
     ) -> Found:
         """Return a resource; raise NotFound if the caller may not `see` it, Forbidden if `rule` does not allow it.
 
-        Without `rule` that of the request's route counts.
+        Without `rule` the rule of the request's route decides.
         """
         found = await self.database.read(get, id) if UUID.fullmatch(id) else None
         if found is None or not request.allows(found.target, see):
@@ -133,4 +125,4 @@ async def retry_or_conflict(what: str, try_once: Callable[[], Awaitable[R]]) -> 
     try:
         return await retry(try_once)
     except Contended:
-        raise Conflict(f"{what} is being changed by others all the time: try again.") from None
+        raise Conflict(f"Other requests keep changing {what}: try again.") from None

@@ -1,7 +1,6 @@
 """Encryption of volumes: which one the volumes of a type have, and the keys of copies."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -9,7 +8,7 @@ from micronova.embedded.common.revisions import Changed
 from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.backend.luks import DEFAULT_KEY_BITS, BadCipher, Cipher, LuksTool, cipher_of
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.model import Backup, Snapshot, TypeEncryption, Volume, VolumeType
+from micronova.embedded.volume.model import Backup, ResourceColumns, Snapshot, TypeEncryption, Volume, VolumeType
 from micronova.embedded.volume.store.type_queries import encryption_of
 from micronova.objects.errors import Invalid
 
@@ -76,7 +75,7 @@ def check_type_unchanged(conn: sa.Connection, type_id: str, *, encrypted: bool) 
     """Raise Changed if the encryption of the type has been added or removed since the request read it.
 
     The transaction has written a volume of the type, which keeps others from changing the encryption from now on.
-    Without the check the volume could be in the clear, and nobody would notice.
+    Without the check the volume could be unencrypted, and nobody would notice.
     """
     if (encryption_of(conn, type_id) is not None) != encrypted:
         raise Changed
@@ -89,20 +88,15 @@ def key_of(resource: Volume | Snapshot | Backup) -> SealedKey | None:
     return SealedKey(id=resource.encryption_key_id, sealed=resource.sealed_key)
 
 
-def key_columns(key: SealedKey | None) -> dict[str, Any]:
-    """Return the values of a row that has a key."""
-    return {"encryption_key_id": key and key.id, "sealed_key": key and key.sealed}
-
-
-def key_after_copy(core: Core, volume: Volume, source: Volume | Snapshot | Backup) -> dict[str, Any]:
-    """Return the values of the row of a volume that gets the file of something else: its key, under an id of its own.
+def key_after_copy(core: Core, volume: Volume, source: Volume | Snapshot | Backup) -> ResourceColumns:
+    """Return the columns of a volume that gets the file of something else: the key of that, under an id of its own.
 
     A volume that has this key already keeps it: nothing of its row changes, because the key may be encrypted anew while
     the copy is made.
     """
     key, own = key_of(source), key_of(volume)
-    if key is None or core.keys is None:
-        return key_columns(key)
-    if own is not None and core.keys.open(own) == core.keys.open(key):
-        return {}
-    return key_columns(core.keys.copy(core.new_id(), key))
+    if key is not None and core.keys is not None:
+        if own is not None and core.keys.open(own) == core.keys.open(key):
+            return {}
+        key = core.keys.copy(core.new_id(), key)
+    return {"encryption_key_id": None if key is None else key.id, "sealed_key": None if key is None else key.sealed}

@@ -80,8 +80,7 @@ class ExportManager:
 
     async def _connected(self, volume_id: str | None = None) -> list[Export]:
         """Return the exports of the volumes here that have a connection: of one, or of all."""
-        found = await self._core.database.read(connection_queries.connected, self._core.host, volume_id)
-        return [Export(volume_id=id, readonly=readonly) for id, readonly in found]
+        return await self._core.database.read(connection_queries.connected, self._core.host, volume_id)
 
     async def _follow(self) -> None:
         assert self._exports is not None
@@ -130,7 +129,7 @@ class ExportManager:
             raise lacking
 
 
-def check_mode(volume: Volume, mode: Any) -> str:
+def check_mode(volume: Volume, mode: object) -> str:
     """Return the mode of an attachment; raise Invalid if it is none, or if the volume does not allow it."""
     if mode is None:
         return "ro" if volume.readonly else "rw"

@@ -1,4 +1,4 @@
-"""What the volume service needs of an image service."""
+"""What the volume service needs from an image service."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
@@ -8,16 +8,16 @@ from micronova.embedded.volume.model import GIB
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.ids import UUID
 
-# Attributes of an image that a volume made of it keeps beside the image's properties, as Cinder does.
+# Attributes of an image that a volume made from it keeps besides the image's properties, as Cinder does.
 _KEPT = ("name", "min_disk", "min_ram", "size", "disk_format", "container_format", "checksum")
-# Attributes of an image that are no properties.
+# Attributes of an image that are not properties.
 _ATTRIBUTES = frozenset(_KEPT) | {
     "id", "status", "visibility", "protected", "os_hidden", "owner", "tags", "virtual_size", "created_at", "updated_at",
     "self", "file", "schema", "locations", "direct_url", "stores", "os_hash_algo", "os_hash_value",
 }  # fmt: skip
 DISK_FORMATS = ("raw", "qcow2", "vmdk", "vhd", "vhdx", "vdi", "iso", "ami")
-_OF_THE_DATA = ("os_glance_", "img_signature")  # begin properties that hold for the data of one image only
-_LONGEST = 255  # characters of a property that a volume keeps
+_DATA_PREFIXES = ("os_glance_", "img_signature")  # of properties that describe the data of one image
+_LONGEST_VALUE = 255  # characters of a property that a volume keeps
 
 Document = Mapping[str, Any]
 
@@ -54,7 +54,10 @@ class Images(Protocol):
 
 
 async def find(images: Images, reference: str, token: str) -> Document:
-    """Return the image with an id, also at the end of a URL, or with a name; raise Invalid or Conflict."""
+    """Return the image that a client names by its id, by a URL that ends with the id, or by its name.
+
+    Raise Invalid if there is none, Conflict if there are several.
+    """
     image_id = reference.rpartition("/")[2]
     if UUID.fullmatch(image_id):
         try:
@@ -70,12 +73,13 @@ async def find(images: Images, reference: str, token: str) -> Document:
 
 
 def check_fits(image: Document, size: int) -> None:
-    """Raise Invalid unless a volume of `size` GiB can be made of an image."""
+    """Raise Invalid unless a volume of `size` GiB can be made from an image."""
     if image["status"] != "active":
         raise Invalid(f"Image {image['id']} is not active: it is {image['status']}.")
     if image.get("disk_format") not in DISK_FORMATS or image.get("container_format") not in (None, "bare"):
         raise Invalid(
-            f"Image {image['id']} is no disk: its disk_format must be {', '.join(DISK_FORMATS)}, its container bare."
+            f"Image {image['id']} is not a disk image: its disk_format must be one of "
+            f"{', '.join(DISK_FORMATS)}, and its container_format bare."
         )
     if (image.get("min_disk") or 0) > size:
         raise Invalid(f"A volume of {size} GiB is smaller than the image's min_disk of {image['min_disk']} GiB.")
@@ -85,16 +89,16 @@ def check_fits(image: Document, size: int) -> None:
 
 
 def properties_of(image_metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that the image of a volume gets of the image that the volume was made of."""
+    """Return the properties that the image of a volume gets from the image that the volume was made from."""
     own = _ATTRIBUTES | {"image_id", "image_name"}
     return {
-        name: value for name, value in image_metadata.items() if name not in own and not name.startswith(_OF_THE_DATA)
+        name: value for name, value in image_metadata.items() if name not in own and not name.startswith(_DATA_PREFIXES)
     }
 
 
 def metadata_of(image: Document) -> dict[str, str]:
-    """Return what a volume keeps of the image that it is made of."""
+    """Return what a volume keeps of the image that it is made from."""
     kept = {"image_id": image["id"], "image_name": image.get("name") or ""}
     kept |= {name: str(image[name]) for name in _KEPT[1:] if image.get(name) is not None}
     properties = {name: value for name, value in image.items() if name not in _ATTRIBUTES and value is not None}
-    return kept | {name: str(value)[:_LONGEST] for name, value in properties.items()}
+    return kept | {name: str(value)[:_LONGEST_VALUE] for name, value in properties.items()}

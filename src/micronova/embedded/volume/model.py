@@ -1,6 +1,6 @@
-"""Volumes and what belongs to them as the service reads them, and the statuses that they have."""
+"""The rows of the volume service, the columns that it sets, and the statuses of volumes and what belongs to them."""
 
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -42,11 +42,21 @@ ATTACHED: Final = "attached"
 """A status of attachments, which also have RESERVED and ATTACHING."""
 
 
-class ProjectResource(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of volumes, snapshots and backups have in common."""
+class ProjectRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that belongs to a project."""
 
     id: str
     project_id: str
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The policy target."""
+        return {"project_id": self.project_id}
+
+
+class ProjectResource(ProjectRow, frozen=True, kw_only=True):
+    """What the rows of volumes, snapshots and backups have in common."""
+
     user_id: str
     name: str | None
     description: str | None
@@ -67,12 +77,10 @@ class ProjectResource(msgspec.Struct, frozen=True, kw_only=True):
         return {"project_id": self.project_id, "user_id": self.user_id}
 
 
-class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+class Attachment(ProjectRow, frozen=True, kw_only=True):
     """A row of `attachments`: a volume is reserved for, or attached to, a server or a host."""
 
-    id: str
     volume_id: str
-    project_id: str
     instance_uuid: str | None
     attached_host: str | None
     mountpoint: str | None
@@ -88,11 +96,6 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     def is_connected(self) -> bool:
         """Whether a host can reach the volume through it."""
         return self.connection_info is not None
-
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id}
 
 
 class Volume(ProjectResource, frozen=True, kw_only=True):
@@ -131,6 +134,27 @@ class Backup(ProjectResource, frozen=True, kw_only=True):
     volume_type_id: str | None = None  # that the volume had; None: a backup of an older version
 
 
+class ResourceColumns(TypedDict, total=False):
+    """The columns of a volume, a snapshot or a backup that a statement sets."""
+
+    project_id: str
+    user_id: str
+    name: str | None
+    description: str | None
+    size: int
+    status: str
+    bootable: bool
+    image_metadata: dict[str, str]
+    encryption_key_id: str | None
+    sealed_key: bytes | None
+    volume_type_id: str  # of volumes, as are the next two
+    multiattach: bool
+    readonly: bool | None
+    told_progress: str | None  # of snapshots
+    fail_reason: str | None  # of backups, as is the next
+    metadata: dict[str, str]
+
+
 class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `volume_types`."""
 
@@ -150,6 +174,16 @@ class VolumeType(msgspec.Struct, frozen=True, kw_only=True):
         return self.extra_specs.get("multiattach", "").lower() in ("<is> true", "true")
 
 
+class VolumeTypeColumns(TypedDict, total=False):
+    """The columns of a volume type that a statement sets."""
+
+    name: str
+    description: str | None
+    is_public: bool
+    extra_specs: dict[str, str]
+    qos_specs_id: str | None
+
+
 class QosSpecs(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `qos_specs`."""
 
@@ -162,6 +196,13 @@ class QosSpecs(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
 
 
+class QosSpecsColumns(TypedDict, total=False):
+    """The columns of QoS specs that a statement sets."""
+
+    consumer: str
+    specs: dict[str, str]
+
+
 class TypeEncryption(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `volume_type_encryptions`."""
 
@@ -172,6 +213,16 @@ class TypeEncryption(msgspec.Struct, frozen=True, kw_only=True):
     key_size: int | None
     control_location: str
     created_at: int
+    updated_at: int | None
+
+
+class TypeEncryptionColumns(TypedDict, total=False):
+    """The columns of the encryption of a type that a statement sets."""
+
+    provider: str
+    cipher: str | None
+    key_size: int | None
+    control_location: str
     updated_at: int | None
 
 
@@ -208,11 +259,9 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.seen_at >= now - micros(DOWN_AFTER)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(ProjectRow, frozen=True, kw_only=True):
     """A row of `messages`."""
 
-    id: str
-    project_id: str
     request_id: str
     resource_type: str
     resource_uuid: str
@@ -222,25 +271,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
 
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id}
 
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+class Transfer(ProjectRow, frozen=True, kw_only=True):
     """A row of `transfers`. The key itself is not stored."""
 
-    id: str
     volume_id: str
-    project_id: str
     name: str | None
     salt: str
     key_hash: str
     no_snapshots: bool
     created_at: int
-
-    @property
-    def target(self) -> dict[str, str]:
-        """The policy target."""
-        return {"project_id": self.project_id}

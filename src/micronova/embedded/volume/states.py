@@ -111,9 +111,9 @@ def check_volume(volume: Volume, action: str) -> ActionRule:
             f"Invalid volume: Volume {volume.id} is {volume.status}; to {action}, it must be {' or '.join(starts)}."
         )
     if entry.attachments == "reserved" and any(each.is_connected for each in volume.attachments):
-        raise Invalid(f"Invalid volume: Volume {volume.id} is connected to a host; to {action}, detach it before.")
+        raise Invalid(f"Invalid volume: Volume {volume.id} is connected to a host; to {action}, detach it first.")
     if entry.attachments == "none" and volume.attachments:
-        raise Invalid(f"Invalid volume: Volume {volume.id} is attached; to {action}, detach it before.")
+        raise Invalid(f"Invalid volume: Volume {volume.id} is attached; to {action}, detach it first.")
     return entry
 
 

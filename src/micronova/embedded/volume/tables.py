@@ -31,7 +31,7 @@ def _resource() -> tuple[Column[Any], ...]:
         Column("bootable", Boolean, nullable=False),
         Column("image_metadata", sa.JSON, nullable=False),
         *_times(),
-        # Counted up by every change. A change names the revision that it has read; see embedded.common.revisions.
+        # Raised by every change. A change names the revision that it has read; see embedded.common.revisions.
         Column("revision", Integer, nullable=False),
         # Of what is encrypted: the id of its key, and the key, encrypted with the cloud's.
         Column("encryption_key_id", String(36)),
@@ -98,7 +98,7 @@ snapshots = sa.Table(
     Column("id", String(36), primary_key=True),
     Column("volume_id", String(36), ForeignKey("volumes.id"), nullable=False),
     *_resource(),
-    Column("told_progress", String(255)),  # what os-update_snapshot_status has said
+    Column("told_progress", String(255)),  # what os-update_snapshot_status has reported
     Column("volume_type_id", String(36), ForeignKey("volume_types.id"), nullable=False),
     *_lists("snapshots"),
     Index("snapshots_by_volume", "volume_id"),
@@ -147,7 +147,7 @@ attachments = sa.Table(
     Index("attachments_by_instance", "instance_uuid"),
 )
 
-# The hosts that os-initialize_connection has connected. A host that an attachment connects stands in the attachment.
+# The hosts that os-initialize_connection has connected. Those that attachments connect are in `attachments`.
 volume_connections = sa.Table(
     "volume_connections",
     metadata,

@@ -22,7 +22,7 @@ ANSWER_SECONDS = 20.0
 UNCONFIRMED_LIMIT = 10_000
 """How many publishers of one channel may wait for the broker's confirmation before others have to wait."""
 UNCONFIRMED_OF_ONE_QUEUE = 250
-"""How many messages to one queue may be without confirmation, also if their publishers no longer wait for it.
+"""How many messages to one queue may be without confirmation, even if their publishers no longer wait for it.
 
 A queue whose leader is lost confirms nothing; the messages to other queues do not wait for it.
 """

@@ -15,7 +15,7 @@ _NAMESPACE = "aggregate_instance_extra_specs"
 class AggregateInstanceExtraSpecsFilter(HostFilter):
     """Passes hosts whose aggregates have each extra spec of the namespace `aggregate_instance_extra_specs`.
 
-    Extra specs without a namespace count, too, also those that are meant for another filter or program.
+    Extra specs without a namespace count, including those that are meant for another filter or program.
     """
 
     name = "AggregateInstanceExtraSpecsFilter"

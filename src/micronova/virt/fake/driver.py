@@ -180,7 +180,7 @@ class FakeDriver:
             self._simulated.set_power(guest, power_state.RUNNING, "resumed")
 
     async def snapshot(self, plan: GuestPlan) -> FakeDiskCopy:
-        """Return an image that says what it was made of."""
+        """Return an image that says what it was made from."""
         guest = self._simulated.require(plan.instance.uuid)
         if await self._simulated.call("snapshot", guest):
             self._simulated.crash(guest)

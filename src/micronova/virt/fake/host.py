@@ -327,7 +327,7 @@ def kernel_of(image: ImageMeta | None) -> str:
 
 
 def _image_of(plan: GuestPlan) -> str:
-    """Return the name of the image that the first disk of a guest is made of; none if it is made empty."""
+    """Return the name of the image that the first disk of a guest is made from; none if it is made empty."""
     image = plan.instance.image
     empty = any(device.boot_index == 0 and device.source_type == "blank" for device in plan.block_devices)
     return "" if image is None or empty else image.name or image.id

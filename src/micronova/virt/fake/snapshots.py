@@ -1,4 +1,4 @@
-"""Images of simulated guests: real qcow2 files, whose disk says which guest they were made of."""
+"""Images of simulated guests: real qcow2 files, whose disk says which guest they were made from."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 

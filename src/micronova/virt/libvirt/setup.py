@@ -88,7 +88,7 @@ def private_libvirtd(
 ) -> PrivateLibvirtd:
     """Return the private libvirtd of a cloud's host; nothing is started.
 
-    For an agent that is not root, root starts it before, with the agent's user and group as the client.
+    For an agent that is not root, root starts it first, with the agent's user and group as the client.
     """
     return PrivateLibvirtd(
         state_root(state_dir, settings).absolute(),

@@ -12,12 +12,16 @@ from micronova.embedded.volume.model import (
     Message,
     Operation,
     QosSpecs,
+    QosSpecsColumns,
+    ResourceColumns,
     ServiceRow,
     Snapshot,
     Transfer,
     TypeEncryption,
+    TypeEncryptionColumns,
     Volume,
     VolumeType,
+    VolumeTypeColumns,
 )
 
 TYPES: list[tuple[type, sa.Table, set[str]]] = [
@@ -45,6 +49,23 @@ def test_a_row_has_the_columns_of_its_table(row: type, table: sa.Table, more: se
         if not isinstance(column.type, sa.JSON):
             plain = column.type.python_type
             assert hints[column.name] in (plain, plain | None), column.name
+
+
+COLUMNS: list[tuple[type, tuple[type, ...]]] = [
+    (ResourceColumns, (Volume, Snapshot, Backup)),
+    (VolumeTypeColumns, (VolumeType,)),
+    (QosSpecsColumns, (QosSpecs,)),
+    (TypeEncryptionColumns, (TypeEncryption,)),
+]
+
+
+@pytest.mark.parametrize(("columns", "rows"), COLUMNS)
+def test_columns_that_are_set_have_the_types_of_their_rows(columns: type, rows: tuple[type, ...]) -> None:
+    fields = [get_type_hints(row) for row in rows]
+    for name, kind in get_type_hints(columns).items():
+        wanted = [hints[name] for hints in fields if name in hints]
+        assert wanted, name
+        assert kind == wanted[0], name
 
 
 def test_every_table_of_rows_that_are_read_whole_has_a_type() -> None:

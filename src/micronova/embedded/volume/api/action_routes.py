@@ -1,4 +1,4 @@
-"""Actions of volumes: their routes, and changes of a volume's row."""
+"""The routes of actions, and what several actions share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,29 +6,49 @@ from typing import Any
 import msgspec
 from msgspec import field
 
+from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import Volume
+from micronova.embedded.volume.model import ResourceColumns, Volume
 from micronova.embedded.volume.store import volume_queries
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import Handler, Route
+from micronova.http.versions import Range
 
-Change = Callable[[Volume], dict[str, Any]]
+_ALL_VERSIONS = Range()
+Change = Callable[[Volume], ResourceColumns]
+"""Returns the columns of a volume that change; raises an error if it must not change."""
 
 
-def action_route(action: str, handler: Any, policy: str, arguments: Any = Any, status: int = 202, **more: Any) -> Route:
-    """Return the route of an action; `arguments` is the type of what the body has under the action's name."""
+class NewStatus(Body):
+    """The arguments of os-reset_status of snapshots and backups."""
+
+    status: Text
+
+
+def action_route(
+    action: str,
+    handler: Handler,
+    policy: str,
+    arguments: Any = Any,
+    status: int = 202,
+    *,
+    of: str = "volume",
+    checks_policy: bool = True,
+    versions: Range = _ALL_VERSIONS,
+) -> Route:
+    """Return the route of an action `of` a resource; `arguments` is the type of what the body has under its name."""
     name = "".join(part.capitalize() for part in action.replace("-", "_").split("_"))
     fields = [("arguments", arguments, field(name=action))]
     return Route(
         method="POST",
-        path="/volumes/{volume_id}/action",
+        path=f"/{of}s/{{{of}_id}}/action",
         handler=handler,
         policy=policy,
         action=action,
         body=msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True),
         status=status,
-        checks_policy=True,
-        **more,
+        checks_policy=checks_policy,
+        versions=versions,
     )
 
 
@@ -40,4 +60,4 @@ async def change_row(core: Core, request: Request, volume_id: str, change: Chang
         await core.database.write(volume_queries.update, volume, change(volume), core.now())
         return volume
 
-    return await retry_or_conflict(f"Volume {volume_id}", try_once)
+    return await retry_or_conflict(f"volume {volume_id}", try_once)

@@ -11,7 +11,7 @@ from micronova.embedded.volume.api.request_bodies import Body, Text, Uuid, uuid
 from micronova.embedded.volume.backend.exports import Connection
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_action_answer, check_mode
-from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, Volume
+from micronova.embedded.volume.model import ATTACHED, AVAILABLE, Attachment, ResourceColumns, Volume
 from micronova.embedded.volume.store import attachment_queries, connection_queries
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -53,7 +53,7 @@ class MaybeConnector(Body):
 
 
 class AttachActions:
-    """The handlers."""
+    """The handlers of these actions."""
 
     def __init__(self, core: Core, export_manager: ExportManager) -> None:
         self._core = core
@@ -76,15 +76,15 @@ class AttachActions:
         ]
 
     async def reserve(self, request: Request, volume_id: str) -> None:
-        """Keep a volume for a server."""
+        """Reserve a volume for a server."""
         await change_row(
             self._core, request, volume_id, lambda old: {"status": states.check_volume(old, "reserve").during}
         )
 
     async def unreserve(self, request: Request, volume_id: str) -> None:
-        """Give a reserved volume back; do nothing with another."""
+        """End the reservation of a volume; do nothing if it is not reserved."""
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             if volume.status not in states.VOLUME_ACTIONS["unreserve"].starts:
                 return {}
             return {"status": attachment_queries.status_with(volume.attachments)}
@@ -99,7 +99,7 @@ class AttachActions:
     async def roll_detaching(self, request: Request, volume_id: str) -> None:
         """Record that a server keeps the volume; do nothing if it is not being detached."""
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             entry = states.VOLUME_ACTIONS["roll detaching"]
             return {"status": entry.during} if volume.status in entry.starts else {}
 
@@ -133,7 +133,7 @@ class AttachActions:
             )
             await self._core.database.write(attachment_queries.add, volume, attachment, now)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     async def detach(self, request: Request, volume_id: str) -> None:
         """Record that a server or a host has given the volume back."""
@@ -159,7 +159,7 @@ class AttachActions:
             await check_unused(request, [each for each in volume.attachments if each.id in ids])
             await self._core.database.write(attachment_queries.remove_by_action, volume, ids, self._core.now())
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
         await self._export_manager.stop_serving_unused(volume_id)
 
     async def initialize_connection(self, request: Request, volume_id: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class AttachActions:
             await self._export_manager.serve(volume)
             return connection
 
-        return {"connection_info": as_action_answer(await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"connection_info": as_action_answer(await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     async def terminate_connection(self, request: Request, volume_id: str) -> None:
         """End the connection of a host, or all without a connector; those of attachments stay."""

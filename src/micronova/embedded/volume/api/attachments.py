@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from msgspec import field
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.request_bodies import Body, Uuid, uuid
 from micronova.embedded.volume.core import Core, is_admin_or_service, retry_or_conflict
 from micronova.embedded.volume.export_manager import ExportManager, as_attachment, check_mode
@@ -60,12 +60,6 @@ class AttachmentChangesBody(Body):
     attachment: AttachmentChanges
 
 
-class CompleteBody(Body):
-    """The body of os-complete."""
-
-    complete: Any = field(name="os-complete")
-
-
 class AttachmentHandlers:
     """The handlers of attachments."""
 
@@ -77,7 +71,7 @@ class AttachmentHandlers:
         """Return the routes."""
         all_, one = "/attachments", "/attachments/{attachment_id}"
         route = partial(Route, checks_policy=True, versions=since(27))
-        see, change = "volume:get", "volume:attachment_update"
+        see, change, complete = "volume:get", "volume:attachment_update", "volume:attachment_complete"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="volume:get_all", versions=since(27)),
             Route(
@@ -93,17 +87,7 @@ class AttachmentHandlers:
             route(method="GET", path=one, handler=self.show, policy=see),
             route(method="PUT", path=one, handler=self.update, policy=change, body=AttachmentChangesBody),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:attachment_delete"),
-            Route(
-                method="POST",
-                path=f"{one}/action",
-                handler=self.complete,
-                policy="volume:attachment_complete",
-                action="os-complete",
-                body=CompleteBody,
-                status=204,
-                checks_policy=True,
-                versions=since(44),
-            ),
+            action_route("os-complete", self.complete, complete, status=204, of="attachment", versions=since(44)),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:
@@ -117,8 +101,8 @@ class AttachmentHandlers:
     async def _list(self, request: Request, path: str, view: Callable[[Attachment], dict[str, Any]]) -> dict[str, Any]:
         page = listing.read_page(request.raw_query, attachment_queries.SORTABLE, self._core.settings.max_limit)
         # Compute looks for the attachments of a server, whatever its project is.
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [attachments.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, attachments.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | ({"project_id"} if request.context.is_admin else set())
         if request.minor >= 31:
             listing.refuse_unknown(request.raw_query, known)
@@ -130,7 +114,7 @@ class AttachmentHandlers:
 
     async def show(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Show an attachment."""
-        return {"attachment": _full(request, await self._load(request, attachment_id, "volume:get"))}
+        return {"attachment": _full(request, await self._load(request, attachment_id))}
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Reserve a volume, and connect it if the request says to which host."""
@@ -138,7 +122,7 @@ class AttachmentHandlers:
         new_id = self._core.new_id()
 
         async def try_once() -> Attachment:
-            volume = await self._core.load_volume(request, uuid(asked.volume_uuid), "volume:attachment_create")
+            volume = await self._core.load_volume(request, uuid(asked.volume_uuid))
             if (reserved := _reserved_before(volume, asked)) is not None:
                 return reserved
             if not _follows_server(volume, asked.instance_uuid):
@@ -163,7 +147,7 @@ class AttachmentHandlers:
             await self._core.database.write(attachment_queries.add, volume, attachment, self._core.now())
             return attachment
 
-        attachment = await retry_or_conflict(f"Volume {asked.volume_uuid}", try_once)
+        attachment = await retry_or_conflict(f"volume {asked.volume_uuid}", try_once)
         if asked.connector:
             try:
                 attachment = await self._connect(request, attachment.id, asked.connector)
@@ -177,7 +161,7 @@ class AttachmentHandlers:
         connector = request.body.attachment.connector
         if not connector:
             raise Invalid("Invalid input for field/attribute connector: it is empty.")
-        await self._load(request, attachment_id, "volume:attachment_update")
+        await self._load(request, attachment_id)
         return {"attachment": _full(request, await self._connect(request, attachment_id, connector))}
 
     async def _connect(self, request: Request, attachment_id: str, connector: dict[str, Any]) -> Attachment:
@@ -204,23 +188,23 @@ class AttachmentHandlers:
             await self._export_manager.serve(volume)
             return following
 
-        return await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        return await retry_or_conflict(f"attachment {attachment_id}", try_once)
 
     async def complete(self, request: Request, attachment_id: str) -> None:
         """Record that the server has the volume."""
 
         async def try_once() -> None:
-            attachment = await self._load(request, attachment_id, "volume:attachment_complete")
+            attachment = await self._load(request, attachment_id)
             volume = await self._core.load_volume(request, attachment.volume_id, "volume:get")
             now = self._core.now()
             following = msgspec.structs.replace(attachment, attach_status=ATTACHED, attached_at=now)
             await self._core.database.write(attachment_queries.change, volume, following, now)
 
-        await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        await retry_or_conflict(f"attachment {attachment_id}", try_once)
 
     async def delete(self, request: Request, attachment_id: str) -> dict[str, Any]:
         """Delete an attachment, and list the others of the volume."""
-        await check_unused(request, [await self._load(request, attachment_id, "volume:attachment_delete")])
+        await check_unused(request, [await self._load(request, attachment_id)])
         volume = await self._remove(request, attachment_id)
         return {"attachments": [_brief(each) for each in volume.attachments if each.id != attachment_id]}
 
@@ -231,11 +215,11 @@ class AttachmentHandlers:
             await self._core.database.write(attachment_queries.remove, volume, [attachment_id], self._core.now())
             return volume
 
-        volume = await retry_or_conflict(f"Attachment {attachment_id}", try_once)
+        volume = await retry_or_conflict(f"attachment {attachment_id}", try_once)
         await self._export_manager.stop_serving_unused(volume.id)
         return volume
 
-    async def _load(self, request: Request, attachment_id: str, rule: str) -> Attachment:
+    async def _load(self, request: Request, attachment_id: str, rule: str | None = None) -> Attachment:
         return await self._core.load(
             request, attachment_queries.get, attachment_id, noun="Volume attachment", see="volume:get", rule=rule
         )

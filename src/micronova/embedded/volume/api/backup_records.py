@@ -29,7 +29,7 @@ SERVICE = "cinder.backup.drivers.micronova"
 
 
 class BackupRecord(msgspec.Struct, kw_only=True):
-    """What a record says."""
+    """The content of a record."""
 
     id: Uuid
     file: Uuid  # the id that the backup had when its file was written
@@ -45,7 +45,7 @@ class BackupRecord(msgspec.Struct, kw_only=True):
     data_timestamp: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     volume_type_id: Uuid | None = None
     encryption_key_id: Uuid | None = None
-    sealed_key: bytes | None = None  # which only a cloud with the same secret key can open
+    sealed_key: bytes | None = None  # only a cloud with the same secret key can open it
 
 
 class RecordFields(Body):
@@ -62,7 +62,7 @@ class RecordBody(Body):
 
 
 class BackupRecordHandlers:
-    """The handlers."""
+    """The handlers of records."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -104,7 +104,7 @@ class BackupRecordHandlers:
             record = msgspec.json.decode(base64.b64decode(given.backup_url, validate=True), type=BackupRecord)
         except (ValueError, msgspec.DecodeError) as error:
             raise Invalid(
-                f"Invalid input for field/attribute backup_url: it is no record of a backup ({error})."
+                f"Invalid input for field/attribute backup_url: it is not the record of a backup ({error})."
             ) from None
         now = self._core.now()
         fields = {name: getattr(record, name) for name in BackupRecord.__struct_fields__ if name not in ("id", "file")}
@@ -130,7 +130,7 @@ class BackupRecordHandlers:
                 self._record, backup, uuid(record.file), operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Backup {backup.id}", try_once)
+        await retry_or_conflict(f"backup {backup.id}", try_once)
         return {"backup": brief(request, backup)}
 
     def _check_key(self, backup: Backup) -> None:

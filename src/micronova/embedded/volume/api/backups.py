@@ -9,15 +9,15 @@ from msgspec import UNSET, UnsetType
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import NewStatus, action_route
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Items, Text, Uuid, stripped, truth, uuid
-from micronova.embedded.volume.api.snapshots import ForceDeleteBody, ResetStatusBody
 from micronova.embedded.volume.api.volume_sources import Source
 from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.files import SNAPSHOTS, VOLUMES
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.encryption import key_columns, key_of
-from micronova.embedded.volume.model import CREATING, Backup, Snapshot, Volume
+from micronova.embedded.volume.encryption import key_of
+from micronova.embedded.volume.model import CREATING, Backup, ResourceColumns, Snapshot, Volume
 from micronova.embedded.volume.operations.backup_work import CreateBackup, DeleteBackup, RestoreBackup
 from micronova.embedded.volume.operations.payloads import CreateBackupPayload, RestoreBackupPayload, RestoredValues
 from micronova.embedded.volume.store import backup_queries, operation_queries, quotas, snapshot_queries, volume_queries
@@ -55,7 +55,7 @@ class NewBackupBody(Body):
 
 
 class BackupChanges(Body):
-    """What of a backup can change."""
+    """The fields of a backup that can change."""
 
     versions = {"metadata": since(43)}
 
@@ -93,8 +93,7 @@ class BackupHandlers:
     def routes(self) -> list[Route]:
         """Return the routes."""
         all_, one = "/backups", "/backups/{backup_id}"
-        route = partial(Route, checks_policy=True)
-        act = partial(route, method="POST", path=f"{one}/action", status=202)
+        route, act = partial(Route, checks_policy=True), partial(action_route, of="backup")
         admin = "volume_extension:backup_admin_actions:"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="backup:get_all"),
@@ -120,18 +119,8 @@ class BackupHandlers:
                 body=RestoreBody,
                 status=202,
             ),
-            act(
-                handler=self.reset_status,
-                policy=f"{admin}reset_status",
-                action="os-reset_status",
-                body=ResetStatusBody,
-            ),
-            act(
-                handler=self.force_delete,
-                policy=f"{admin}force_delete",
-                action="os-force_delete",
-                body=ForceDeleteBody,
-            ),
+            act("os-reset_status", self.reset_status, f"{admin}reset_status", NewStatus),
+            act("os-force_delete", self.force_delete, f"{admin}force_delete"),
         ]
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -149,8 +138,8 @@ class BackupHandlers:
     ) -> dict[str, Any]:
         query = request.raw_query
         page = listing.read_page(query, backup_queries.SORTABLE, self._core.settings.max_limit)
-        own = not listing.wants_all_projects(request)
-        conditions = [backups.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, backups.c.project_id)
+        conditions = [*own]
         known = FILTERS | ({"project_id"} if request.context.is_admin else set())
         if request.minor >= 31:
             listing.refuse_unknown(query, known)
@@ -189,6 +178,7 @@ class BackupHandlers:
                     raise Invalid(f"Invalid snapshot: Snapshot {snapshot.id} is not one of volume {volume.id}.")
                 entry = states.check_snapshot(snapshot, "back up")
             now, key, keys = self._core.now(), key_of(snapshot or volume), self._core.keys
+            key = None if key is None or keys is None else keys.copy(self._core.new_id(), key)
             made = Backup(
                 id=new_id,
                 volume_id=volume.id,
@@ -210,14 +200,15 @@ class BackupHandlers:
                 updated_at=None,
                 revision=1,
                 volume_type_id=volume.volume_type_id,
-                **key_columns(None if key is None or keys is None else keys.copy(self._core.new_id(), key)),
+                encryption_key_id=None if key is None else key.id,
+                sealed_key=None if key is None else key.sealed,
             )
             await self._core.begin_operation(
                 self._record, made, volume, snapshot, entry.during, operation_id, request.context.request_id
             )
             return made
 
-        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
+        made = await retry_or_conflict(f"volume {volume_id}", try_once)
         return {"backup": brief(request, made)}
 
     def _record(
@@ -254,20 +245,22 @@ class BackupHandlers:
     async def update(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
         given: BackupChanges = request.body.backup
-        values: dict[str, Any] = {
-            name: value if name == "metadata" else stripped(value)
-            for name in ("name", "description", "metadata")
-            if not isinstance(value := getattr(given, name), UnsetType)
-        }
+        values: ResourceColumns = {}
+        if not isinstance(given.name, UnsetType):
+            values["name"] = stripped(given.name)
+        if not isinstance(given.description, UnsetType):
+            values["description"] = stripped(given.description)
+        if not isinstance(given.metadata, UnsetType):
+            values["metadata"] = given.metadata
         if not values:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def try_once() -> Backup:
-            backup = await self._core.load_backup(request, backup_id, "backup:update")
+            backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, values, self._core.now())
             return await self._core.load_backup(request, backup_id)
 
-        changed = await retry_or_conflict(f"Backup {backup_id}", try_once)
+        changed = await retry_or_conflict(f"backup {backup_id}", try_once)
         return {"backup": brief(request, changed)}
 
     async def delete(self, request: Request, backup_id: str) -> None:
@@ -289,7 +282,7 @@ class BackupHandlers:
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Backup {backup_id}", try_once)
+        await retry_or_conflict(f"backup {backup_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, backup: Backup, force: bool, operation_id: str, request_id: str
@@ -305,8 +298,8 @@ class BackupHandlers:
             request_id=request_id,
         )
         if new:
-            values = {"status": states.BACKUP_ACTIONS["delete"].during}
-            backup_queries.update(conn, backup, values, self._core.now())
+            deleting = states.BACKUP_ACTIONS["delete"].during
+            backup_queries.update(conn, backup, {"status": deleting}, self._core.now())
 
     async def restore(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Restore the backup to the volume that the request names, or to a new one."""
@@ -314,7 +307,7 @@ class BackupHandlers:
         operation_id = self._core.new_id()
         draft: Volume | None = None
         if asked.volume_id is None:
-            backup = await self._core.load_backup(request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id)
             name = stripped(asked.name) or f"restore_backup_{backup_id}"
             source = Source(
                 size=backup.size,
@@ -327,7 +320,7 @@ class BackupHandlers:
             draft = await self._volumes.draft(request, source, name=name)
 
         async def try_once() -> Volume:
-            backup = await self._core.load_backup(request, backup_id, "backup:restore")
+            backup = await self._core.load_backup(request, backup_id)
             states.check_backup(backup, "restore")
             volume = draft
             if volume is None:
@@ -344,7 +337,7 @@ class BackupHandlers:
             )
             return volume
 
-        volume = await retry_or_conflict(f"Backup {backup_id}", try_once)
+        volume = await retry_or_conflict(f"backup {backup_id}", try_once)
         return {"restore": {"backup_id": backup_id, "volume_id": volume.id, "volume_name": volume.name}}
 
     def _record_restore(
@@ -365,17 +358,17 @@ class BackupHandlers:
         )
         if not new:
             return
-        now, values = self._core.now(), {"status": states.VOLUME_ACTIONS["restore a backup"].during}
+        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore a backup"].during
         if not is_new:
-            volume_queries.update(conn, volume, values, now)
+            volume_queries.update(conn, volume, {"status": restoring}, now)
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)
         if is_new:
             self._volumes.insert(conn, volume)
-            volume_queries.touch(conn, volume.id, values, now)
+            volume_queries.set_status(conn, volume.id, restoring, now)
 
     async def reset_status(self, request: Request, backup_id: str) -> None:
         """Set the status, whatever it is."""
-        status = request.body.reset.status.lower()
+        status = request.body.arguments.status.lower()
         if status not in states.BACKUP_STATUSES:
             raise Invalid(f"Must specify a valid status: {' or '.join(states.BACKUP_STATUSES)}, not '{status[:64]}'.")
 
@@ -383,7 +376,7 @@ class BackupHandlers:
             backup = await self._core.load_backup(request, backup_id)
             await self._core.database.write(backup_queries.update, backup, {"status": status}, self._core.now())
 
-        await retry_or_conflict(f"Backup {backup_id}", try_once)
+        await retry_or_conflict(f"backup {backup_id}", try_once)
 
 
 def brief(request: Request, backup: Backup) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Revert(Body):
 
 
 class FileActions:
-    """The handlers."""
+    """The handlers of these actions."""
 
     def __init__(self, core: Core, images: Images | None) -> None:
         self._core = core
@@ -103,7 +103,7 @@ class FileActions:
                 self._record_extend, volume, size, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     def _record_extend(
         self, conn: sa.Connection, volume: Volume, size: int, operation_id: str, request_id: str
@@ -116,7 +116,7 @@ class FileActions:
             quotas.charge(conn, volume.project_id, more, defaults)
 
     async def revert(self, request: Request, volume_id: str) -> None:
-        """Make a volume again what its newest snapshot is."""
+        """Return a volume to the content of its newest snapshot."""
         named = request.body.arguments.snapshot_id
         operation_id = self._core.new_id()
 
@@ -124,7 +124,7 @@ class FileActions:
             volume = await self._core.load_volume(request, volume_id)
             found = await self._core.database.read(snapshot_queries.of_volume, volume.id)
             if not found or named != found[0].id:
-                raise Invalid(f"Volume {volume_id} can be reverted to its newest snapshot only: name this one.")
+                raise Invalid(f"Volume {volume_id} can be reverted to its newest snapshot only: name that one.")
             if found[0].size != volume.size:
                 raise Invalid(f"Volume {volume_id} has another size than its newest snapshot: it cannot be reverted.")
             try:
@@ -143,14 +143,14 @@ class FileActions:
                 source_id=found[0].id,
             )
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     async def reimage(self, request: Request, volume_id: str) -> None:
         """Replace the content of a volume by an image."""
         asked: Reimage = request.body.arguments
         if self._images is None:
-            raise Invalid("There is no image service: a volume cannot be made of an image.")
-        volume = await self._core.load_volume(request, volume_id, "volume:reimage")
+            raise Invalid("There is no image service: a volume cannot be made from an image.")
+        volume = await self._core.load_volume(request, volume_id)
         action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
         states.check_volume(volume, action)
         # A service does not have the user's token. It has checked that the user may see the image.
@@ -168,7 +168,7 @@ class FileActions:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:
-            found = await self._core.load_volume(request, volume_id, "volume:reimage")
+            found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
             if found.status == RESERVED:
                 request.authorize(found.target, "volume:reimage_reserved")
@@ -176,19 +176,20 @@ class FileActions:
                 self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     async def upload(self, request: Request, volume_id: str) -> dict[str, Any]:
         """Make an image of a volume."""
         asked: Upload = request.body.arguments
         if self._images is None:
-            raise Invalid("There is no image service: no image can be made of a volume.")
+            raise Invalid("There is no image service: no image can be made from a volume.")
         if asked.disk_format != "raw" or asked.container_format not in ("bare", None):
             raise Invalid("Images are made with disk_format raw and container_format bare.")
         volume = await self._core.load_volume(request, volume_id)
         if volume.encryption_key_id is not None:
             raise Invalid(
-                f"Invalid volume: Volume {volume_id} is encrypted: no image is made of it. Take a snapshot or a backup."
+                f"Invalid volume: Volume {volume_id} is encrypted, so no image can be made from it. Take a snapshot "
+                "or a backup."
             )
         action = "upload by force" if truth(asked.force) else "upload"
         states.check_volume(volume, action)
@@ -209,7 +210,7 @@ class FileActions:
         async def try_once() -> Volume:
             found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
-            # Without this process it begins later, and fails if there is no image by then.
+            # If this process dies, the operation begins later, and fails if there is no image by then.
             await self._core.begin_operation(
                 self._record,
                 UploadVolume,
@@ -222,7 +223,7 @@ class FileActions:
             )
             return found
 
-        volume = await retry_or_conflict(f"Volume {volume_id}", try_once)
+        volume = await retry_or_conflict(f"volume {volume_id}", try_once)
         try:
             image = await self._images.create(document, request.context.token)
         except Exception:
@@ -269,8 +270,8 @@ class FileActions:
             not_before=not_before,
         )
         if new:
-            values = {"status": states.VOLUME_ACTIONS[action].during}
-            volume_queries.update(conn, volume, values, self._core.now())
+            during = states.VOLUME_ACTIONS[action].during
+            volume_queries.update(conn, volume, {"status": during}, self._core.now())
         return new
 
 

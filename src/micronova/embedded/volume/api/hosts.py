@@ -1,5 +1,6 @@
-"""Hosts: what operators see of the machines with the role, as Cinder's old API shows it."""
+"""Hosts: the services of each machine and what it stores, as Cinder's old API shows them."""
 
+from collections import defaultdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,17 +15,17 @@ from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
 _TOTAL = "(total)"
-_COLUMNS = ((volumes, "volume_count", "total_volume_gb"), (snapshots, "snapshot_count", "total_snapshot_gb"))
+_NOTHING = {"volume_count": 0, "total_volume_gb": 0, "snapshot_count": 0, "total_snapshot_gb": 0}
 
 
 class HostChanges(Body):
-    """What of a host can change."""
+    """The fields of a host that can change."""
 
     status: Text
 
 
 class HostHandlers:
-    """The handlers."""
+    """The handlers of hosts."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -58,7 +59,7 @@ class HostHandlers:
     async def show(self, request: Request, host: str) -> dict[str, Any]:
         """Show how much a host has, in all and by project."""
         used = await self._core.database.read(_used_by_project, host)
-        total = {name: sum(each[name] for each in used.values()) for _, *names in _COLUMNS for name in names}
+        total = {name: sum(of_project[name] for of_project in used.values()) for name in _NOTHING}
         return {
             "host": [
                 {"resource": {"host": host, "project": project, **{name: str(number) for name, number in sums.items()}}}
@@ -67,7 +68,7 @@ class HostHandlers:
         }
 
     async def update(self, request: Request, host: str) -> dict[str, Any]:
-        """Let new volumes be made on a host, or keep them from it."""
+        """Enable or disable the volume service of a host: a disabled one makes no new volumes."""
         status = request.body.status.strip().lower()
         if status not in ("enable", "disable"):
             raise Invalid(f"Invalid status: '{status[:64]}' is neither enable nor disable.")
@@ -81,13 +82,11 @@ class HostHandlers:
 def _used_by_project(conn: sa.Connection, host: str) -> dict[str, dict[str, int]]:
     if service_queries.get(conn, service_queries.VOLUME_SERVICE, host) is None:
         raise _missing(host)
-    used: dict[str, dict[str, int]] = {}
-    for table, number, size in _COLUMNS:
-        for each in host_queries.sums(conn, table, host):
-            of_project = used.setdefault(
-                each.project_id, dict.fromkeys((name for _, *names in _COLUMNS for name in names), 0)
-            )
-            of_project |= {number: each.number, size: each.size}
+    used: dict[str, dict[str, int]] = defaultdict(_NOTHING.copy)
+    for each in host_queries.sums(conn, volumes, host):
+        used[each.project_id] |= {"volume_count": each.number, "total_volume_gb": each.size}
+    for each in host_queries.sums(conn, snapshots, host):
+        used[each.project_id] |= {"snapshot_count": each.number, "total_snapshot_gb": each.size}
     return dict(sorted(used.items()))
 
 

@@ -24,15 +24,15 @@ QUERY_RULES = QueryRules(
     true=frozenset(word.lower() for word in get_args(TrueWord)),
     false=frozenset(word.lower() for word in get_args(FalseWord)),
     not_boolean="Invalid value for '{name}': '{value}' is neither true nor false.",
-    not_integer="Invalid value for '{name}': '{value}' is not a number from 0 on.",
-    not_time="Invalid value for '{name}': '{value}' is not a time as ISO 8601 writes it.",
-    not_limit="limit param must be an integer from 0 on, not '{value}'.",
+    not_integer="Invalid value for '{name}': '{value}' is not a whole number in the allowed range.",
+    not_time="Invalid value for '{name}': '{value}' is not an ISO 8601 time.",
+    not_limit="limit param must be a non-negative integer, not '{value}'.",
 )
 MAX_OFFSET = 0x7FFFFFFF
 MOST_VALUES = 200  # of all parameters together; each may become a condition of a statement
 PAGING = frozenset({"limit", "marker", "offset", "sort", "sort_key", "sort_dir", "all_tenants", "with_count"})
-"""The parameters of a list that are no filters."""
-_NO_TEXT = re.compile("[\x00\ud800-\udfff]")  # what escapes in Python can write, and no database stores
+"""The parameters of a list that are not filters."""
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")  # characters that Python's escapes can write and no database stores
 
 
 def read_page(query: Query, sortable: Mapping[str, sa.Column[Any]], most: int) -> Page:
@@ -52,7 +52,7 @@ def check_length(query: Query) -> None:
     """Raise Invalid if a query string has more values than a statement should have conditions."""
     number = sum(1 + value.count(",") for values in query.values() for value in values)
     if number > MOST_VALUES:
-        raise Invalid(f"The query string has {number} values: it may have {MOST_VALUES}.")
+        raise Invalid(f"The query string has {number} values: it may have at most {MOST_VALUES}.")
 
 
 def any_of(values: Iterable[str]) -> list[str]:
@@ -96,19 +96,23 @@ def answer(
 
 
 def refuse_unknown(query: Query, known: frozenset[str]) -> None:
-    """Raise Invalid for parameters that are no filters of a list; old clients rely on it at later versions only."""
+    """Raise Invalid for parameters that are not filters of a list; handlers ignore them before 3.31."""
     wrong = sorted(query.keys() - known - PAGING)
     if wrong:
         raise Invalid(f"Invalid filters {', '.join(wrong)[:200]} are found in query options.")
 
 
-def wants_all_projects(request: Request, *, services: bool = False) -> bool:
-    """Return whether an administrator, or with `services` a service, asks for the resources of all projects."""
+def own_project(
+    request: Request, project_id: sa.Column[str], *, services: bool = False
+) -> list[sa.ColumnElement[bool]]:
+    """Return the condition that resources belong to the caller's project.
+
+    There is none if an administrator, or with `services` a service, asks for the resources of all projects.
+    """
     text = last(request.raw_query, "all_tenants")
-    if text is None:
-        return False
-    may = request.context.is_admin or (services and SERVICE_ROLE in request.context.roles)
-    return (text == "" or QUERY_RULES.boolean("all_tenants", text)) and may
+    may_see_all = request.context.is_admin or (services and SERVICE_ROLE in request.context.roles)
+    wants_all = text is not None and (text == "" or QUERY_RULES.boolean("all_tenants", text))
+    return [] if wants_all and may_see_all else [project_id == request.context.project_id]
 
 
 def dictionary(name: str, text: str) -> dict[str, str]:

@@ -39,9 +39,10 @@ class MessageHandlers:
         """List the messages of the caller's project."""
         query = request.raw_query if request.minor >= 5 else {}
         page = listing.read_page(query, message_queries.SORTABLE, self._core.settings.max_limit)
-        conditions = [messages.c.expires_at > self._core.now()]
-        if not listing.wants_all_projects(request):
-            conditions.append(messages.c.project_id == request.context.project_id)
+        conditions = [
+            messages.c.expires_at > self._core.now(),
+            *listing.own_project(request, messages.c.project_id),
+        ]
         conditions += [messages.c[name].in_(query[name]) for name in FILTERS if name in query]
         if request.minor >= 31:
             listing.refuse_unknown(query, frozenset(FILTERS))
@@ -50,20 +51,20 @@ class MessageHandlers:
 
     async def show(self, request: Request, message_id: str) -> dict[str, Any]:
         """Show a message."""
-        return {"message": _view(Links(request), await self._load(request, message_id, "message:get"))}
+        return {"message": _view(Links(request), await self._load(request, message_id))}
 
     async def delete(self, request: Request, message_id: str) -> None:
         """Delete a message."""
-        await self._load(request, message_id, "message:delete")
+        await self._load(request, message_id)
         await self._core.database.write(message_queries.delete, message_id)
 
-    async def _load(self, request: Request, message_id: str, rule: str) -> Message:
+    async def _load(self, request: Request, message_id: str) -> Message:
         now = self._core.now()
 
         def get(conn: sa.Connection, id: str) -> Message | None:
             return message_queries.get(conn, id, now)
 
-        return await self._core.load(request, get, message_id, noun="Message", see="message:get", rule=rule)
+        return await self._core.load(request, get, message_id, noun="Message", see="message:get")
 
 
 def _view(links: Links, message: Message) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound, PreconditionFailed, TooLarge
 
-Load = Callable[[Request, str], Awaitable[Any]]
+Load = Callable[[Request, str], Awaitable[Volume | Snapshot]]
 Change = Callable[[Mapping[str, str]], dict[str, str]]
 
 
@@ -107,11 +107,11 @@ class MetadataHandlers:
                 raise PreconditionFailed(f"The metadata of {self._noun} {id} has changed: read it again.")
             items = change(found.metadata)
             if len(items) > MOST_ITEMS:
-                raise TooLarge(f"Metadata may have {MOST_ITEMS} items.")
+                raise TooLarge(f"Metadata may have at most {MOST_ITEMS} items.")
             await self._core.database.write(self._write, found, items, self._core.now())
             return items
 
-        return await retry_or_conflict(f"The {self._noun} {id}", try_once)
+        return await retry_or_conflict(f"{self._noun} {id}", try_once)
 
     def _has_etags(self, request: Request) -> bool:
         return self._noun == "volume" and request.minor >= 15

@@ -11,7 +11,7 @@ from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items, required_name
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import QosSpecs
+from micronova.embedded.volume.model import QosSpecs, QosSpecsColumns
 from micronova.embedded.volume.store import qos_queries, type_queries
 from micronova.embedded.volume.tables import qos_specs
 from micronova.http.request import Request
@@ -101,11 +101,11 @@ class QosSpecsHandlers:
         if "name" in given:
             raise Invalid("The name of QoS specs cannot be changed.")
 
-        def change(old: QosSpecs) -> dict[str, Any]:
+        def change(old: QosSpecs) -> QosSpecsColumns:
             rest = {key: value for key, value in given.items() if key != "consumer"}
             specs = {**old.specs, **rest}
             if len(specs) > MOST_ITEMS:
-                raise Invalid(f"QoS specs may have {MOST_ITEMS} items.")
+                raise Invalid(f"QoS specs may have at most {MOST_ITEMS} items.")
             return {"specs": specs, "consumer": _consumer(given.get("consumer", old.consumer))}
 
         await self._change(specs_id, change)
@@ -115,7 +115,7 @@ class QosSpecsHandlers:
         """Remove specs."""
         keys: list[str] = request.body.keys
 
-        def change(old: QosSpecs) -> dict[str, Any]:
+        def change(old: QosSpecs) -> QosSpecsColumns:
             missing = [key for key in keys if key not in old.specs]
             if missing:
                 raise NotFound(f"QoS specs {specs_id} has no spec with key {missing[0][:64]}.")
@@ -138,7 +138,7 @@ class QosSpecsHandlers:
         """List the volume types that are associated with QoS specs."""
         await self._load(specs_id)
         found = await self._core.database.read(qos_queries.associated, specs_id)
-        shown = [{"association_type": "volume_type", "name": name, "id": id} for id, name in found]
+        shown = [{"association_type": "volume_type", "name": name, "id": id} for id, name in found.items()]
         return {"qos_associations": shown}
 
     async def associate(self, request: Request, specs_id: str) -> None:
@@ -169,7 +169,7 @@ class QosSpecsHandlers:
                 return
             await self._core.database.write(type_queries.update, found, {"qos_specs_id": value}, self._core.now())
 
-        await retry_or_conflict(f"Volume type {type_id}", try_once)
+        await retry_or_conflict(f"volume type {type_id}", try_once)
 
     async def _load(self, specs_id: str) -> QosSpecs:
         found = await self._core.database.read(qos_queries.get, specs_id)
@@ -177,7 +177,7 @@ class QosSpecsHandlers:
             raise NotFound(f"No such QoS spec {specs_id[:64]}.")
         return found
 
-    async def _change(self, specs_id: str, change: Callable[[QosSpecs], dict[str, Any]]) -> None:
+    async def _change(self, specs_id: str, change: Callable[[QosSpecs], QosSpecsColumns]) -> None:
         async def try_once() -> None:
             found = await self._load(specs_id)
             await self._core.database.write(qos_queries.update, found, change(found), self._core.now())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import sqlalchemy as sa
 from msgspec import Meta
@@ -45,6 +45,18 @@ class ClassBody(Body):
     quota_class_set: Annotated[dict[str, Limit | None], Meta(min_length=1, max_length=1000)]
 
 
+class _Limits(NamedTuple):
+    """Limits and usage of a project, or the limits of a class, by resource as rows name it."""
+
+    names: dict[str, str]  # that users see
+    maximums: dict[str, int]
+    used: dict[str, int]
+
+    def shown(self) -> dict[str, int]:
+        """Return the limits by the names that users see."""
+        return {self.names[resource]: maximum for resource, maximum in self.maximums.items()}
+
+
 class QuotaHandlers:
     """The handlers of quotas."""
 
@@ -70,20 +82,25 @@ class QuotaHandlers:
         """Show the limits of a project, with the usage if that is asked for."""
         request.authorize({"project_id": project})
         text = last(request.raw_query, "usage")
-        names, found, used = await self._core.database.read(self._read, project)
-        shown: dict[str, Any] = {names[resource]: maximum for resource, maximum in found.items()}
-        if text is not None and QUERY_RULES.boolean("usage", text):
-            shown = {
-                names[resource]: {"limit": maximum, "in_use": used.get(resource, 0), "reserved": 0, "allocated": 0}
-                for resource, maximum in found.items()
+        found = await self._core.database.read(self._read, project)
+        if text is None or not QUERY_RULES.boolean("usage", text):
+            return {"quota_set": {**found.shown(), "id": project}}
+        with_usage = {
+            found.names[resource]: {
+                "limit": maximum,
+                "in_use": found.used.get(resource, 0),
+                "reserved": 0,
+                "allocated": 0,
             }
-        return {"quota_set": {**shown, "id": project}}
+            for resource, maximum in found.maximums.items()
+        }
+        return {"quota_set": {**with_usage, "id": project}}
 
     async def defaults(self, request: Request, project: str) -> dict[str, Any]:
         """Show the limits of projects without limits of their own."""
         request.authorize({"project_id": project})
-        names, found = await self._core.database.read(self._defaults)
-        return {"quota_set": {**{names[resource]: maximum for resource, maximum in found.items()}, "id": project}}
+        found = await self._core.database.read(self._defaults)
+        return {"quota_set": {**found.shown(), "id": project}}
 
     async def update(self, request: Request, project: str) -> dict[str, Any]:
         """Set limits of a project; one below what is used is refused."""
@@ -91,8 +108,7 @@ class QuotaHandlers:
         await self._core.database.write(
             self._set, limits.c.project_id, identifier(project), request.body.quota_set, True
         )
-        names, found, _ = await self._core.database.read(self._read, project)
-        return {"quota_set": {names[resource]: maximum for resource, maximum in found.items()}}
+        return {"quota_set": (await self._core.database.read(self._read, project)).shown()}
 
     async def delete(self, request: Request, project: str) -> None:
         """Give a project the default limits."""
@@ -101,20 +117,14 @@ class QuotaHandlers:
 
     async def show_class(self, request: Request, class_name: str) -> dict[str, Any]:
         """Show the limits of a class; those of `default` hold for projects without limits of their own."""
-        names, found = await self._core.database.read(self._defaults, class_name)
-        return {
-            "quota_class_set": {
-                **{names[resource]: maximum for resource, maximum in found.items()},
-                "id": class_name,
-            }
-        }
+        found = await self._core.database.read(self._defaults, class_name)
+        return {"quota_class_set": {**found.shown(), "id": class_name}}
 
     async def update_class(self, request: Request, class_name: str) -> dict[str, Any]:
         """Set limits of a class."""
         wanted = request.body.quota_class_set
         await self._core.database.write(self._set, class_limits.c.class_name, identifier(class_name), wanted, False)
-        names, found = await self._core.database.read(self._defaults, class_name)
-        return {"quota_class_set": {names[resource]: maximum for resource, maximum in found.items()}}
+        return {"quota_class_set": (await self._core.database.read(self._defaults, class_name)).shown()}
 
     async def limits(self, request: Request) -> dict[str, Any]:
         """Show the limits and the usage of the caller's project; administrators may name another from 3.39 on."""
@@ -123,10 +133,10 @@ class QuotaHandlers:
             named = last(request.raw_query, name)
             if named is not None and request.minor >= 39 and request.context.is_admin:
                 project = named
-        _, found, used = await self._core.database.read(self._read, project)
+        found = await self._core.database.read(self._read, project)
         absolute: dict[str, int] = {}
         for resource, (most, current) in _LIMIT_NAMES.items():
-            absolute |= {most: found[resource], current: used.get(resource, 0)}
+            absolute |= {most: found.maximums[resource], current: found.used.get(resource, 0)}
         return {"limits": {"rate": [], "absolute": absolute}}
 
     # --- transactions ----------------------------------------------------------------------------------------
@@ -138,15 +148,15 @@ class QuotaHandlers:
             names |= {quotas.of_type(resource, type_id): f"{resource}_{name}" for resource in OF_TYPES}
         return names
 
-    def _defaults(self, conn: sa.Connection, class_name: str = DEFAULT_CLASS) -> tuple[dict[str, str], dict[str, int]]:
-        names = self._names(conn)
+    def _defaults(self, conn: sa.Connection, class_name: str = DEFAULT_CLASS) -> _Limits:
+        names, settings = self._names(conn), self._core.settings.quotas
         own = quotas.class_limits_of(conn, class_name)
-        return names, {name: own.get(name, self._core.settings.quotas.get(name, -1)) for name in names}
+        return _Limits(names, {name: own.get(name, settings.get(name, -1)) for name in names}, {})
 
-    def _read(self, conn: sa.Connection, project: str) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
-        names, found = self._defaults(conn)
-        own = quotas.limits_of(conn, project)
-        return names, {name: own.get(name, most) for name, most in found.items()}, quotas.usage_of(conn, project)
+    def _read(self, conn: sa.Connection, project: str) -> _Limits:
+        defaults, own = self._defaults(conn), quotas.limits_of(conn, project)
+        maximums = {name: own.get(name, most) for name, most in defaults.maximums.items()}
+        return _Limits(defaults.names, maximums, quotas.usage_of(conn, project))
 
     def _set(
         self, conn: sa.Connection, owner: sa.Column[str], id: str, given: Mapping[str, int | str | None], check: bool

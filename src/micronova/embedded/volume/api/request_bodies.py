@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume.api.listing import QUERY_RULES, FalseWord, TrueWord
-from micronova.embedded.volume.model import MAX_SIZE
+from micronova.embedded.volume.model import MAX_SIZE, ResourceColumns
 from micronova.http import validation
 from micronova.objects.errors import Invalid
 
@@ -55,20 +55,23 @@ class NewNames(Body, kw_only=True):
 
 
 class NameChanges(Body, kw_only=True):
-    """The name and the description that a resource gets. Old clients write `display_` before both."""
+    """The new name and description of a resource. Old clients write `display_` before both."""
 
     name: Text | None | UnsetType = UNSET
     description: Text | None | UnsetType = UNSET
     display_name: Text | None | UnsetType = UNSET
     display_description: Text | None | UnsetType = UNSET
 
-    def changed_names(self) -> dict[str, str | None]:
-        """Return those of name and description that change, by column."""
-        given = {
-            "name": self.display_name if isinstance(self.name, UnsetType) else self.name,
-            "description": self.display_description if isinstance(self.description, UnsetType) else self.description,
-        }
-        return {column: stripped(value) for column, value in given.items() if not isinstance(value, UnsetType)}
+    def changed_names(self) -> ResourceColumns:
+        """Return those of name and description that change."""
+        name = self.display_name if isinstance(self.name, UnsetType) else self.name
+        description = self.display_description if isinstance(self.description, UnsetType) else self.description
+        changed: ResourceColumns = {}
+        if not isinstance(name, UnsetType):
+            changed["name"] = stripped(name)
+        if not isinstance(description, UnsetType):
+            changed["description"] = stripped(description)
+        return changed
 
 
 def truth(value: bool | str) -> bool:
@@ -100,7 +103,7 @@ def required_name(value: str, field: str = "name") -> str:
 def identifier(value: str) -> str:
     """Return the id of a project or the name of a class in a path; raise Invalid if no row can have it."""
     if len(value) > 255:
-        raise Invalid("Invalid input: an id may have 255 characters.")
+        raise Invalid("Invalid input: an id may have at most 255 characters.")
     return value
 
 

@@ -14,7 +14,7 @@ from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, same_encryption
 from micronova.embedded.volume.export_manager import ExportManager
-from micronova.embedded.volume.model import Volume, VolumeType
+from micronova.embedded.volume.model import ResourceColumns, Volume, VolumeType
 from micronova.embedded.volume.store import attachment_queries, quotas, type_queries, volume_queries
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -61,7 +61,7 @@ class ImageMetadataKey(Body):
 
 
 class RowActions:
-    """The handlers."""
+    """The handlers of these actions."""
 
     def __init__(self, core: Core, volumes: VolumeHandlers, export_manager: ExportManager) -> None:
         self._core = core
@@ -84,13 +84,13 @@ class RowActions:
         ]
 
     async def set_bootable(self, request: Request, volume_id: str) -> None:
-        """Say whether a server can boot from the volume."""
+        """Set whether a server can boot from the volume."""
         await change_row(self._core, request, volume_id, lambda _: {"bootable": truth(request.body.arguments.bootable)})
 
     async def set_readonly(self, request: Request, volume_id: str) -> None:
-        """Say whether the volume may be written to."""
+        """Set whether the volume may be written to."""
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             states.check_volume(volume, "set readonly")
             return {"readonly": truth(request.body.arguments.readonly)}
 
@@ -100,10 +100,10 @@ class RowActions:
         """Add items to what the volume keeps of its image."""
         given = request.body.arguments.metadata
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             following = {**volume.image_metadata, **given}
             if len(following) > max(MOST_ITEMS, len(volume.image_metadata)):
-                raise TooLarge(f"The image metadata of a volume may have {MOST_ITEMS} items.")
+                raise TooLarge(f"The image metadata of a volume may have at most {MOST_ITEMS} items.")
             return {"image_metadata": following}
 
         volume = await change_row(self._core, request, volume_id, change)
@@ -118,7 +118,7 @@ class RowActions:
         """Remove an item of what the volume keeps of its image."""
         key = request.body.arguments.key
 
-        def change(volume: Volume) -> dict[str, Any]:
+        def change(volume: Volume) -> ResourceColumns:
             if key not in volume.image_metadata:
                 raise NotFound(f"Volume {volume_id} has no image metadata with key {key[:64]}.")
             return {"image_metadata": {name: value for name, value in volume.image_metadata.items() if name != key}}
@@ -126,7 +126,7 @@ class RowActions:
         await change_row(self._core, request, volume_id, change)
 
     async def reset_status(self, request: Request, volume_id: str) -> None:
-        """Set the status, whatever it is; without attachments if that is asked for."""
+        """Set the status, whatever it is, and delete the attachments if the request asks for that."""
         asked: ResetStatus = request.body.arguments
         if not (asked.status or asked.attach_status or asked.migration_status):
             raise Invalid("Must specify 'status', 'attach_status' or 'migration_status' for update.")
@@ -145,10 +145,10 @@ class RowActions:
                 ids = [each.id for each in volume.attachments]
                 await self._core.database.write(attachment_queries.remove_by_action, volume, ids, now, status)
             else:
-                values = {"status": status or volume.status}
+                values: ResourceColumns = {"status": status or volume.status}
                 await self._core.database.write(volume_queries.update, volume, values, now)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
         if asked.attach_status == "detached":
             await self._export_manager.stop_serving_unused(volume_id)
 
@@ -178,12 +178,12 @@ class RowActions:
                 request.authorize(volume.target, "volume:multiattach")
             await self._core.database.write(self._set_type, volume, found)
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     def _set_type(self, conn: sa.Connection, volume: Volume, new: VolumeType) -> None:
-        values = {"volume_type_id": new.id, "multiattach": new.multiattach}
+        values: ResourceColumns = {"volume_type_id": new.id, "multiattach": new.multiattach}
         volume_queries.update(conn, volume, values, self._core.now())
         if not same_encryption(*(type_queries.encryption_of(conn, id) for id in (volume.volume_type_id, new.id))):
-            raise Changed  # since the request has compared them; from now on the volume keeps them as they are
+            raise Changed  # one of them has changed since the request compared them
         before, after = (quotas.of_volume_type(id, volume.size) for id in (volume.volume_type_id, new.id))
         quotas.move(conn, volume.project_id, after, before, self._core.settings.quotas)

@@ -29,7 +29,7 @@ _FILTERS: Final = {
 
 
 class ServiceInfoHandlers:
-    """The handlers."""
+    """The handlers of these routes."""
 
     def __init__(self, core: Core, files: Files) -> None:
         self._core = core
@@ -70,7 +70,7 @@ class ServiceInfoHandlers:
         return {"availabilityZoneInfo": [zone]}
 
     async def pools(self, request: Request) -> dict[str, Any]:
-        """Show the back end as the pool that it is."""
+        """Show the only pool, which is the back end."""
         text = last(request.raw_query, "detail")
         name = f"{self._core.host}#{BACKEND}"
         wanted = last(request.raw_query, "name") if request.minor >= 28 else None
@@ -106,7 +106,7 @@ class ServiceInfoHandlers:
         return satisfy(found.extra_specs)
 
     async def capabilities(self, request: Request, backend: str) -> dict[str, Any]:
-        """Say what the back end of a host can do."""
+        """Show what the back end of a host can do."""
         if backend not in (self._core.host, f"{self._core.host}#{BACKEND}"):
             raise NotFound(f"Capabilities of backend {backend[:64]} could not be found.")
         return {

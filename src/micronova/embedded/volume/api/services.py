@@ -34,7 +34,7 @@ class HostBody(Body):
 
 
 class ServiceHandlers:
-    """The handlers."""
+    """The handlers of services."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import NewStatus, action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import (
     Body,
@@ -22,7 +23,7 @@ from micronova.embedded.volume.api.request_bodies import (
     uuid,
 )
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import AVAILABLE, CREATING, Snapshot, Volume
+from micronova.embedded.volume.model import AVAILABLE, CREATING, ResourceColumns, Snapshot, Volume
 from micronova.embedded.volume.operations.snapshot_work import CreateSnapshot, DeleteSnapshot
 from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, volume_queries
 from micronova.embedded.volume.tables import snapshots
@@ -50,7 +51,7 @@ class NewSnapshotBody(Body):
 
 
 class SnapshotChanges(NameChanges):
-    """What of a snapshot can change."""
+    """The fields of a snapshot that can change."""
 
 
 class SnapshotChangesBody(Body):
@@ -59,35 +60,11 @@ class SnapshotChangesBody(Body):
     snapshot: SnapshotChanges
 
 
-class NewStatus(Body):
-    """A status that an administrator sets."""
-
-    status: Text
-
-
-class ResetStatusBody(Body):
-    """The body of os-reset_status."""
-
-    reset: NewStatus = field(name="os-reset_status")
-
-
 class ReportedStatus(Body):
-    """How far a snapshot is, as compute reports it."""
+    """The arguments of os-update_snapshot_status: how far a snapshot is, as compute reports it."""
 
     status: Text
     progress: Annotated[str, Meta(title="a percentage from 0% to 100%", pattern=r"^(100|[0-9]{1,2})%\Z")] | None = None
-
-
-class ReportedStatusBody(Body):
-    """The body of os-update_snapshot_status."""
-
-    reported: ReportedStatus = field(name="os-update_snapshot_status")
-
-
-class ForceDeleteBody(Body):
-    """The body of os-force_delete."""
-
-    force_delete: Any = field(name="os-force_delete")
 
 
 class SnapshotHandlers:
@@ -99,10 +76,9 @@ class SnapshotHandlers:
     def routes(self) -> list[Route]:
         """Return the routes."""
         all_, one = "/snapshots", "/snapshots/{snapshot_id}"
-        action = f"{one}/action"
-        route = partial(Route, checks_policy=True)
-        post = partial(route, method="POST", path=action, status=202)
+        route, act = partial(Route, checks_policy=True), partial(action_route, of="snapshot")
         admin = "volume_extension:snapshot_admin_actions:"
+        report = "snapshot_extension:snapshot_actions:update_snapshot_status"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="volume:get_all_snapshots"),
             Route(method="GET", path=f"{all_}/detail", handler=self.detail, policy="volume:get_all_snapshots"),
@@ -119,18 +95,9 @@ class SnapshotHandlers:
                 method="PUT", path=one, handler=self.update, policy="volume:update_snapshot", body=SnapshotChangesBody
             ),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:delete_snapshot", status=202),
-            post(
-                handler=self.update_status,
-                policy="snapshot_extension:snapshot_actions:update_snapshot_status",
-                action="os-update_snapshot_status",
-                body=ReportedStatusBody,
-            ),
-            post(
-                handler=self.reset_status, policy=f"{admin}reset_status", action="os-reset_status", body=ResetStatusBody
-            ),
-            post(
-                handler=self.force_delete, policy=f"{admin}force_delete", action="os-force_delete", body=ForceDeleteBody
-            ),
+            act("os-update_snapshot_status", self.update_status, report, ReportedStatus),
+            act("os-reset_status", self.reset_status, f"{admin}reset_status", NewStatus),
+            act("os-force_delete", self.force_delete, f"{admin}force_delete"),
         ]
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -152,8 +119,8 @@ class SnapshotHandlers:
 
     def _conditions(self, request: Request) -> list[sa.ColumnElement[bool]]:
         query, minor = request.raw_query, request.minor
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [snapshots.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, snapshots.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = {"project_id"} if request.context.is_admin else set()
         if minor >= 31:  # before, filters that are not known are ignored
@@ -183,16 +150,18 @@ class SnapshotHandlers:
     async def create(self, request: Request) -> dict[str, Any]:
         """Create a snapshot of a volume."""
         asked: NewSnapshot = request.body.snapshot
-        force = request.minor >= 66 or (not isinstance(asked.force, UnsetType) and truth(asked.force or False))
-        if request.minor >= 66 and not isinstance(asked.force, UnsetType) and not truth(asked.force or False):
-            raise Invalid("Invalid input for field/attribute force: since 3.66 it may only be true.")
+        force = not isinstance(asked.force, UnsetType) and truth(asked.force or False)
+        if request.minor >= 66:
+            if not force and not isinstance(asked.force, UnsetType):
+                raise Invalid("Invalid input for field/attribute force: since 3.66 it may only be true.")
+            force = True
         if asked.volume_id is None:
             raise NotFound("Volume None could not be found.")
         volume_id = uuid(asked.volume_id)
         snapshot_id, operation_id = self._core.new_id(), self._core.new_id()
 
         async def try_once() -> Snapshot:
-            volume = await self._core.load_volume(request, volume_id, "volume:create_snapshot")
+            volume = await self._core.load_volume(request, volume_id)
             states.check_volume(volume, "snapshot by force" if force else "snapshot")
             snapshot = Snapshot(
                 id=snapshot_id,
@@ -218,7 +187,7 @@ class SnapshotHandlers:
             await self._core.begin_operation(self._record, volume, snapshot, operation_id, request.context.request_id)
             return snapshot
 
-        return {"snapshot": _plain(request, await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     def _record(
         self, conn: sa.Connection, volume: Volume, snapshot: Snapshot, operation_id: str, request_id: str
@@ -234,9 +203,8 @@ class SnapshotHandlers:
         )
         if not new:
             return
-        volume_queries.update(
-            conn, volume, {"status": volume.status}, self._core.now()
-        )  # raises Changed if another request deletes it
+        # Raises Changed if another request deletes the volume.
+        volume_queries.update(conn, volume, {"status": volume.status}, self._core.now())
         snapshot_queries.insert(conn, snapshot)
         wanted = quotas.snapshot(snapshot.volume_type_id, snapshot.size)
         quotas.charge(conn, snapshot.project_id, wanted, self._core.settings.quotas)
@@ -249,24 +217,38 @@ class SnapshotHandlers:
             raise Invalid("The body changes nothing: give name or description.")
 
         async def try_once() -> Snapshot:
-            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:update_snapshot")
+            snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
             return await self._core.load_snapshot(request, snapshot_id)
 
-        return {"snapshot": _plain(request, await retry_or_conflict(f"Snapshot {snapshot_id}", try_once))}
+        return {"snapshot": _plain(request, await retry_or_conflict(f"snapshot {snapshot_id}", try_once))}
 
     async def delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot and its file."""
+        await self._begin_delete(request, snapshot_id, force=False)
+
+    async def force_delete(self, request: Request, snapshot_id: str) -> None:
+        """Delete a snapshot in any status."""
+        await self._begin_delete(request, snapshot_id, force=True)
+
+    async def _begin_delete(self, request: Request, snapshot_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:
-            snapshot = await self._core.load_snapshot(request, snapshot_id, "volume:delete_snapshot")
-            states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(self._record_delete, snapshot, operation_id, request.context.request_id)
+            snapshot = await self._core.load_snapshot(request, snapshot_id)
+            if not force:
+                states.check_snapshot(snapshot, "delete")
+            await self._core.begin_operation(
+                self._record_delete, snapshot, force, operation_id, request.context.request_id
+            )
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
-    def _record_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
+    def _record_delete(
+        self, conn: sa.Connection, snapshot: Snapshot, force: bool, operation_id: str, request_id: str
+    ) -> None:
+        if force:
+            operation_queries.cancel(conn, snapshot.id, but=operation_id)
         if self.record_delete_operation(conn, snapshot, operation_id, request_id):
             self.record_deleting(conn, snapshot)
 
@@ -286,12 +268,12 @@ class SnapshotHandlers:
 
     def record_deleting(self, conn: sa.Connection, snapshot: Snapshot) -> None:
         """Write the status of a snapshot that is deleted; raise Changed."""
-        values = {"status": states.SNAPSHOT_ACTIONS["delete"].during}
-        snapshot_queries.update(conn, snapshot, values, self._core.now())
+        deleting = states.SNAPSHOT_ACTIONS["delete"].during
+        snapshot_queries.update(conn, snapshot, {"status": deleting}, self._core.now())
 
     async def reset_status(self, request: Request, snapshot_id: str) -> None:
         """Set the status, whatever it is."""
-        status = request.body.reset.status.lower()
+        status = request.body.arguments.status.lower()
         if status not in states.SNAPSHOT_STATUSES:
             raise Invalid(f"Must specify a valid status: {', '.join(states.SNAPSHOT_STATUSES)}, not '{status[:64]}'.")
 
@@ -299,11 +281,11 @@ class SnapshotHandlers:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             await self._core.database.write(snapshot_queries.update, snapshot, {"status": status}, self._core.now())
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
     async def update_status(self, request: Request, snapshot_id: str) -> None:
         """Record what compute reports of a snapshot that it makes or deletes."""
-        reported: ReportedStatus = request.body.reported
+        reported: ReportedStatus = request.body.arguments
 
         async def try_once() -> None:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
@@ -312,29 +294,13 @@ class SnapshotHandlers:
                     f"Provided snapshot status {reported.status[:64]} not allowed for snapshot with status "
                     f"{snapshot.status}."
                 )
-            values = {
+            values: ResourceColumns = {
                 "status": reported.status,
                 "told_progress": reported.progress or snapshot.told_progress,
             }
             await self._core.database.write(snapshot_queries.update, snapshot, values, self._core.now())
 
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
-
-    async def force_delete(self, request: Request, snapshot_id: str) -> None:
-        """Delete a snapshot in any status."""
-        operation_id = self._core.new_id()
-
-        async def try_once() -> None:
-            snapshot = await self._core.load_snapshot(request, snapshot_id)
-            await self._core.begin_operation(
-                self._record_force_delete, snapshot, operation_id, request.context.request_id
-            )
-
-        await retry_or_conflict(f"Snapshot {snapshot_id}", try_once)
-
-    def _record_force_delete(self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str) -> None:
-        operation_queries.cancel(conn, snapshot.id, but=operation_id)
-        self._record_delete(conn, snapshot, operation_id, request_id)
+        await retry_or_conflict(f"snapshot {snapshot_id}", try_once)
 
 
 def _brief(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import Links
 from micronova.embedded.volume.api.request_bodies import Body, Flag, Text, Uuid, stripped, truth, uuid
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, Snapshot, Transfer, Volume
+from micronova.embedded.volume.model import AVAILABLE, AWAITING_TRANSFER, ResourceColumns, Snapshot, Transfer, Volume
 from micronova.embedded.volume.store import (
     operation_queries,
     quotas,
@@ -114,9 +115,7 @@ class TransferHandlers:
         """List the transfers that the caller's project offers."""
         query = request.raw_query
         page = listing.read_page(query, transfer_queries.SORTABLE, self._core.settings.max_limit)
-        conditions = []
-        if not listing.wants_all_projects(request):
-            conditions.append(transfers.c.project_id == request.context.project_id)
+        conditions = listing.own_project(request, transfers.c.project_id)
         conditions += [transfers.c[name].in_(query[name]) for name in ("name", "volume_id") if name in query]
         found = await self._core.database.read(transfer_queries.list_transfers, page, conditions)
         path = f"{base.lstrip('/')}{rest}"
@@ -124,7 +123,7 @@ class TransferHandlers:
 
     async def show(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Show a transfer that the caller's project offers."""
-        return {"transfer": _full(request, base, await self._load(request, transfer_id, "volume:get_transfer"))}
+        return {"transfer": _full(request, base, await self._load(request, transfer_id))}
 
     async def create(self, base: str, request: Request) -> dict[str, Any]:
         """Offer a volume; the answer has the key, and no other does."""
@@ -152,18 +151,18 @@ class TransferHandlers:
             await self._core.database.write(_insert, volume, made)
             return made
 
-        made = await retry_or_conflict(f"Volume {volume_id}", try_once)
+        made = await retry_or_conflict(f"volume {volume_id}", try_once)
         return {"transfer": {**_full(request, base, made), "auth_key": key}}
 
     async def delete(self, request: Request, transfer_id: str) -> None:
         """Take an offer back."""
 
         async def try_once() -> None:
-            found = await self._load(request, transfer_id, "volume:delete_transfer")
+            found = await self._load(request, transfer_id)
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
             await self._core.database.write(_delete, found, volume, self._core.now())
 
-        await retry_or_conflict(f"Transfer {transfer_id}", try_once)
+        await retry_or_conflict(f"transfer {transfer_id}", try_once)
 
     async def accept(self, base: str, request: Request, transfer_id: str) -> dict[str, Any]:
         """Take a volume over, with its snapshots unless the offer excludes them."""
@@ -175,7 +174,7 @@ class TransferHandlers:
                 if UUID.fullmatch(transfer_id)
                 else None
             )
-            # Who does not have the key learns nothing about a transfer, not even that there is one.
+            # A caller without the key learns nothing about a transfer, not even that there is one.
             if found is None or not hmac.compare_digest(found.key_hash, _hash(found.salt, key)):
                 raise NotFound(f"Transfer {transfer_id[:64]} could not be found, or the key is wrong.")
             volume = await self._core.database.read(volume_queries.get, found.volume_id)
@@ -189,7 +188,7 @@ class TransferHandlers:
             await self._core.database.write(self._take_over, found, volume, request.context)
             return found
 
-        accepted = await retry_or_conflict(f"Transfer {transfer_id}", try_once)
+        accepted = await retry_or_conflict(f"transfer {transfer_id}", try_once)
         return {"transfer": _brief(request, base, accepted)}
 
     def _take_over(self, conn: sa.Connection, transfer: Transfer, volume: Volume, context: RequestContext) -> None:
@@ -197,25 +196,25 @@ class TransferHandlers:
         moved = snapshot_queries.of_volume(conn, volume.id)
         _check_snapshots(volume, moved, transfer.no_snapshots)
         quotas.check_size(conn, context.project_id, volume.size, defaults)
-        owner = {"project_id": context.project_id, "user_id": context.user_id}
+        owner: ResourceColumns = {"project_id": context.project_id, "user_id": context.user_id}
         volume_queries.update(conn, volume, {**owner, "status": AVAILABLE}, now)
         _check_unread(conn, volume)
         snapshot_queries.touch_of_volume(conn, volume.id, owner, now)
         transfer_queries.delete(conn, transfer.id)
-        amounts: dict[str, int] = dict(quotas.volume(volume.volume_type_id, volume.size))
+        if volume.project_id == context.project_id:
+            return
+        amounts = Counter(quotas.volume(volume.volume_type_id, volume.size))
         for snapshot in moved:
-            for name, amount in quotas.snapshot(snapshot.volume_type_id, snapshot.size).items():
-                amounts[name] = amounts.get(name, 0) + amount
-        first, second = sorted((volume.project_id, context.project_id))
-        for project in dict.fromkeys((first, second)):
-            if project == context.project_id != volume.project_id:
+            amounts.update(quotas.snapshot(snapshot.volume_type_id, snapshot.size))
+        for project in sorted((volume.project_id, context.project_id)):  # the order in which usage rows are locked
+            if project == context.project_id:
                 quotas.charge(conn, project, amounts, defaults)
-            elif project != context.project_id:
+            else:
                 quotas.release(conn, project, amounts)
 
-    async def _load(self, request: Request, transfer_id: str, rule: str) -> Transfer:
+    async def _load(self, request: Request, transfer_id: str) -> Transfer:
         see = "volume:get_transfer"
-        return await self._core.load(request, transfer_queries.get, transfer_id, noun="Transfer", see=see, rule=rule)
+        return await self._core.load(request, transfer_queries.get, transfer_id, noun="Transfer", see=see)
 
 
 def _insert(conn: sa.Connection, volume: Volume, made: Transfer) -> None:
@@ -234,7 +233,7 @@ def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now:
 def _check_unread(conn: sa.Connection, volume: Volume) -> None:
     """Raise Invalid if a volume is attached, or is copied: the copy would have what the next project writes.
 
-    The transaction has changed the volume before. So what is begun later finds that it is not available.
+    The transaction has already changed the volume, so an operation that begins later finds it unavailable.
     """
     if volume.attachments or operation_queries.uses(conn, volume.id):
         raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")
@@ -243,7 +242,7 @@ def _check_unread(conn: sa.Connection, volume: Volume) -> None:
 def _check_snapshots(volume: Volume, found: Sequence[Snapshot], excluded: bool) -> None:
     """Raise Invalid unless the snapshots of a volume can go with it."""
     if found and excluded:
-        raise Invalid(f"Volume {volume.id} has snapshots, which the transfer excludes: delete them before.")
+        raise Invalid(f"Volume {volume.id} has snapshots, which the transfer excludes: delete them first.")
     for snapshot in found:
         if snapshot.status != AVAILABLE:
             raise Invalid(f"Snapshot {snapshot.id} is {snapshot.status}: to be transferred it must be {AVAILABLE}.")

@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.volume.api.request_bodies import Body, Text
 from micronova.embedded.volume.core import Core
-from micronova.embedded.volume.model import TypeEncryption
+from micronova.embedded.volume.model import TypeEncryption, TypeEncryptionColumns
 from micronova.embedded.volume.store import type_queries
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -39,7 +38,7 @@ class NewEncryptionBody(Body):
 
 
 class EncryptionChanges(Body):
-    """What of the encryption of a type can change: all."""
+    """The fields of the encryption of a type that can change."""
 
     provider: Text | UnsetType = UNSET
     control_location: Literal["front-end", "back-end"] | UnsetType = UNSET
@@ -85,14 +84,24 @@ class TypeEncryptionHandlers:
 
     async def create(self, request: Request, type_id: str) -> dict[str, Any]:
         """Let volumes of a type be encrypted."""
-        given = _values(request.body.encryption)
-        row = {"volume_type_id": type_id, "encryption_id": self._core.new_id(), "created_at": self._core.now(), **given}
-        await self._core.database.write(_insert, row)
-        return {"encryption": {name: value for name, value in row.items() if name != "created_at"}}
+        given: NewEncryption = request.body.encryption
+        made = TypeEncryption(
+            volume_type_id=type_id,
+            encryption_id=self._core.new_id(),
+            provider=given.provider,
+            cipher=given.cipher,
+            key_size=None if given.key_size is None else int(given.key_size),
+            control_location=given.control_location,
+            created_at=self._core.now(),
+            updated_at=None,
+        )
+        await self._core.database.write(_insert, made)
+        fields = ("volume_type_id", "encryption_id", "provider", "control_location", "cipher", "key_size")
+        return {"encryption": {name: getattr(made, name) for name in fields}}
 
     async def update(self, request: Request, type_id: str, key: str) -> dict[str, Any]:
         """Change the encryption of a type that no volume has."""
-        given = _values(request.body.encryption)
+        given = _changed_columns(request.body.encryption)
         await self._core.database.write(_update, type_id, key, {**given, "updated_at": self._core.now()})
         return {"encryption": given}
 
@@ -106,14 +115,13 @@ def _read(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
     return type_queries.encryption_of(conn, type_id)
 
 
-def _insert(conn: sa.Connection, row: dict[str, Any]) -> None:
-    type_id = row["volume_type_id"]
-    _check_unused(conn, type_id)
-    if not type_queries.insert_encryption(conn, row):
-        raise Invalid(f"Volume type encryption for type {type_id} already exists.")
+def _insert(conn: sa.Connection, made: TypeEncryption) -> None:
+    _check_unused(conn, made.volume_type_id)
+    if not type_queries.insert_encryption(conn, made):
+        raise Invalid(f"Volume type encryption for type {made.volume_type_id} already exists.")
 
 
-def _update(conn: sa.Connection, type_id: str, key: str, values: dict[str, Any]) -> None:
+def _update(conn: sa.Connection, type_id: str, key: str, values: TypeEncryptionColumns) -> None:
     _check_unused(conn, type_id)
     if not type_queries.update_encryption(conn, type_id, _encryption_id(key), values):
         raise _missing(type_id)
@@ -143,11 +151,17 @@ def _missing(type_id: str) -> NotFound:
     return NotFound(f"Volume type encryption for type {type_id[:64]} does not exist.")
 
 
-def _values(given: NewEncryption | EncryptionChanges) -> dict[str, Any]:
-    values = {name: value for name, value in msgspec.structs.asdict(given).items() if not isinstance(value, UnsetType)}
-    if values.get("key_size") is not None:
-        values["key_size"] = int(values["key_size"])
-    return values
+def _changed_columns(given: EncryptionChanges) -> TypeEncryptionColumns:
+    changed: TypeEncryptionColumns = {}
+    if not isinstance(given.provider, UnsetType):
+        changed["provider"] = given.provider
+    if not isinstance(given.control_location, UnsetType):
+        changed["control_location"] = given.control_location
+    if not isinstance(given.cipher, UnsetType):
+        changed["cipher"] = given.cipher
+    if not isinstance(given.key_size, UnsetType):
+        changed["key_size"] = None if given.key_size is None else int(given.key_size)
+    return changed
 
 
 def _view(found: TypeEncryption) -> dict[str, Any]:

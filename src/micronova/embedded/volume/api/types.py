@@ -8,10 +8,11 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.embedded.common.query import last
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Text, identifier, required_name, truth
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import VolumeType
+from micronova.embedded.volume.model import VolumeType, VolumeTypeColumns
 from micronova.embedded.volume.store import type_queries
 from micronova.embedded.volume.tables import volume_types
 from micronova.http.request import Request
@@ -22,7 +23,7 @@ from micronova.objects.errors import Invalid, NotFound
 SpecKey = Annotated[str, Meta(title="1 to 255 letters, digits and - _ : .", pattern=r"^[a-zA-Z0-9\-_:.]{1,255}\Z")]
 Specs = Annotated[dict[SpecKey, Text | None], Meta(max_length=MOST_ITEMS)]
 VISIBLE = ("multiattach", "RESKEY:availability_zones", "replication_enabled")
-"""The extra specs that everybody sees: they say what one can do with a volume."""
+"""The extra specs that every user sees: they say what a user can do with a volume."""
 _PUBLIC = "os-volume-type-access:is_public"
 _EXTRA_SPECS = "volume_extension:types_extra_specs:"
 _ACCESS = "volume_extension:volume_type_access:"
@@ -44,7 +45,7 @@ class NewTypeBody(Body):
 
 
 class TypeChanges(Body):
-    """What of a type can change."""
+    """The fields of a type that can change."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
     description: Text | None | UnsetType = UNSET
@@ -65,21 +66,9 @@ class SpecsBody(Body):
 
 
 class Project(Body):
-    """A project that may use a type."""
+    """The arguments of addProjectAccess and removeProjectAccess."""
 
     project: Annotated[str, Meta(min_length=1, max_length=255)]
-
-
-class AddAccessBody(Body):
-    """The body of addProjectAccess."""
-
-    access: Project = field(name="addProjectAccess")
-
-
-class RemoveAccessBody(Body):
-    """The body of removeProjectAccess."""
-
-    access: Project = field(name="removeProjectAccess")
 
 
 class NewDefault(Body):
@@ -105,7 +94,7 @@ class TypeHandlers:
         all_, one = "/types", "/types/{type_id}"
         specs, spec = f"{one}/extra_specs", f"{one}/extra_specs/{{key}}"
         manage = "volume_extension:type_"
-        access = partial(Route, method="POST", path=f"{one}/action", status=202)
+        act = partial(action_route, of="type", checks_policy=False)
         default, since_62 = "/default-types/{project}", since(62)
         return [
             Route(method="GET", path=all_, handler=self.index, policy=f"{manage}get_all"),
@@ -124,18 +113,8 @@ class TypeHandlers:
                 handler=self.list_access,
                 policy=f"{_ACCESS}get_all_for_type",
             ),
-            access(
-                handler=self.add_access,
-                policy=f"{_ACCESS}addProjectAccess",
-                action="addProjectAccess",
-                body=AddAccessBody,
-            ),
-            access(
-                handler=self.remove_access,
-                policy=f"{_ACCESS}removeProjectAccess",
-                action="removeProjectAccess",
-                body=RemoveAccessBody,
-            ),
+            act("addProjectAccess", self.add_access, f"{_ACCESS}addProjectAccess", Project),
+            act("removeProjectAccess", self.remove_access, f"{_ACCESS}removeProjectAccess", Project),
             Route(
                 method="GET",
                 path="/default-types",
@@ -224,7 +203,7 @@ class TypeHandlers:
     async def update(self, request: Request, type_id: str) -> dict[str, Any]:
         """Change name, description, and whether all projects may use the type."""
         given: TypeChanges = request.body.volume_type
-        values: dict[str, Any] = {}
+        values: VolumeTypeColumns = {}
         if isinstance(given.name, str):
             values["name"] = required_name(given.name)
         if not isinstance(given.description, UnsetType):
@@ -245,7 +224,7 @@ class TypeHandlers:
                 raise Invalid(f"Volume Type {found.name} deletion is not allowed: it is the default of the cloud.")
             await self._core.database.write(type_queries.delete, found)
 
-        await retry_or_conflict(f"Volume type {type_id}", try_once)
+        await retry_or_conflict(f"volume type {type_id}", try_once)
 
     async def _load(self, request: Request, type_id: str) -> VolumeType:
         context = request.context
@@ -255,14 +234,14 @@ class TypeHandlers:
         return found
 
     async def _change(
-        self, request: Request, type_id: str, change: Callable[[VolumeType], dict[str, Any]]
+        self, request: Request, type_id: str, change: Callable[[VolumeType], VolumeTypeColumns]
     ) -> VolumeType:
         async def try_once() -> VolumeType:
             found = await self._load(request, type_id)
             await self._core.database.write(type_queries.update, found, change(found), self._core.now())
             return await self._load(request, type_id)
 
-        return await retry_or_conflict(f"Volume type {type_id}", try_once)
+        return await retry_or_conflict(f"volume type {type_id}", try_once)
 
     # --- extra specs -----------------------------------------------------------------------------------------
 
@@ -294,7 +273,7 @@ class TypeHandlers:
     async def delete_spec(self, request: Request, type_id: str, key: str) -> None:
         """Remove one extra spec."""
 
-        def change(old: VolumeType) -> dict[str, Any]:
+        def change(old: VolumeType) -> VolumeTypeColumns:
             if key not in old.extra_specs:
                 raise _no_spec(type_id, key)
             return {"extra_specs": {name: value for name, value in old.extra_specs.items() if name != key}}
@@ -314,12 +293,12 @@ class TypeHandlers:
     async def add_access(self, request: Request, type_id: str) -> None:
         """Let a project use a type."""
         await self._private(request, type_id)
-        await self._core.database.write(type_queries.add_project, type_id, request.body.access.project)
+        await self._core.database.write(type_queries.add_project, type_id, request.body.arguments.project)
 
     async def remove_access(self, request: Request, type_id: str) -> None:
         """Take a type from a project."""
         await self._private(request, type_id)
-        await self._core.database.write(type_queries.remove_project, type_id, request.body.access.project)
+        await self._core.database.write(type_queries.remove_project, type_id, request.body.arguments.project)
 
     async def _private(self, request: Request, type_id: str) -> None:
         found = await self._load(request, type_id)
@@ -331,11 +310,11 @@ class TypeHandlers:
     async def list_defaults(self, request: Request) -> dict[str, Any]:
         """List the default types of projects."""
         found = await self._core.database.read(type_queries.defaults)
-        return {"default_types": [{"project_id": project, "volume_type_id": id} for project, id in found]}
+        return {"default_types": [{"project_id": project, "volume_type_id": id} for project, id in found.items()]}
 
     async def show_default(self, request: Request, project: str) -> dict[str, Any]:
         """Show the default type of a project."""
-        found = dict(await self._core.database.read(type_queries.defaults))
+        found = await self._core.database.read(type_queries.defaults)
         if project not in found:
             raise NotFound(f"Default type for project {project[:64]} not found.")
         return {"default_type": {"project_id": project, "volume_type_id": found[project]}}
@@ -383,7 +362,7 @@ def _seen(request: Request, type_: VolumeType) -> dict[str, str]:
 
 def _limited(specs: dict[str, str]) -> dict[str, str]:
     if len(specs) > MOST_ITEMS:
-        raise Invalid(f"A volume type may have {MOST_ITEMS} extra specs.")
+        raise Invalid(f"A volume type may have at most {MOST_ITEMS} extra specs.")
     return specs
 
 

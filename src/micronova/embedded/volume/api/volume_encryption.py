@@ -12,7 +12,7 @@ from micronova.objects.errors import NotFound
 
 
 class VolumeEncryptionHandlers:
-    """The handlers."""
+    """The handlers of the encryption of volumes."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

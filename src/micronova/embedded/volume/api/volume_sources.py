@@ -1,4 +1,4 @@
-"""What a new volume is made of: nothing, an image, another volume, a snapshot, or a backup."""
+"""What a new volume is made from: nothing, an image, another volume, a snapshot, or a backup."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,7 +24,7 @@ _READABLE: Final = (AVAILABLE, IN_USE)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a volume is made of, checked for the caller of a request."""
+    """What a volume is made from, checked for the caller of a request."""
 
     size: int  # GiB
     volume_type_id: str | None = None  # of the source, which the new volume gets unless another is named
@@ -53,7 +53,7 @@ def lock_source(conn: sa.Connection, source: Source) -> None:
 
 
 class Sources:
-    """Finds what volumes are made of."""
+    """Finds what volumes are made from."""
 
     def __init__(self, core: Core, image_service: Images | None) -> None:
         self._core = core
@@ -71,7 +71,7 @@ class Sources:
     ) -> Source:
         """Return the source that a request names; raise Invalid, NotFound or Forbidden."""
         if len([each for each in (image, volume_id, snapshot_id, backup_id) if each]) > 1:
-            raise Invalid("A volume is made of one thing: name an image, a volume, a snapshot or a backup.")
+            raise Invalid("A volume is made from one source: name an image, a volume, a snapshot or a backup.")
         if backup_id:
             return await self._backup(request, backup_id, size)
         if snapshot_id:
@@ -115,7 +115,7 @@ class Sources:
     async def _image(self, request: Request, reference: str, size: int) -> Source:
         request.authorize(rule="volume:create_from_image")
         if self._images is None:
-            raise Invalid("There is no image service: a volume cannot be made of an image.")
+            raise Invalid("There is no image service: a volume cannot be made from an image.")
         image = await images.find(self._images, reference, request.context.token)
         images.check_fits(image, size)
         return Source(

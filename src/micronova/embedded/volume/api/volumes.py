@@ -26,12 +26,12 @@ from micronova.embedded.volume.api.request_bodies import (
     uuid,
 )
 from micronova.embedded.volume.api.snapshots import SnapshotHandlers
-from micronova.embedded.volume.api.views import VolumeView
 from micronova.embedded.volume.api.volume_sources import Source, Sources, lock_source
+from micronova.embedded.volume.api.volume_view import VolumeView
 from micronova.embedded.volume.backend.keys import SealedKey
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, key_columns, load_cipher
-from micronova.embedded.volume.model import CREATING, Volume, VolumeType
+from micronova.embedded.volume.encryption import check_same_encryption, check_type_unchanged, load_cipher
+from micronova.embedded.volume.model import CREATING, ResourceColumns, Volume, VolumeType
 from micronova.embedded.volume.operations.volume_work import CreateVolume, DeleteVolume
 from micronova.embedded.volume.store import operation_queries, quotas, snapshot_queries, type_queries, volume_queries
 from micronova.embedded.volume.tables import volumes
@@ -79,7 +79,7 @@ class NewVolumeBody(Body):
 
 
 class VolumeChanges(NameChanges):
-    """What of a volume can change."""
+    """The fields of a volume that can change."""
 
     metadata: Items | UnsetType = UNSET
 
@@ -139,12 +139,12 @@ class VolumeHandlers:
         return listing.answer(request, "volumes", path, found, view)
 
     async def summary(self, request: Request) -> dict[str, Any]:
-        """Say how many volumes there are and how large they are together."""
+        """Show how many volumes there are and how large they are together."""
         listing.check_length(request.raw_query)
-        number, size, metadata = await self._core.database.read(volume_queries.summary, self._conditions(request))
-        shown: dict[str, Any] = {"total_count": number, "total_size": size}
+        found = await self._core.database.read(volume_queries.summary, self._conditions(request))
+        shown: dict[str, Any] = {"total_count": found.number, "total_size": found.size}
         if request.minor >= 36:
-            shown["metadata"] = metadata
+            shown["metadata"] = found.metadata
         return {"volume-summary": shown}
 
     async def show(self, request: Request, volume_id: str) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class VolumeHandlers:
         """Return what the volumes of a list have in common; raise Invalid."""
         query, minor = request.raw_query, request.minor
         # Compute looks for the volume of a server, whatever its project is.
-        own = not listing.wants_all_projects(request, services=True)
-        conditions = [volumes.c.project_id == request.context.project_id] if own else []
+        own = listing.own_project(request, volumes.c.project_id, services=True)
+        conditions = [*own]
         known = FILTERS | {name for name, first in FILTERS_SINCE.items() if minor >= first}
         admin = _ADMIN_FILTERS if request.context.is_admin else {}
         if minor >= 31:  # before, filters that are not known are ignored
@@ -238,7 +238,7 @@ class VolumeHandlers:
             )
             return volume
 
-        return {"volume": VolumeView(request).plain(await retry_or_conflict("What the volume is made of", try_once))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict("the source of the volume", try_once))}
 
     async def draft(
         self,
@@ -277,7 +277,8 @@ class VolumeHandlers:
             revision=1,
             type_name=volume_type.name,
             metadata=metadata or {},
-            **key_columns(key),
+            encryption_key_id=None if key is None else key.id,
+            sealed_key=None if key is None else key.sealed,
         )
 
     async def _key(self, volume_type: VolumeType, source: Source) -> SealedKey | None:
@@ -338,17 +339,17 @@ class VolumeHandlers:
             raise Invalid("The body changes nothing: give name, description or metadata.")
 
         async def try_once() -> Volume:
-            volume = await self._core.load_volume(request, volume_id, "volume:update")
+            volume = await self._core.load_volume(request, volume_id)
             await self._core.database.write(self._change, volume, values, given.metadata, self._core.now())
-            return await self._core.load_volume(request, volume_id, "volume:update")
+            return await self._core.load_volume(request, volume_id)
 
-        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"Volume {volume_id}", try_once))}
+        return {"volume": VolumeView(request).plain(await retry_or_conflict(f"volume {volume_id}", try_once))}
 
     @staticmethod
     def _change(
         conn: sa.Connection,
         volume: Volume,
-        values: dict[str, str | None],
+        values: ResourceColumns,
         metadata: dict[str, str] | UnsetType,
         now: int,
     ) -> None:
@@ -377,7 +378,7 @@ class VolumeHandlers:
                 self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
-        await retry_or_conflict(f"Volume {volume_id}", try_once)
+        await retry_or_conflict(f"volume {volume_id}", try_once)
 
     def _record_delete(
         self, conn: sa.Connection, volume: Volume, cascade: bool, force: bool, operation_id: str, request_id: str
@@ -388,7 +389,7 @@ class VolumeHandlers:
         if snapshots and not cascade:
             raise Invalid(
                 f"Invalid volume: Volume {volume.id} still has {len(snapshots)} dependent snapshots: delete them "
-                "before, or ask for cascade."
+                "first, or ask for cascade."
             )
         if force:
             operation_queries.cancel(conn, volume.id, but=operation_id)

@@ -1,11 +1,11 @@
 """What the back end can do, and whether that is what the extra specs of a volume type ask for."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 BACKEND: Final = "files"
 """The name of the only back end, which is also that of its only pool."""
-CAPABILITIES: Final[Mapping[str, Any]] = {
+CAPABILITIES: Final[Mapping[str, str | bool]] = {
     "vendor_name": "Micronova",
     "volume_backend_name": BACKEND,
     "driver_version": "1",
@@ -36,7 +36,7 @@ def satisfy(extra_specs: Mapping[str, str]) -> bool:
     return True
 
 
-def _matches(value: Any, wanted: str) -> bool:
+def _matches(value: str | bool, wanted: str) -> bool:
     operator, _, rest = wanted.strip().partition(" ")
     if operator == "<is>":
         return str(value).lower() == rest.strip().lower()

@@ -6,10 +6,10 @@ The files stay the service's. It gives the exporter descriptors of a volume's fi
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from micronova.embedded.volume.backend.exports import Export
+from micronova.embedded.volume.backend.exports import Export, Report
 from micronova.embedded.volume.backend.files import EXPORTS, VOLUMES, Files
 from micronova.exporter import messages as m
 from micronova.exporter import wire
@@ -72,7 +72,7 @@ class ExporterExports:
         self._set_access(path, 0o600, {self._uid: _READ | _WRITE})
         return path
 
-    async def copy(self, volume_id: str, name: str, report: Callable[[int], None]) -> None:
+    async def copy(self, volume_id: str, name: str, report: Report) -> None:
         """Copy a volume to a file that was prepared."""
         opened = await self._files.run(self._open, volume_id)
         with _closing(opened):

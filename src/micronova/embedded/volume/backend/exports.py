@@ -10,6 +10,9 @@ from typing import Protocol
 
 import msgspec
 
+Report = Callable[[int], None]
+"""Is told, from any thread, how many bytes of a file are written."""
+
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
     """A volume that is served, by NBD on a Unix socket, to every guest that it is attached to."""
@@ -66,7 +69,7 @@ class LiveCopies(Protocol):
     def prepare(self, volume_id: str, name: str) -> Path:
         """Make an empty file for a copy, of the size of the volume, and return it. Blocks."""
 
-    async def copy(self, volume_id: str, name: str, report: Callable[[int], None]) -> None:
+    async def copy(self, volume_id: str, name: str, report: Report) -> None:
         """Copy a volume, as it is at one moment, to a file that was prepared."""
 
     def leftovers(self) -> list[Path]:

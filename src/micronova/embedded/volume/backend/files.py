@@ -4,7 +4,7 @@
     DIR/volumes/snapshots/ID    a copy at one point in time
     DIR/volumes/backups/ID      a full copy that outlives the volume
     DIR/volumes/exports/ID/     copies of a volume that is in use, until they are complete
-    DIR/volumes/locks/ID        the lock of an operation_id, held by the process that works on it
+    DIR/volumes/locks/ID        the lock of an operation, held by the process that works on it
 
 A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
 copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files,
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from micronova.embedded.volume.backend.exports import LiveCopies
+from micronova.embedded.volume.backend.exports import LiveCopies, Report
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,9 +42,6 @@ _LOCKS: Final = "locks"
 _FICLONE: Final = 0x40049409  # of linux/fs.h
 _NEW: Final = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC
 _NO_REFLINK: Final = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS)
-
-Report = Callable[[int], None]
-"""Is told, from another thread, how many bytes of a file are written."""
 
 
 class Interrupted(Exception):
@@ -88,7 +85,7 @@ class Files:
         return self.root / directory / id
 
     async def names(self, directory: str) -> list[str]:
-        """Return the names of all files in a directory, also of those that are not complete."""
+        """Return the names of all files in a directory, complete or not."""
         return await self.run(os.listdir, self.root / directory)
 
     async def remove(self, directory: str, name: str) -> bool:
@@ -123,7 +120,7 @@ class Files:
         def create() -> None:
             path, part = self.path(directory, id), self.part(directory, id, operation_id)
             if not path.exists():  # an attempt that was interrupted after this has made it
-                with _created(part) as file:
+                with _opened(part, _NEW) as file:
                     os.ftruncate(file, size)
                     os.fsync(file)
                 _publish(part, path)
@@ -290,17 +287,8 @@ def _reflink(source: Path, target: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _created(path: Path) -> Iterator[int]:
-    file = os.open(path, _NEW, 0o600)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-@contextlib.contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    file = os.open(path, flags | os.O_CLOEXEC)
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield file
     finally:

@@ -1,7 +1,7 @@
 """The keys of encrypted volumes: one for each volume, sealed in its row and in those of what is copied from it.
 
 A copy of an encrypted file can be read with the key of the original. So a snapshot has the key of its volume under the
-same id, and what may outlive its source (a volume made of another one, a backup) has it under an id of its own.
+same id, and what may outlive its source (a volume made from another one, a backup) has it under an id of its own.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class KeyNotReadable(MicronovaError):
 
 
 class KeyBox:
-    """Encrypts the keys of volumes; one can be decrypted only under the id that it has."""
+    """Encrypts the keys of volumes; a key can be decrypted only under its own id."""
 
     def __init__(self, secret_key: bytes, others: Sequence[bytes] = ()) -> None:
         """`others` are keys that may have encrypted what is stored, while the key is being changed."""

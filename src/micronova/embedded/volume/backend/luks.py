@@ -1,7 +1,7 @@
 """LUKS, as QEMU reads and writes it: a header, and behind it the data of the volume.
 
 A file of an encrypted volume is larger than the volume, by its header. Guests do not see the header and cannot write
-it: the QEMU that has the key is between.
+it: they reach the file through the QEMU that has the key.
 """
 
 import os
@@ -65,7 +65,7 @@ def cipher_of(spec: str | None, key_size: int | None) -> Cipher:
     if mode == "xts" and bits == 512:
         bits = 256  # dm-crypt counts both halves of the key
     if bits not in _BITS[name]:
-        raise BadCipher(f"a key of {key_size} bits is none of {', '.join(map(str, _BITS[name]))}.")
+        raise BadCipher(f"a key of {key_size} bits is not possible: it must have {', '.join(map(str, _BITS[name]))}.")
     if generator in _IV_GENERATORS:
         return Cipher(f"{name}-{bits}", mode, generator)
     if generator == _ESSIV:

@@ -1,15 +1,10 @@
 """The operations on backups."""
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.volume.backend.files import BACKUPS, VOLUMES
 from micronova.embedded.volume.encryption import key_after_copy
-from micronova.embedded.volume.model import (
-    AVAILABLE,
-    ERROR_RESTORING,
-    Operation,
-)
+from micronova.embedded.volume.model import AVAILABLE, ERROR_RESTORING, Operation, ResourceColumns
 from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.operations.base import Apply, Attempt, Deletion, OperationKind
 from micronova.embedded.volume.operations.messages import Action
@@ -23,11 +18,11 @@ class BackupKind(OperationKind):
 
     resource = messages.Resource.BACKUP
     directory = BACKUPS
-    touch = backup_queries.touch
+    rows = backup_queries.ROWS
 
     def show_failure(self, conn: sa.Connection, backup_id: str, reason: str, now: int) -> None:
-        """Show a backup as failed, and why; it counts until it is deleted."""
-        self.touch(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
+        """Set the status of a backup that failed, and the reason; it counts in the quota until it is deleted."""
+        backup_queries.touch(conn, backup_id, {"status": self.failure_status, "fail_reason": reason}, now)
 
 
 class CreateBackup(BackupKind):
@@ -46,7 +41,7 @@ class CreateBackup(BackupKind):
 
         def done(conn: sa.Connection, now: int) -> None:
             self.give_back(conn, operation, now)
-            backup_queries.touch(conn, backup.id, {"status": AVAILABLE}, now)
+            self.rows.set_status(conn, backup.id, AVAILABLE, now)
 
         return done
 
@@ -91,7 +86,7 @@ class ImportBackup(BackupKind):
         original = backup_id if await self.files.exists(BACKUPS, backup_id) else source_id
         size = await self.file_size(backup.size, backup.encryption_key_id, self.files.path(BACKUPS, original))
         await self.files.link(BACKUPS, source_id, backup_id, size)
-        return lambda conn, now: backup_queries.touch(conn, backup_id, {"status": AVAILABLE}, now)
+        return lambda conn, now: self.rows.set_status(conn, backup_id, AVAILABLE, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Show that there is no data."""
@@ -115,12 +110,17 @@ class RestoreBackup(VolumeKind):
         backup = await self.existing(backup_queries.get, operation.source_id or "")
         source = self.files.path(BACKUPS, backup.id)
         size = await self.file_size(volume.size, backup.encryption_key_id, source)
-        values = msgspec.structs.asdict(payload.values) | key_after_copy(self.core, volume, backup)
+        values: ResourceColumns = {
+            "status": AVAILABLE,
+            "bootable": payload.values.bootable,
+            "image_metadata": payload.values.image_metadata,
+            **key_after_copy(self.core, volume, backup),
+        }
         await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
 
         def done(conn: sa.Connection, now: int) -> None:
-            volume_queries.touch(conn, volume.id, {"status": AVAILABLE, **values}, now)
+            volume_queries.touch(conn, volume.id, values, now)
             volume_queries.set_metadata(conn, volume.id, payload.metadata)
             self.give_back(conn, operation, now)
 

@@ -1,14 +1,15 @@
 """What every kind of operation is: what it does, and what its failure or cancellation gives back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event
+from micronova.embedded.volume.backend.exports import Report
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.backend.luks import header_size
 from micronova.embedded.volume.core import Core
@@ -18,8 +19,9 @@ from micronova.embedded.volume.model import ERROR, ERROR_DELETING, GIB, Operatio
 from micronova.embedded.volume.operations import messages
 from micronova.embedded.volume.operations.payloads import Payload
 from micronova.embedded.volume.store import operation_queries, service_queries
+from micronova.embedded.volume.store.resource_queries import Rows
 
-IMAGE: Final = "image"  # tells the file of an image that was not converted yet from that of the volume
+IMAGE: Final = "image"  # marks the file of an image that is not converted yet
 
 R = TypeVar("R")
 
@@ -45,7 +47,7 @@ class Attempt:
         self.progress = 0  # in percent; written by any thread
         self.cancelled = False  # the operation was cancelled meanwhile
 
-    def reporter(self, size: int) -> Callable[[int], None]:
+    def reporter(self, size: int) -> Report:
         """Return the function that is told how many bytes of `size` are done; it ends work that was cancelled."""
 
         def report(done: int) -> None:
@@ -56,13 +58,6 @@ class Attempt:
         return report
 
 
-class Touch(Protocol):
-    """Changes columns of a row, whatever others have changed."""
-
-    def __call__(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
-        """Change columns of the row with this id."""
-
-
 class OperationKind(ABC):
     """One kind of work."""
 
@@ -70,7 +65,7 @@ class OperationKind(ABC):
     action: ClassVar[messages.Action]  # what the message about a failure says was tried
     resource: ClassVar[messages.Resource]
     directory: ClassVar[str]  # of the files that it writes
-    touch: ClassVar[Touch]  # changes the row of the resource
+    rows: ClassVar[Rows]  # of the resources that it changes
     failure_status: ClassVar[str] = ERROR  # of the resource, after a failure
 
     def __init__(self, core: Core, files: Files, images: Images | None, export_manager: ExportManager) -> None:
@@ -137,8 +132,8 @@ class OperationKind(ABC):
             await self.files.remove(self.directory, part.name)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
-        """Record that the operation has failed. A resource that was to be made counts until it is deleted."""
-        self.touch(conn, operation.resource_id, {"status": self.failure_status}, now)
+        """Record that the operation has failed. A resource that was not made uses its quota until it is deleted."""
+        self.rows.set_status(conn, operation.resource_id, self.failure_status, now)
         self.give_back(conn, operation, now)
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:  # noqa: B027 (most hold nothing)

@@ -31,9 +31,9 @@ from micronova.objects.errors import MicronovaError, Unavailable, resource_exhau
 
 log = logging.getLogger(__name__)
 
-SWEEP: Final = 5.0  # seconds between two looks for operations that other processes have left
+SWEEP: Final = 5.0  # seconds between searches for operations that other processes have left
 MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
-MOST_RUNNING_OF_PROJECT: Final = 8  # of them those of one project
+MOST_RUNNING_OF_PROJECT: Final = 8  # operations of one project among these
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 
@@ -100,21 +100,17 @@ class Engine:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for id in (
-                await self._core.database.read(operation_queries.cancelled, list(self._attempts))
-                if self._attempts
-                else ()
-            ):
+            await self._note_cancelled()
+            core, limits = self._core, (2 * MOST_RUNNING_OF_PROJECT, 2 * MOST_RUNNING)
+            for ready in await core.database.read(operation_queries.ready, core.host, core.now(), *limits):
+                self._take(ready)
+
+    async def _note_cancelled(self) -> None:
+        """Let attempts at operations that were cancelled end."""
+        if self._attempts:
+            for id in await self._core.database.read(operation_queries.cancelled, list(self._attempts)):
                 if attempt := self._attempts.get(id):
                     attempt.cancelled = True
-            for ready in await self._core.database.read(
-                operation_queries.ready,
-                self._core.host,
-                self._core.now(),
-                2 * MOST_RUNNING_OF_PROJECT,
-                2 * MOST_RUNNING,
-            ):
-                self._take(ready)
 
     def _take(self, ready: Ready) -> None:
         """Begin to work on an operation, unless it runs, waits for the next sweep or exceeds a limit."""
@@ -190,8 +186,8 @@ class Engine:
 
         def record(conn: sa.Connection, now: int) -> None:
             kind.fail(conn, operation, now)
-            told = messages.message(message_id, operation, kind.resource, kind.action, detail, now)
-            message_queries.add(conn, told)
+            message = messages.message(message_id, operation, kind.resource, kind.action, detail, now)
+            message_queries.add(conn, message)
 
         await self._finish(kind, operation, record)
 

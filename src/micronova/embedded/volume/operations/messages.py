@@ -1,6 +1,6 @@
 """Messages: what users are told about operations that failed.
 
-The id of an event has Cinder's numbers of the resource and the action. Numbers of details from 101 on are our own.
+The id of an event has Cinder's numbers of the resource and the action. Numbers above 100 are our own.
 """
 
 import errno
@@ -62,7 +62,7 @@ class Detail(NumberedText):
     NO_SPACE = ("101", "the storage has no space left.")
     NO_SOURCE = ("102", "what it was to be made of is gone.")
     NO_IMAGE = ("103", "the image service did not give the image out, or did not take it.")
-    IMAGE_REFUSED = ("104", "the image is unsafe, or it is not of the format that it says.")
+    IMAGE_REFUSED = ("104", "the image is unsafe, or it is not of the format that it declares.")
     IMAGE_TOO_LARGE = ("105", "the image is larger than the volume.")
     HAS_SNAPSHOTS = ("106", "it has snapshots that could not be deleted.")
     NO_FILE = ("107", "its file is gone.")

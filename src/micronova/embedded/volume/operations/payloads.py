@@ -21,11 +21,10 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CreateVolumePayload(Payload, frozen=True, kw_only=True):
-    """What a volume is made of. A volume without any of it is blank."""
+    """What a volume is made from. A volume without any of it is blank."""
 
-    source_directory: str | None = field(
-        default=None, name="copy"
-    )  # of the file that is copied; `source_id` is its name
+    # Of the file that is copied; `source_id` is its name.
+    source_directory: str | None = field(default=None, name="copy")
     image_id: str | None = None
     disk_format: str | None = None  # of the image
 
@@ -55,18 +54,18 @@ class UploadVolumePayload(Payload, frozen=True, kw_only=True):
 class CreateBackupPayload(Payload, frozen=True, kw_only=True):
     """What is backed up."""
 
-    source_directory: str = field(name="copy")  # of the file that is copied; `source_id` is its name
+    source_directory: str = field(name="copy")  # as of a new volume
 
 
 class RestoredValues(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that a restored volume gets of the backup."""
+    """Columns that a restored volume gets from the backup."""
 
     bootable: bool
     image_metadata: dict[str, str]
 
 
 class RestoreBackupPayload(Payload, frozen=True, kw_only=True):
-    """What a restored volume gets of the backup besides its data."""
+    """What a restored volume gets from the backup besides its data."""
 
     values: RestoredValues
     metadata: dict[str, str]

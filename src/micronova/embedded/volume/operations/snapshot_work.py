@@ -15,7 +15,7 @@ class SnapshotKind(OperationKind):
 
     resource = messages.Resource.SNAPSHOT
     directory = SNAPSHOTS
-    touch = snapshot_queries.touch
+    rows = snapshot_queries.ROWS
 
 
 class CreateSnapshot(SnapshotKind):
@@ -31,7 +31,7 @@ class CreateSnapshot(SnapshotKind):
         source = self.files.path(VOLUMES, snapshot.volume_id)
         size = await self.file_size(snapshot.size, snapshot.encryption_key_id, source)
         await self.files.create_copy(source, SNAPSHOTS, snapshot.id, operation.id, size, attempt.reporter(size))
-        return lambda conn, now: snapshot_queries.touch(conn, snapshot.id, {"status": AVAILABLE}, now)
+        return lambda conn, now: self.rows.set_status(conn, snapshot.id, AVAILABLE, now)
 
 
 class DeleteSnapshot(SnapshotKind, Deletion):

@@ -19,6 +19,7 @@ from micronova.embedded.volume.model import (
     GIB,
     IN_USE,
     Operation,
+    ResourceColumns,
     Volume,
 )
 from micronova.embedded.volume.operations import messages
@@ -43,12 +44,12 @@ from micronova.imageformat.inspector import inspect, refuse
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
 _RAW_FORMATS: Final = ("raw", "iso", "ami")  # formats whose data is that of the disk
-_OVERHEAD: Final = 64 << 20  # bytes that the file of an image may have more than its disk
+_OVERHEAD: Final = 64 << 20  # bytes by which the file of an image may be larger than its disk
 
 
 @contextlib.contextmanager
 def _calling_images() -> Iterator[None]:
-    """Raise Failed if the image service refuses; that it does not answer is a lack for the moment."""
+    """Raise Failed if the image service refuses. If it does not answer, the work is repeated."""
     try:
         yield
     except Unavailable:
@@ -59,7 +60,7 @@ def _calling_images() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading_image() -> Iterator[None]:
-    """Raise Failed if the data of an image is not what it says, or is unsafe."""
+    """Raise Failed if the data of an image does not have the declared format, or is unsafe."""
     try:
         yield
     except Invalid as error:
@@ -71,7 +72,7 @@ class VolumeKind(OperationKind):
 
     resource = messages.Resource.VOLUME
     directory = VOLUMES
-    touch = volume_queries.touch
+    rows = volume_queries.ROWS
 
     async def volume(self, operation: Operation) -> Volume:
         """Return the volume, whose row exists for as long as the operation does."""
@@ -90,7 +91,7 @@ class FileMaker(VolumeKind):
     """An operation that makes a file from an image, or an empty encrypted file."""
 
     async def make_encrypted(self, attempt: Attempt, volume: Volume, image: tuple[Path, str] | None = None) -> None:
-        """Make the file of an encrypted volume, or replace it: of an inspected image and its format, or of nothing."""
+        """Make or replace the file of an encrypted volume: from an inspected image and its format, or empty."""
         volume_type = await self.core.database.read(type_queries.get, volume.volume_type_id)
         assert volume_type is not None
         cipher, key = await load_cipher(self.core, volume_type), key_of(volume)
@@ -109,7 +110,7 @@ class ImageReader(FileMaker):
     """An operation that fills a volume with an image."""
 
     async def write_image(self, attempt: Attempt, volume: Volume, image_id: str, declared: str) -> None:
-        """Make the file of a volume of an image with this `disk_format`, or replace it by one."""
+        """Make the file of a volume from an image whose `disk_format` is declared, or replace the file."""
         operation, size = attempt.operation, volume.size * GIB
         if self.images is None:
             raise Unavailable("There is no image service.")
@@ -165,12 +166,12 @@ class CreateVolume(ImageReader):
                 await self.make_encrypted(attempt, volume)
         else:
             await self.files.create_blank(VOLUMES, volume.id, operation.id, size)
-        return lambda conn, now: volume_queries.touch(conn, volume.id, {"status": AVAILABLE}, now)
+        return lambda conn, now: self.rows.set_status(conn, volume.id, AVAILABLE, now)
 
     async def _from_image(self, attempt: Attempt, volume: Volume, image_id: str, disk_format: str) -> None:
         if await self.files.exists(VOLUMES, volume.id):
             return
-        await self.core.database.write(volume_queries.touch, volume.id, {"status": DOWNLOADING}, self.core.now())
+        await self.core.database.write(self.rows.set_status, volume.id, DOWNLOADING, self.core.now())
         await self.write_image(attempt, volume, image_id, disk_format)
 
 
@@ -265,7 +266,7 @@ class RevertVolume(VolumeKind):
         snapshot = await self.existing(snapshot_queries.get, operation.source_id or "")
         source = self.files.path(SNAPSHOTS, snapshot.id)
         size = await self.file_size(volume.size, snapshot.encryption_key_id, source)
-        values = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
+        values: ResourceColumns = {"status": AVAILABLE, **key_after_copy(self.core, volume, snapshot)}
         await self.export_manager.end_connections(volume.id)
         await self.files.replace_by_copy(source, VOLUMES, volume.id, operation.id, size, attempt.reporter(size))
         return lambda conn, now: volume_queries.touch(conn, volume.id, values, now)

@@ -1,14 +1,23 @@
 """The queries about attachments."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db.prepared import Prepared
 from micronova.embedded.volume import states
-from micronova.embedded.volume.model import ATTACHED, ATTACHING, AVAILABLE, IN_USE, RESERVED, Attachment, Volume
+from micronova.embedded.volume.model import (
+    ATTACHED,
+    ATTACHING,
+    AVAILABLE,
+    IN_USE,
+    RESERVED,
+    Attachment,
+    ResourceColumns,
+    Volume,
+)
 from micronova.embedded.volume.store import connection_queries, volume_queries
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
 from micronova.embedded.volume.tables import attachments, volumes
@@ -84,7 +93,7 @@ def remove_by_action(
         connection_queries.end(conn, volume.id)
 
 
-def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Any) -> None:
+def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Unpack[ResourceColumns]) -> None:
     """Record the end of work on a volume, which gets the status that follows from its attachments.
 
     They may have changed since the work began. A status other than those of work stays, because a later request has set

@@ -8,20 +8,19 @@ import sqlalchemy as sa
 from micronova.embedded.common import revisions
 from micronova.embedded.volume.model import AVAILABLE, RESTORING, Backup
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
-from micronova.embedded.volume.store.resource_queries import Rows
+from micronova.embedded.volume.store.resource_queries import Rows, read_one
 from micronova.embedded.volume.tables import backups
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: backups.c[name] for name in ("id", "name", "status", "size", "volume_id", "created_at", "updated_at")
 }
-_ROWS = Rows(backups)
-insert, update, touch, ids = _ROWS.insert, _ROWS.update, _ROWS.touch, _ROWS.ids
+ROWS = Rows(backups)
+insert, update, touch, ids = ROWS.insert, ROWS.update, ROWS.touch, ROWS.ids
 
 
 def get(conn: sa.Connection, backup_id: str) -> Backup | None:
     """Return a backup, or None."""
-    row = conn.execute(backups.select().where(backups.c.id == backup_id)).one_or_none()
-    return None if row is None else Backup(**row._mapping)
+    return read_one(conn, backups.select().where(backups.c.id == backup_id), Backup)
 
 
 def list_backups(
@@ -29,7 +28,7 @@ def list_backups(
 ) -> Listed[Backup]:
     """Return a page of backups."""
     found = list_rows(conn, backups.select(), Backup, page, conditions)
-    return found._replace(total=_ROWS.count(conn, conditions)) if with_count else found
+    return found._replace(total=ROWS.count(conn, conditions)) if with_count else found
 
 
 def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:
@@ -41,5 +40,5 @@ def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:
 def delete(conn: sa.Connection, backup_id: str) -> Backup | None:
     """Delete the row of a backup, and return what it was; None if it is gone."""
     backup = get(conn, backup_id)
-    _ROWS.delete(conn, backup_id)
+    ROWS.delete(conn, backup_id)
     return backup

@@ -5,17 +5,15 @@ from typing import Final
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.volume.backend.exports import Export
 from micronova.embedded.volume.tables import attachments, volume_connections, volumes
 from micronova.objects.errors import TooLarge
 
 MOST_CONNECTIONS: Final = 128  # of one volume, besides those of attachments
 
 
-def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> list[tuple[str, bool]]:
-    """Return the volumes of a host that have a connection, and whether they are read-only.
-
-    With `volume_id` only this one.
-    """
+def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> list[Export]:
+    """Return the exports of the volumes of a host that have a connection: of all, or of one."""
     of_attachments = sa.select(attachments.c.volume_id).where(attachments.c.connection_info.is_not(None))
     others = sa.select(volume_connections.c.volume_id)
     if volume_id is not None:
@@ -24,7 +22,7 @@ def connected(conn: sa.Connection, host: str, volume_id: str | None = None) -> l
     found = sa.select(volumes.c.id, volumes.c.readonly).where(
         volumes.c.host == host, volumes.c.id.in_(of_attachments.union_all(others))
     )
-    return [(row.id, bool(row.readonly)) for row in conn.execute(found)]
+    return [Export(volume_id=row.id, readonly=bool(row.readonly)) for row in conn.execute(found)]
 
 
 def add(conn: sa.Connection, volume_id: str, host: str) -> None:

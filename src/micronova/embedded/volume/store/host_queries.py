@@ -1,4 +1,4 @@
-"""The queries about what the back end of a machine has."""
+"""The queries about what the back end of a machine stores."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

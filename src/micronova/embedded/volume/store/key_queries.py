@@ -1,4 +1,4 @@
-"""Encrypts the keys of volumes, snapshots and backups anew, when the key of secrets is changed."""
+"""Sealing the keys of volumes, snapshots and backups anew, when the key of secrets is changed."""
 
 from typing import Final
 
@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from micronova.embedded.volume.backend.keys import KeyBox, SealedKey
 from micronova.embedded.volume.tables import backups, snapshots, volumes
 from micronova.objects.errors import MicronovaError
+from micronova.objects.resealed import Resealed
 
 TOGETHER: Final = 100
 """Keys that are encrypted anew in one transaction."""
@@ -14,13 +15,11 @@ TOGETHER: Final = 100
 TABLES: Final = (volumes, snapshots, backups)
 
 
-def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int, list[str]]:
-    """Encrypt the next keys after a place with the present key of the box.
+def reseal(conn: sa.Connection, box: KeyBox, after: str) -> Resealed:
+    """Encrypt the next keys after a place, which is the number of a table and an id, with the present key of the box.
 
-    Return the last place, "" if there are no more, how many keys were read, how many were changed, and those that no
-    key of the box opens, which stay as they are. A place is the number of a table and an id. A resource gets another
-    revision: a request that has read it before, and would write the key as it was, to a snapshot for example, reads it
-    again.
+    A resource gets another revision: a request that has read it before, and would write the key as it was, to a
+    snapshot for example, reads it again.
     """
     first, _, after_id = (after or "0:").partition(":")
     for number, table in enumerate(TABLES[int(first) :], int(first)):
@@ -41,6 +40,6 @@ def reseal(conn: sa.Connection, box: KeyBox, after: str) -> tuple[str, int, int,
                 conn.execute(table.update().where(columns.id == row.id).values(values))
                 changed += 1
         if rows:
-            return f"{number}:{rows[-1].id}", len(rows), changed, lost
+            return Resealed(f"{number}:{rows[-1].id}", len(rows), changed, lost)
         after_id = ""
-    return "", 0, 0, []
+    return Resealed("", 0, 0, [])

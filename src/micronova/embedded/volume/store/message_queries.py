@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.volume.model import Message
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import messages
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {
@@ -19,8 +20,7 @@ MOST_MESSAGES: Final = 1000  # messages of one project; the oldest are forgotten
 
 def get(conn: sa.Connection, message_id: str, now: int) -> Message | None:
     """Return a message that has not expired, or None."""
-    row = conn.execute(messages.select().where(messages.c.id == message_id, messages.c.expires_at > now)).one_or_none()
-    return None if row is None else Message(**row._mapping)
+    return read_one(conn, messages.select().where(messages.c.id == message_id, messages.c.expires_at > now), Message)
 
 
 def list_messages(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[Message]:

@@ -8,13 +8,14 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.model import Operation
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import operations
 
 _earlier = operations.alias("earlier")
 _waiting = (
     sa.select(
         operations,
-        # The place among the operations of the project, from 1 on; operations that run count.
+        # The place among the operations of the project, counted from 1; operations that run count.
         sa.func.row_number()
         .over(partition_by=operations.c.project_id, order_by=(operations.c.created_at, operations.c.id))
         .label("turn"),
@@ -98,12 +99,11 @@ def begin(
 
 def get(conn: sa.Connection, id: str) -> Operation | None:
     """Return an operation; None if it has ended."""
-    row = conn.execute(sa.select(operations).where(operations.c.id == id)).one_or_none()
-    return None if row is None else Operation(**row._mapping)
+    return read_one(conn, operations.select().where(operations.c.id == id), Operation)
 
 
 def release(conn: sa.Connection, id: str) -> None:
-    """Let an operation begin that was written with a time before which it does not."""
+    """Let an operation that was written to begin later begin now."""
     conn.execute(operations.update().where(operations.c.id == id).values(not_before=0))
 
 
@@ -142,7 +142,7 @@ def lock(conn: sa.Connection, id: str) -> bool | None:
 
 
 def postpone(conn: sa.Connection, operation: Operation, until: int) -> None:
-    """Let an operation that lacked something begin again at a time."""
+    """Let an operation that lacked something be repeated from this time on."""
     values = {"attempts": operation.attempts + 1, "not_before": until, "progress": 0}
     conn.execute(operations.update().where(operations.c.id == operation.id).values(values))
 

@@ -8,9 +8,10 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
-from micronova.embedded.volume.model import QosSpecs
+from micronova.embedded.volume.model import QosSpecs, QosSpecsColumns
 from micronova.embedded.volume.store import type_queries
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import qos_specs, volume_types
 from micronova.objects.errors import Conflict, Invalid
 
@@ -28,8 +29,7 @@ def front_end_specs(conn: sa.Connection, type_id: str) -> dict[str, str] | None:
 
 def get(conn: sa.Connection, specs_id: str) -> QosSpecs | None:
     """Return QoS specs, or None."""
-    row = conn.execute(qos_specs.select().where(qos_specs.c.id == specs_id)).one_or_none()
-    return None if row is None else QosSpecs(**row._mapping)
+    return read_one(conn, qos_specs.select().where(qos_specs.c.id == specs_id), QosSpecs)
 
 
 def insert(conn: sa.Connection, made: QosSpecs) -> None:
@@ -43,15 +43,15 @@ def list_qos_specs(conn: sa.Connection, page: Page, conditions: Sequence[sa.Colu
     return list_rows(conn, qos_specs.select(), QosSpecs, page, conditions)
 
 
-def update(conn: sa.Connection, found: QosSpecs, values: Mapping[str, Any], now: int) -> None:
+def update(conn: sa.Connection, found: QosSpecs, values: QosSpecsColumns, now: int) -> None:
     """Change QoS specs; raise Changed if another request has changed them meanwhile."""
     revisions.update(conn, qos_specs.c.revision, found.id, found.revision, values, now)
 
 
-def associated(conn: sa.Connection, specs_id: str) -> list[tuple[str, str]]:
-    """Return the ids and the names of the volume types that are associated with QoS specs."""
+def associated(conn: sa.Connection, specs_id: str) -> dict[str, str]:
+    """Return the names of the volume types that are associated with QoS specs, by id."""
     chosen = sa.select(volume_types.c.id, volume_types.c.name).where(volume_types.c.qos_specs_id == specs_id)
-    return [(row.id, row.name) for row in conn.execute(chosen.order_by(volume_types.c.name))]
+    return {row.id: row.name for row in conn.execute(chosen.order_by(volume_types.c.name))}
 
 
 def end_associations(conn: sa.Connection, specs_id: str, now: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from micronova.db.upsert import insert_if_absent
+from micronova.db.upsert import insert_if_absent, insert_or_update
 from micronova.embedded.volume.tables import class_limits, limits, usages, volume_types
 from micronova.objects.errors import TooLarge
 
@@ -123,10 +123,7 @@ def class_limits_of(conn: sa.Connection, class_name: str) -> dict[str, int]:
 
 def set_limit(conn: sa.Connection, owner: sa.Column[str], id: str, resource: str, maximum: int) -> None:
     """Set a limit of a project or a class; `owner` is the column of its id."""
-    row = {owner.name: id, "resource": resource, "maximum": maximum}
-    if not insert_if_absent(conn, owner.table, row):
-        mine = sa.and_(owner == id, owner.table.c.resource == resource)
-        conn.execute(owner.table.update().where(mine).values(maximum=maximum))
+    insert_or_update(conn, owner.table, {owner.name: id, "resource": resource}, {"maximum": maximum})
 
 
 def delete_limits(conn: sa.Connection, project_id: str) -> None:

@@ -1,14 +1,17 @@
-"""What the rows of volumes, snapshots and backups have in common: a revision, a host, and metadata."""
+"""Statements that the queries of several resources share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.volume.model import ResourceColumns
+
+R = TypeVar("R")
 
 
 class Revised(Protocol):
@@ -21,6 +24,12 @@ class Revised(Protocol):
     @property
     def revision(self) -> int:
         """The revision that its row had."""
+
+
+def read_one(conn: sa.Connection, statement: sa.Select[Any], kind: Callable[..., R]) -> R | None:
+    """Return the only row of a statement as a `kind`; None if there is none."""
+    row = conn.execute(statement).one_or_none()
+    return None if row is None else kind(**row._mapping)
 
 
 @dataclass(frozen=True)
@@ -53,22 +62,26 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one kind of resource."""
+    """The rows of volumes, of snapshots or of backups."""
 
     table: sa.Table
 
     def insert(self, conn: sa.Connection, made: msgspec.Struct) -> None:
-        """Write a new row; fields that are no columns are left out."""
+        """Write a new row; fields that are not columns are left out."""
         fields = msgspec.structs.asdict(made)
         conn.execute(self.table.insert(), {column.name: fields[column.name] for column in self.table.columns})
 
-    def update(self, conn: sa.Connection, read: Revised, values: Mapping[str, Any], now: int) -> None:
+    def update(self, conn: sa.Connection, read: Revised, values: ResourceColumns, now: int) -> None:
         """Change a row; raise Changed if another request has changed it meanwhile."""
         revisions.update(conn, self.table.c.revision, read.id, read.revision, values, now)
 
-    def touch(self, conn: sa.Connection, id: str, values: Mapping[str, Any], now: int) -> None:
+    def touch(self, conn: sa.Connection, id: str, values: ResourceColumns, now: int) -> None:
         """Change a row, whatever others have changed; the owner of its operation does that."""
         revisions.touch(conn, self.table.c.revision, self.table.c.id == id, now=now, **values)
+
+    def set_status(self, conn: sa.Connection, id: str, status: str, now: int) -> None:
+        """Set the status of a row as `touch` does."""
+        revisions.touch(conn, self.table.c.revision, self.table.c.id == id, now=now, status=status)
 
     def delete(self, conn: sa.Connection, id: str) -> None:
         """Delete a row."""

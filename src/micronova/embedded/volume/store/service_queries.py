@@ -1,12 +1,13 @@
 """The rows of the services that operators know from Cinder."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.model import ServiceRow
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import services
 from micronova.objects.errors import Invalid
 
@@ -25,8 +26,7 @@ def record_alive(conn: sa.Connection, host: str, now: int) -> None:
 
 def get(conn: sa.Connection, binary: str, host: str) -> ServiceRow | None:
     """Return a service, or None."""
-    row = conn.execute(services.select().where(*_this(binary, host))).one_or_none()
-    return None if row is None else ServiceRow(**row._mapping)
+    return read_one(conn, services.select().where(*_this(binary, host)), ServiceRow)
 
 
 def rows(conn: sa.Connection) -> list[ServiceRow]:
@@ -63,7 +63,7 @@ def machine(host: str) -> str:
     return host.partition("@")[0]
 
 
-def _change(conn: sa.Connection, binary: str, host: str, **values: Any) -> bool:
+def _change(conn: sa.Connection, binary: str, host: str, **values: str | int | None) -> bool:
     return conn.execute(services.update().where(*_this(binary, host)).values(values)).rowcount == 1
 
 

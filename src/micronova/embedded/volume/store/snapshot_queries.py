@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.volume.model import AVAILABLE, BACKING_UP, Snapshot
+from micronova.embedded.volume.model import AVAILABLE, BACKING_UP, ResourceColumns, Snapshot
 from micronova.embedded.volume.store.paging import Listed, Page, fetch
 from micronova.embedded.volume.store.resource_queries import Metadata, Rows
 from micronova.embedded.volume.tables import operations, snapshot_metadata, snapshots
@@ -15,8 +15,8 @@ from micronova.embedded.volume.tables import operations, snapshot_metadata, snap
 SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: snapshots.c[name] for name in ("id", "status", "name", "created_at", "updated_at", "volume_id", "size")
 } | {"display_name": snapshots.c.name, "volume_size": snapshots.c.size}
-_ROWS, _METADATA = Rows(snapshots), Metadata(snapshot_metadata.c.snapshot_id)
-update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
+ROWS, _METADATA = Rows(snapshots), Metadata(snapshot_metadata.c.snapshot_id)
+update, ids, set_metadata = ROWS.update, ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
@@ -30,7 +30,7 @@ def list_snapshots(
 ) -> Listed[Snapshot]:
     """Return a page of snapshots."""
     rows, more = fetch(conn, snapshots.select().where(*conditions), page, *conditions)
-    return Listed(_complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None)
+    return Listed(_complete(conn, rows), more, ROWS.count(conn, conditions) if with_count else None)
 
 
 def of_volume(conn: sa.Connection, volume_id: str) -> list[Snapshot]:
@@ -53,11 +53,11 @@ def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Snapshot
 
 def insert(conn: sa.Connection, snapshot: Snapshot) -> None:
     """Write a new snapshot."""
-    _ROWS.insert(conn, snapshot)
+    ROWS.insert(conn, snapshot)
     set_metadata(conn, snapshot.id, snapshot.metadata)
 
 
-def touch_of_volume(conn: sa.Connection, volume_id: str, values: Mapping[str, Any], now: int) -> None:
+def touch_of_volume(conn: sa.Connection, volume_id: str, values: ResourceColumns, now: int) -> None:
     """Change all snapshots of a volume, whatever others have changed."""
     revisions.touch(conn, snapshots.c.revision, snapshots.c.volume_id == volume_id, now=now, **values)
 
@@ -65,7 +65,7 @@ def touch_of_volume(conn: sa.Connection, volume_id: str, values: Mapping[str, An
 def delete(conn: sa.Connection, snapshot_id: str) -> Snapshot | None:
     """Delete the row of a snapshot, and return what it was; None if it is gone."""
     snapshot = get(conn, snapshot_id)
-    _ROWS.delete(conn, snapshot_id)
+    ROWS.delete(conn, snapshot_id)
     return snapshot
 
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.volume.model import Transfer
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import transfers
 
 SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("id", "name", "volume_id", "created_at")}
@@ -16,8 +17,7 @@ SORTABLE: Mapping[str, sa.Column[Any]] = {name: transfers.c[name] for name in ("
 
 def get(conn: sa.Connection, transfer_id: str) -> Transfer | None:
     """Return a transfer, or None."""
-    row = conn.execute(transfers.select().where(transfers.c.id == transfer_id)).one_or_none()
-    return None if row is None else Transfer(**row._mapping)
+    return read_one(conn, transfers.select().where(transfers.c.id == transfer_id), Transfer)
 
 
 def list_transfers(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[Transfer]:

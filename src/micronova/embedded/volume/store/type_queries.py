@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db.upsert import insert_if_absent
+from micronova.db.upsert import insert_if_absent, insert_or_update
 from micronova.embedded.common import revisions
-from micronova.embedded.volume.model import TypeEncryption, VolumeType
+from micronova.embedded.volume.model import TypeEncryption, TypeEncryptionColumns, VolumeType, VolumeTypeColumns
 from micronova.embedded.volume.store.paging import Listed, Page, list_rows
+from micronova.embedded.volume.store.resource_queries import read_one
 from micronova.embedded.volume.tables import (
     default_types,
     snapshots,
@@ -24,12 +25,10 @@ SORTABLE: Mapping[str, sa.Column[Any]] = {
     name: volume_types.c[name] for name in ("id", "name", "is_public", "created_at", "updated_at")
 }
 
-_TYPE = sa.select(volume_types)
-
 
 def get(conn: sa.Connection, type_id: str) -> VolumeType | None:
     """Return a type by its id, or None."""
-    return _one(conn, volume_types.c.id == type_id)
+    return read_one(conn, volume_types.select().where(volume_types.c.id == type_id), VolumeType)
 
 
 def existing(conn: sa.Connection, type_id: str) -> VolumeType:
@@ -47,7 +46,7 @@ def lock(conn: sa.Connection, type_id: str) -> None:
 
 def by_name(conn: sa.Connection, name: str) -> VolumeType | None:
     """Return a type by its name, or None."""
-    return _one(conn, volume_types.c.name == name)
+    return read_one(conn, volume_types.select().where(volume_types.c.name == name), VolumeType)
 
 
 def usable(conn: sa.Connection, named: str, project_id: str, is_admin: bool) -> VolumeType | None:
@@ -73,7 +72,7 @@ def visible_to(project_id: str) -> sa.ColumnElement[bool]:
 
 def list_types(conn: sa.Connection, page: Page, conditions: Sequence[sa.ColumnElement[bool]]) -> Listed[VolumeType]:
     """Return a page of types."""
-    return list_rows(conn, _TYPE, VolumeType, page, conditions)
+    return list_rows(conn, volume_types.select(), VolumeType, page, conditions)
 
 
 def insert(conn: sa.Connection, type_: VolumeType) -> None:
@@ -82,7 +81,7 @@ def insert(conn: sa.Connection, type_: VolumeType) -> None:
         raise Conflict(f"Volume Type {type_.name} already exists.")
 
 
-def update(conn: sa.Connection, type_: VolumeType, values: Mapping[str, Any], now: int) -> None:
+def update(conn: sa.Connection, type_: VolumeType, values: VolumeTypeColumns, now: int) -> None:
     """Change a type; raise Changed if another request has changed it meanwhile, Conflict for a name that is taken."""
     other = by_name(conn, values["name"]) if "name" in values else None
     if other is not None and other.id != type_.id:
@@ -93,23 +92,24 @@ def update(conn: sa.Connection, type_: VolumeType, values: Mapping[str, Any], no
 def delete(conn: sa.Connection, type_: VolumeType) -> None:
     """Delete a type; raise Invalid if something has it."""
     for table, what in ((volumes, "volumes"), (snapshots, "snapshots")):
-        if conn.execute(sa.select(table.c.id).where(table.c.volume_type_id == type_.id).limit(1)).first():
+        if _is_type_of_any(conn, type_.id, table):
             raise Invalid(f"Volume Type {type_.name} deletion is not allowed: there are {what} of this type.")
     revisions.delete(conn, volume_types.c.revision, type_.id, type_.revision)
 
 
 def encryption_of(conn: sa.Connection, type_id: str) -> TypeEncryption | None:
     """Return the encryption of a type, or None."""
-    row = conn.execute(type_encryptions.select().where(type_encryptions.c.volume_type_id == type_id)).one_or_none()
-    return None if row is None else TypeEncryption(**row._mapping)
+    return read_one(conn, type_encryptions.select().where(type_encryptions.c.volume_type_id == type_id), TypeEncryption)
 
 
-def insert_encryption(conn: sa.Connection, row: Mapping[str, Any]) -> bool:
+def insert_encryption(conn: sa.Connection, made: TypeEncryption) -> bool:
     """Write the encryption of a type; return False if it has one."""
-    return insert_if_absent(conn, type_encryptions, row)
+    return insert_if_absent(conn, type_encryptions, msgspec.structs.asdict(made))
 
 
-def update_encryption(conn: sa.Connection, type_id: str, encryption_id: str | None, values: Mapping[str, Any]) -> bool:
+def update_encryption(
+    conn: sa.Connection, type_id: str, encryption_id: str | None, values: TypeEncryptionColumns
+) -> bool:
     """Change the encryption of a type, with this id unless that is None; return whether there is one."""
     statement = type_encryptions.update().where(*_encryption(type_id, encryption_id)).values(values)
     return conn.execute(statement).rowcount > 0
@@ -127,7 +127,11 @@ def _encryption(type_id: str, encryption_id: str | None) -> tuple[sa.ColumnEleme
 
 def has_volumes(conn: sa.Connection, type_id: str) -> bool:
     """Return whether volumes have a type."""
-    return conn.execute(sa.select(volumes.c.id).where(volumes.c.volume_type_id == type_id).limit(1)).first() is not None
+    return _is_type_of_any(conn, type_id, volumes)
+
+
+def _is_type_of_any(conn: sa.Connection, type_id: str, table: sa.Table) -> bool:
+    return conn.execute(sa.select(table.c.id).where(table.c.volume_type_id == type_id).limit(1)).first() is not None
 
 
 def add_project(conn: sa.Connection, type_id: str, project_id: str) -> None:
@@ -153,18 +157,15 @@ def default_of(conn: sa.Connection, project_id: str, name: str) -> VolumeType | 
     return by_name(conn, name) if own is None else get(conn, own)
 
 
-def defaults(conn: sa.Connection) -> list[tuple[str, str]]:
-    """Return the projects with a default type, and the ids of these."""
+def defaults(conn: sa.Connection) -> dict[str, str]:
+    """Return the ids of default types, by project."""
     chosen = default_types.select().order_by(default_types.c.project_id)
-    return [(row.project_id, row.volume_type_id) for row in conn.execute(chosen)]
+    return {row.project_id: row.volume_type_id for row in conn.execute(chosen)}
 
 
 def set_default(conn: sa.Connection, project_id: str, type_id: str) -> None:
     """Set the default type of a project."""
-    row = {"project_id": project_id, "volume_type_id": type_id}
-    if not insert_if_absent(conn, default_types, row):
-        mine = default_types.c.project_id == project_id
-        conn.execute(default_types.update().where(mine).values(volume_type_id=type_id))
+    insert_or_update(conn, default_types, {"project_id": project_id}, {"volume_type_id": type_id})
 
 
 def unset_default(conn: sa.Connection, project_id: str) -> None:
@@ -180,8 +181,3 @@ def ensure(conn: sa.Connection, type_: VolumeType) -> None:
 def names(conn: sa.Connection) -> Mapping[str, str]:
     """Return the names of all types by id."""
     return {row.id: row.name for row in conn.execute(sa.select(volume_types.c.id, volume_types.c.name))}
-
-
-def _one(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> VolumeType | None:
-    row = conn.execute(_TYPE.where(condition)).one_or_none()
-    return None if row is None else VolumeType(**row._mapping)

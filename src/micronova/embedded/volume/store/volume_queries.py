@@ -1,7 +1,7 @@
 """The queries about volumes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,8 +27,8 @@ _GET_METADATA = Prepared(
 _GET_ATTACHMENTS = Prepared(
     attachments.select().where(attachments.c.volume_id == _ID).order_by(attachments.c.created_at, attachments.c.id)
 )
-_ROWS, _METADATA = Rows(volumes), Metadata(volume_metadata.c.volume_id)
-update, touch, ids, set_metadata = _ROWS.update, _ROWS.touch, _ROWS.ids, _METADATA.set
+ROWS, _METADATA = Rows(volumes), Metadata(volume_metadata.c.volume_id)
+update, touch, set_status, ids, set_metadata = ROWS.update, ROWS.touch, ROWS.set_status, ROWS.ids, _METADATA.set
 
 
 def get(conn: sa.Connection, volume_id: str) -> Volume | None:
@@ -46,7 +46,7 @@ def list_volumes(
 ) -> Listed[Volume]:
     """Return a page of volumes."""
     rows, more = fetch(conn, _WITH_TYPE.where(*conditions), page, *conditions)
-    return Listed(_complete(conn, rows), more, _ROWS.count(conn, conditions) if with_count else None)
+    return Listed(_complete(conn, rows), more, ROWS.count(conn, conditions) if with_count else None)
 
 
 def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
@@ -63,8 +63,16 @@ def _complete(conn: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[Volume]:
     ]
 
 
-def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> tuple[int, int, dict[str, list[str]]]:
-    """Return how many volumes there are, the sum of their sizes, and the values that their metadata have."""
+class Summary(NamedTuple):
+    """How many volumes there are, and what they have together."""
+
+    number: int
+    size: int  # GiB
+    metadata: dict[str, list[str]]  # the values of each key
+
+
+def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -> Summary:
+    """Return the summary of the volumes that meet the conditions."""
     sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(volumes.c.size), 0)).where(*conditions)
     number, size = conn.execute(sums).one()
     distinct = (
@@ -77,19 +85,19 @@ def summary(conn: sa.Connection, conditions: Sequence[sa.ColumnElement[bool]]) -
     values: dict[str, list[str]] = {}
     for row in conn.execute(distinct):
         values.setdefault(row.key, []).append(row.value)
-    return number, int(size), values
+    return Summary(number, int(size), values)
 
 
 def insert(conn: sa.Connection, volume: Volume) -> None:
     """Write a new volume."""
-    _ROWS.insert(conn, volume)
+    ROWS.insert(conn, volume)
     set_metadata(conn, volume.id, volume.metadata)
 
 
 def delete(conn: sa.Connection, volume_id: str) -> Volume | None:
     """Delete the row of a volume, and return what it was; None if it is gone."""
     volume = get(conn, volume_id)
-    _ROWS.delete(conn, volume_id)
+    ROWS.delete(conn, volume_id)
     return volume
 
 

@@ -225,7 +225,7 @@ class Connection:
             self._reconnecting = keep_running(self._reconnect, name="libvirt-reconnect", clock=self._clock)
 
     async def _reconnect(self) -> None:
-        """Connect again also when there is no call to make: events must come in."""
+        """Connect again even when there is no call to make: events must come in."""
         pause = RETRY_PAUSE
         while not self._closed and self._connection is None:
             try:

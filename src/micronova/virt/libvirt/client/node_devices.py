@@ -66,7 +66,7 @@ def make(connection: Connect, wanted: Mdev) -> None:
 
 
 def remove(connection: Connect, uuids: set[str]) -> None:
-    """Remove mediated devices; those that do not exist are no error."""
+    """Remove mediated devices; those that do not exist are not an error."""
     for device in connection.listAllDevices(MDEVS):
         for description in _described([device]):
             found = parse_mdev(description)

@@ -1,4 +1,4 @@
-"""Threads for calls that block. Their number is bounded, also when calls never return.
+"""Threads for calls that block. Their number is bounded, even when calls never return.
 
 A call to a hung hypervisor blocks its thread for ever. The caller gets Unavailable after its timeout, and the pool
 starts another thread, up to a limit. Beyond the limit calls fail at once instead of waiting behind calls that hang.
