@@ -29,7 +29,14 @@ from micronova.db.engine import Database
 from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros, seconds
 from micronova.objects.context import Context
-from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.errors import (
+    HostUnavailable,
+    MicronovaError,
+    SecretNotReadable,
+    Stale,
+    Unavailable,
+    resource_exhausted,
+)
 from micronova.objects.explanation import counted
 from micronova.objects.operations import BACKGROUND_KINDS, VERSIONS, OperationRow, Payload, Result, Step
 from micronova.telemetry.logs import server_id
@@ -278,7 +285,7 @@ class Engine:
         """Run a transaction on behalf of a host; note it if the database does not answer."""
         try:
             return await self.database.write(fn, *args, **kwargs)
-        except HostUnavailable:  # the database has answered
+        except (HostUnavailable, SecretNotReadable):  # the database has answered
             raise
         except Unavailable:
             self.health.outage_noticed()
@@ -397,9 +404,11 @@ class Engine:
             return
         pause = min(longest, retry_pause(batch[0]))
         self.retried(batch[0], pause, str(error))
+        # Other reasons may name hosts, or addresses of services.
+        reason = str(error) if isinstance(error, SecretNotReadable) else ""
         try:
             leased = [(operation.id, operation.lease) for operation in batch]
-            await self.database.write(operation_rows.postpone, leased, self.until(pause))
+            await self.database.write(operation_rows.postpone, leased, self.until(pause), reason)
         except Unavailable:
             self.health.outage_noticed()  # the lease expires
 
