@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
+from micronova.db.tables import operations as operations_table
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, Unavailable
@@ -359,7 +360,7 @@ async def test_what_waits_for_another_service_leaves_its_place_to_others(
     engine.set_kinds({each.name: each for each in (kind, waiter)})
     waiting = await record(database, clock, *[clock.time + 3600] * 6, kind="start")
     if together:
-        of_one = operation_rows.operations.update().values(batch_id="r-1")
+        of_one = operations_table.update().values(batch_id="r-1")
         await database.write(lambda conn: conn.execute(of_one))
     await engine.lease_and_run(waiting)
     for _ in waiting:
