@@ -230,9 +230,10 @@ class HeartbeatTransaction:
                 continue
             try:
                 orders[operation.id] = kind.order_again(conn, operation, instance)
-            except MicronovaError as error:
-                # The image service is not known yet, the server has grown, or this process has another secret key. The
-                # next heartbeat asks again; this one is also about other servers, and proves that the host lives.
+            except (MicronovaError, msgspec.MsgspecError, ValueError) as error:
+                # The image service is not known yet, the server has grown, this process has another secret key, or what
+                # is stored of the operation is damaged. The next heartbeat asks again; this one is also about other
+                # servers, and proves that the host lives.
                 if isinstance(error, SecretNotReadable) and not operation_rows.note_error(
                     conn, operation.id, operation.payload, str(error)
                 ):
