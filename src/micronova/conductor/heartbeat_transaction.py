@@ -22,7 +22,7 @@ from micronova.db import instances, node_reports, nodes, server_migrations, serv
 from micronova.db import operations as operation_rows
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, SecretNotReadable
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HostBeat, HostMetrics, HostReply, WorkOrder
@@ -230,9 +230,14 @@ class HeartbeatTransaction:
                 continue
             try:
                 orders[operation.id] = kind.order_again(conn, operation, instance)
-            except MicronovaError as error:
-                # The image service is not known yet, the server has grown, or this process has another secret key. The
-                # next heartbeat asks again; this one is also about other servers, and proves that the host lives.
+            except (MicronovaError, msgspec.MsgspecError, ValueError) as error:
+                # The image service is not known yet, the server has grown, this process has another secret key, or what
+                # is stored of the operation is damaged. The next heartbeat asks again; this one is also about other
+                # servers, and proves that the host lives.
+                if isinstance(error, SecretNotReadable) and not operation_rows.note_error(
+                    conn, operation.id, operation.payload, str(error)
+                ):
+                    continue  # it was logged, and the owner reads it if the operation does not end in time
                 log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
         return orders
 

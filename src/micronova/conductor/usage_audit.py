@@ -1,8 +1,9 @@
 """The audit of usage: one `instance.exists` for every server of each period, for metering and billing.
 
-One conductor does it, after a period has ended, and notes it in `task_logs`. If that conductor dies, another one begins
-the period anew, so consumers may get a notification twice. It waits for a broker that is away, and for the queue of
-notifications, which would else drop the oldest; meanwhile it says that it is there.
+One conductor does it, after a period has ended, and notes it in `task_logs` when the broker has all notifications. If
+that conductor dies, another one begins the period anew, so consumers may get a notification twice. It waits for a
+broker that is away, and for the queue of notifications, which would else drop the oldest; meanwhile it says that it is
+there. Periods that end meanwhile follow.
 """
 
 import asyncio
@@ -28,11 +29,12 @@ TASK = "instance_usage_audit"
 INTERVAL = 60.0  # seconds between checks whether a period has ended
 PART = 200  # servers that are read at a time
 RENEWAL = 20.0  # seconds after which a conductor says that it is at work
+MOST_PERIODS = 48  # that are made up for after an outage
 SILENCE = micros(120.0)  # after which another conductor takes over
 
 
 class UsageAudit:
-    """Sends the notifications of the last period, unless that is done."""
+    """Sends the notifications of the periods that have ended, unless that is done."""
 
     def __init__(self, database: Database, clock: Clock, notifier: Announcer, *, period: str) -> None:
         self._database = database
@@ -44,18 +46,24 @@ class UsageAudit:
         return micros(self._clock.now())
 
     async def run(self) -> None:
-        """Audit the last period that has ended; do nothing if that is done, or if there is no broker."""
+        """Audit the periods that have ended and are not done, in their order; do nothing if there is no broker."""
         if not self._notifier.enabled:
             return
-        period = usage.last_completed(self._period, self._now())
+        for period in _due(await self._database.read(task_logs.done_until, TASK), self._period, self._now()):
+            if not await self._audit(period):
+                return
+
+    async def _audit(self, period: usage.Period) -> bool:
+        """Audit a period; return False if another conductor works on it, or if there are no hosts."""
         span = (period.begin, period.end)
         started = self._clock.monotonic()
         message = "Instance usage audit started..."
         if not await self._database.write(task_logs.begin, TASK, span, message, self._now(), SILENCE):
-            return
+            return False
         renewing = keep_running(partial(self._renew, span), name="usage-audit-renew", clock=self._clock)
         try:
             counts = await self._send(period)
+            await self._notifier.wait_until_sent()
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
@@ -64,6 +72,7 @@ class UsageAudit:
         message = f"Instance usage audit ran, {total} instances in {seconds:.1f} seconds."
         await self._database.write(task_logs.finish, TASK, span, counts, message, self._now())
         log.info("the usage audit of the last %s has sent %d notifications", self._period, total)
+        return True
 
     async def _send(self, period: usage.Period) -> Counter[str]:
         """Send the notifications of a period; return their numbers by host."""
@@ -84,6 +93,14 @@ class UsageAudit:
         while True:
             await self._clock.sleep(RENEWAL)
             await self._database.write(task_logs.renew, TASK, span, self._now())
+
+
+def _due(done_until: int | None, unit: str, now: int) -> list[usage.Period]:
+    """Return the periods that have ended since the last one that is done, the oldest first; at least the newest."""
+    found = [usage.last_completed(unit, now)]
+    while done_until is not None and found[0].begin > done_until and len(found) < MOST_PERIODS:
+        found.insert(0, usage.last_completed(unit, found[0].begin + 1))
+    return [each for each in found if done_until is None or each.end > done_until]
 
 
 def _page(

@@ -30,6 +30,7 @@ from micronova.objects.operations import (
     Step,
     VolumePayload,
     instance_action,
+    with_last_error,
 )
 
 _HOST = "host:"
@@ -78,6 +79,11 @@ _HELD = sa.and_(
     _OWN,
     operations.c.epoch == bindparam("b_epoch"),
     operations.c.leases == bindparam("b_leases"),
+)
+_NOTE_ERROR = Prepared(
+    operations.update()
+    .where(operations.c.id == bindparam("b_id"), operations.c.payload == bindparam("b_payload"))
+    .values(payload=bindparam("noted"))
 )
 _POSTPONE = operations.update().where(_HELD).values(lease_until=bindparam("until"))
 # `is_late` has the same rule for a row in memory.
@@ -305,10 +311,24 @@ def list_late(conn: sa.Connection, now: int, undisturbed: int) -> list[Operation
     return _rows(conn.execute(_LIST_LATE, {"now": now, "undisturbed": undisturbed}))
 
 
-def postpone(conn: sa.Connection, leased: Sequence[tuple[str, Lease]], until: int) -> None:
-    """Let operations wait until the same time, except those that have another lease."""
+def postpone(conn: sa.Connection, leased: Sequence[tuple[str, Lease]], until: int, reason: str = "") -> None:
+    """Let operations wait until the same time, except those that have another lease; record a reason, if one is given.
+
+    Users read the reason if the operation does not end in time.
+    """
     lock_many(conn, [id for id, _ in leased])
+    if reason:
+        found = get_many(conn, [id for id, _ in leased])
+        for id, lease in leased:
+            if is_held(row := found.get(id), lease) and row is not None:
+                note_error(conn, id, row["payload"], reason)
     conn.execute(_POSTPONE, [{**_held(id, lease), "until": until} for id, lease in leased])
+
+
+def note_error(conn: sa.Connection, id: str, payload: bytes, reason: str) -> bool:
+    """Record why an operation with this payload has to wait; return False if that is recorded, or it has changed."""
+    noted = with_last_error(payload, reason)
+    return noted != payload and _NOTE_ERROR.run(conn, {"b_id": id, "b_payload": payload, "noted": noted}) == 1
 
 
 def renew_of_hosts(

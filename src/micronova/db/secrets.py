@@ -9,7 +9,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import SecretNotReadable
 from micronova.objects.orders import InjectedFile
 
 
@@ -31,6 +31,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecretBox:
     """Encrypts secrets with the cloud's key; only the operation whose id they were sealed with can open them.
+
+    What none of its keys can open raises SecretNotReadable: the operation waits for a conductor that has the key.
 
     What another process has sealed with one of the `others` can be read, too, while the key is being changed.
     """
@@ -71,6 +73,6 @@ class SecretBox:
         for cipher in self._all:
             with contextlib.suppress(InvalidTag):
                 return cipher.decrypt(sealed[:12], sealed[12:], bound_to.encode())
-        raise MicronovaError(
+        raise SecretNotReadable(
             "A secret cannot be read: this process has another secret key than the one that recorded it."
         )

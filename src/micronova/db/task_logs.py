@@ -81,6 +81,18 @@ def begin(conn: sa.Connection, name: str, period: tuple[int, int], message: str,
     return True
 
 
+def done_until(conn: sa.Connection, name: str) -> int | None:
+    """Return until when a task is done, whose periods are done in their order.
+
+    That is the beginning of the first one if none is, and None if none was begun.
+    """
+    of_task = sa.select(sa.func.max(_t.period_ending)).where(_t.task_name == name, _t.state == DONE)
+    if (done := conn.execute(of_task).scalar()) is not None:
+        return int(done)
+    begun: int | None = conn.execute(sa.select(sa.func.min(_t.period_beginning)).where(_t.task_name == name)).scalar()
+    return begun
+
+
 def renew(conn: sa.Connection, name: str, period: tuple[int, int], now: int) -> None:
     """Record that somebody works on a task."""
     unfinished = sa.and_(_leads(name, period), _t.state == RUNNING)

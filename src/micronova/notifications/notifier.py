@@ -43,6 +43,9 @@ class Announcer(Protocol):
     async def wait_for_room(self) -> None:
         """Wait until the queue of notifications has room, so that many of them do not drop the oldest."""
 
+    async def wait_until_sent(self) -> None:
+        """Wait until the broker has all notifications so far, for as long as it is away."""
+
 
 class Notifier(Announcer, Protocol):
     """What a role needs to send notifications about instances as well."""
@@ -90,6 +93,9 @@ class NoNotifications(ProcessNotifier):
         """Drop it."""
 
     async def wait_for_room(self) -> None:
+        """Return at once."""
+
+    async def wait_until_sent(self) -> None:
         """Return at once."""
 
     def instance(
@@ -165,6 +171,10 @@ class BusNotifier(ProcessNotifier):
     async def wait_for_room(self) -> None:
         """Wait until the queue has room."""
         await self.publisher.wait_for_room()
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the broker has all notifications so far."""
+        await self.publisher.wait_until_sent()
 
     def announce(self, context: Context, make: Callable[[], Announcement]) -> None:
         """Send a notification, without waiting."""

@@ -75,6 +75,7 @@ class Publisher:
         self._warned_at: float | None = None
         self._lost = False
         self._accepted_at = clock.monotonic()  # the last batch; or when the queue began to fill
+        self._put = self._ended = 0  # notifications that were queued, and those that left the queue for good
         self.sent = 0
         self.dropped = 0
         self.unheard = 0
@@ -104,8 +105,10 @@ class Publisher:
         limit = BURST_LIMIT if self.takes_bursts else QUEUE_LIMIT
         while len(self._waiting) >= limit:
             self._waiting.popleft()
+            self._ended += 1
             self._overflow()
         self._waiting.append(notification)
+        self._put += 1
         self._idle.clear()
         self._not_empty.set()
 
@@ -117,6 +120,12 @@ class Publisher:
     async def wait_for_room(self) -> None:
         """Wait until less than half of the queue is in use."""
         while len(self._waiting) >= QUEUE_LIMIT // 2:
+            await self._clock.sleep(ROOM_CHECK_SECONDS)
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the broker has all that was put before, as far as there are consumers."""
+        put = self._put
+        while self._ended < put:
             await self._clock.sleep(ROOM_CHECK_SECONDS)
 
     def _overflow(self) -> None:
@@ -143,6 +152,7 @@ class Publisher:
                 except Exception:
                     self.dropped += len(batch)
                     log.exception("%d notifications were dropped because of a bug", len(batch))
+                self._ended += len(batch)
                 self._lost = False
                 self._accepted_at = self._clock.monotonic()
             self._not_empty.clear()
@@ -265,6 +275,7 @@ class Publisher:
     def _discard(self, number: int) -> None:
         for _ in range(min(number, len(self._waiting))):
             self._waiting.popleft()
+            self._ended += 1
             self.unheard += 1
 
 

@@ -155,6 +155,12 @@ class GuestElsewhere(HostUnavailable):
     code = "guest_elsewhere"
 
 
+class SecretNotReadable(Unavailable):
+    """A stored secret is of another key than those of this process; another process may have the right one."""
+
+    code = "secret_not_readable"
+
+
 class OperationFailed(MicronovaError):
     """An operation failed, on a host or elsewhere: the message has the reason (500, if the caller waited for it)."""
 

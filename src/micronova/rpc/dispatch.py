@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from micronova.objects.clock import Clock
+from micronova.objects.errors import resource_exhausted
 from micronova.rpc.contract import Handler, Interface, Method, parse_version
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.envelope import (
@@ -175,7 +176,9 @@ class Dispatcher:
                 log.error("the message %s%s failed", label, _of_request(request), exc_info=error)
             self._counters.sent[REPLY, label] += 1
             try:
-                return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
+                # What lacks here for the moment must not end what the caller works on.
+                body = to_body(resource_exhausted(error) or error)
+                return Outcome(encode(OutgoingReply(request.id, body, None)))
             except MessageTooLarge as large:
                 return Outcome(encode(OutgoingReply(request.id, to_body(large), None)))
         log.error("the message %s%s failed and becomes a dead letter", label, _of_request(request), exc_info=error)

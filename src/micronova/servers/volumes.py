@@ -199,7 +199,7 @@ class ServerVolumes:
         row = await self._changes.wait(row, WAIT)
         check_state(action, row)
         client = self._dependencies.require_volume_client()
-        begun = device.connection is not None and await self._begin_detaching(context, client, volume_id)
+        begun = device.connection is not None and await self._begin_detaching(context, client, row, volume_id)
         payload = VolumePayload(device_uuid=device.uuid, volume_id=volume_id)
 
         def record(conn: sa.Connection) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ class ServerVolumes:
             operations = await self._begin(row, WAIT, record)
         except BaseException:
             if begun:
-                await client.roll_detaching(volume_id)
+                await self._keep(context, client, row, volume_id)
             raise
         await self._conductor.run_operations(context.for_bus(), operations)
 
@@ -233,7 +233,7 @@ class ServerVolumes:
         client = self._dependencies.require_volume_client()
         new = await self._checked_for_swap(context, client, row, volume_id, new_id)
         await self._check_host(row)
-        begun = await self._begin_detaching(context, client, volume_id)
+        begun = await self._begin_detaching(context, client, row, volume_id)
         reservation: _Reservation | None = None
         try:
             reservation = reserved = await self._reserve(context, client, row, new.id)
@@ -248,7 +248,7 @@ class ServerVolumes:
                     await self._give_back(context, client, row, reservation)
             finally:
                 if begun and not swaps:
-                    await client.roll_detaching(volume_id)
+                    await self._keep(context, client, row, volume_id)
             raise
         await self._conductor.run_operations(context.for_bus(), operations)
 
@@ -320,7 +320,9 @@ class ServerVolumes:
         withdraw_recorded(conn, [reservation.announced])
         return self._actions.check_and_record(conn, context, uuid, action.name, action, payload)
 
-    async def _begin_detaching(self, context: RequestContext, client: VolumeClient, volume_id: str) -> bool:
+    async def _begin_detaching(
+        self, context: RequestContext, client: VolumeClient, row: InstanceRow, volume_id: str
+    ) -> bool:
         """Tell the volume service, as the user, that a volume is being detached; return whether that changed it.
 
         An earlier detach may have been interrupted, and a volume may be deleted by force while it is attached: then it
@@ -333,7 +335,28 @@ class ServerVolumes:
         except Invalid:
             if (await client.volume(volume_id, context.token)).status != "detaching":
                 raise
+        except (Unavailable, asyncio.CancelledError):  # it may have been done
+            await self._keep(context, client, row, volume_id)
+            raise
         return True
+
+    async def _keep(self, context: RequestContext, client: VolumeClient, row: InstanceRow, volume_id: str) -> None:
+        """Tell the volume service that a server keeps a volume after all; if it does not answer, a conductor does."""
+        try:
+            await client.roll_detaching(volume_id)
+        except NotFound:
+            pass
+        except MicronovaError as error:
+            log.warning(
+                "a conductor tells the volume service that %s keeps volume %s: %s", row["uuid"], volume_id, error
+            )
+            kept = SettlePayload(keep=[volume_id])
+            try:
+                operation = await self._database.write(self._settle, context, row, kept)
+            except Unavailable as lack:
+                log.warning("volume %s of %s stays in the status detaching: %s", volume_id, row["uuid"], lack)
+            else:
+                await self._conductor.run_operations(context.for_bus(), (operation,))
 
     async def has(self, row: InstanceRow, volume_id: str) -> bool:
         """Return whether a server has a volume."""

@@ -303,6 +303,38 @@ async def test_a_task_that_is_cancelled_waits_for_its_thread(tmp_path: Path) -> 
     await files.stop()
 
 
+async def test_what_is_recorded_of_files_survives_a_loss_of_power(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that ended before the directory was written is repeated, also if it has made or removed the file."""
+    synced: list[str] = []
+    original, lacks = backend._sync_directory, True
+
+    def sync(directory: Path) -> None:
+        nonlocal lacks
+        lacked, lacks = lacks, False
+        if lacked:
+            raise OSError(errno.EMFILE, "Too many open files")
+        original(directory)
+        synced.append(directory.name)
+
+    async def until(answers: Callable[[Any], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not answers(await cloud.call("GET", path)):
+                cloud.clock.time += 1
+                await cloud.role.engine.sweep()
+
+    monkeypatch.setattr(backend, "_sync_directory", sync)
+    path = f"/volumes/{(await cloud.create(wait=None))['id']}"
+    await until(lambda answer: answer.json()["volume"]["status"] == "available")
+    assert "volumes" in synced, "before it was available"
+    synced.clear()
+    lacks = True
+    await cloud.do("DELETE", path)
+    await until(lambda answer: answer.status == 404)
+    assert "volumes" in synced, "before the row was removed"
+
+
 async def test_a_source_that_grows_meanwhile(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new volume is made of it as it is when the request is recorded, and is as large."""
     source = await cloud.create()

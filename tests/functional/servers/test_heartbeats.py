@@ -871,8 +871,9 @@ async def test_a_reply_has_as_many_orders_as_fit(
     assert len({order.operation_id for order in sent}) == 3
 
 
+@pytest.mark.parametrize("damaged", ["secrets", "payload"])
 async def test_an_order_that_cannot_be_made_does_not_silence_its_host(
-    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch, damaged: str
 ) -> None:
     """A conductor may have another secret key than the one that recorded an operation. Its hosts are alive."""
     host = "fake-1"
@@ -886,10 +887,12 @@ async def test_an_order_that_cannot_be_made_does_not_silence_its_host(
     [row] = await cloud.read(sa.select(table).where(table.c.instance_uuid == ids[0]))
     mine = table.update().where(table.c.id == row.id)
     foreign = SecretBox(bytes(32)).seal(Secrets(admin_password="hush"), row.id)
-    await cloud.process.database.write(lambda conn: conn.execute(mine.values(secrets=foreign)))
+    wrong = {"secrets": foreign} if damaged == "secrets" else {"payload": b"\xc1"}
+    await cloud.process.database.write(lambda conn: conn.execute(mine.values(**wrong)))
     [reply] = (await _beat(cloud, HostBeat(host=host))).hosts
     assert [order.instance.uuid for order in reply.orders] == [ids[1]]
-    await cloud.process.database.write(lambda conn: conn.execute(mine.values(secrets=row.secrets)))
+    right = {"secrets": row.secrets, "payload": row.payload}
+    await cloud.process.database.write(lambda conn: conn.execute(mine.values(**right)))
 
 
 @pytest.mark.parametrize("newer", [{"kind": "teleport"}, {"version": 99}], ids=["kind", "version"])

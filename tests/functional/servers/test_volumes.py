@@ -15,7 +15,7 @@ from micronova.db import instances
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Unavailable
 from micronova.servers import create, create_volumes
-from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.cloud import IMAGE, Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 
 CLOUD = CloudOptions(roles=("volume",), hosts=4)
 pytestmark = only_in_one_process("the cluster of the tests has no volume service")
@@ -654,6 +654,62 @@ async def test_the_answer_to_a_reservation_is_lost(
         await user.refused(503, "POST", path.format(servers[0]), attachment(volume))
     await volumes.until(volume, "available")
     await user.at(100).post(path.format(servers[1]), attachment(volume), 200)
+    await cloud.assert_clean()
+
+
+async def test_the_answer_to_the_beginning_of_a_detach_is_lost(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server keeps the volume, also for the volume service, which took it for one that is being detached."""
+    server, volume = (await user.boot())["id"], await volumes.create()
+    path = f"/servers/{server}/os-volume_attachments"
+    await user.at(100).post(path, attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    original = VolumeClient.begin_detaching
+
+    async def begin_detaching(self: VolumeClient, *args: Any) -> None:
+        await original(self, *args)
+        raise Unavailable("The volume service does not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VolumeClient, "begin_detaching", begin_detaching)
+        await user.refused(503, "DELETE", f"{path}/{volume}")
+    await volumes.until(volume, "in-use")
+    await user.delete(f"{path}/{volume}", 202)
+    await volumes.until(volume, "available")
+    await cloud.assert_clean()
+
+
+async def test_a_detach_that_is_not_recorded_while_the_volume_service_is_away(
+    cloud: OneProcess, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, volume = (await user.boot())["id"], await volumes.create()
+    path = f"/servers/{server}/os-volume_attachments"
+    await user.at(100).post(path, attachment(volume), 200)
+    await volumes.until(volume, "in-use")
+    database, roll_detaching = cloud.process.database, VolumeClient.roll_detaching
+    assert database is not None
+    original, away = database.write, True
+
+    async def write(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(fn, "__qualname__", "") == "ServerVolumes.detach.<locals>.record":
+            raise Unavailable("The database does not answer.")
+        return await original(fn, *args, **kwargs)
+
+    async def refuse_once(self: VolumeClient, volume_id: str) -> None:
+        nonlocal away
+        was_away, away = away, False
+        if was_away:
+            raise Unavailable("The volume service does not answer.")
+        await roll_detaching(self, volume_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "write", write)
+        patched.setattr(VolumeClient, "roll_detaching", refuse_once)
+        assert await user.refused(503, "DELETE", f"{path}/{volume}") == "The database does not answer."
+        await volumes.until(volume, "in-use")
+    await user.delete(f"{path}/{volume}", 202)
+    await volumes.until(volume, "available")
     await cloud.assert_clean()
 
 

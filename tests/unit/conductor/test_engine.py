@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
+from micronova.db.tables import operations as operations_table
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, Unavailable
@@ -327,6 +328,55 @@ async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
     discard.may_end.set()
     await engine.idle()
     assert sorted(discard.ran) == sorted(waiting)
+
+
+class Waiter(Recorder):
+    """Waits for something that another service makes."""
+
+    name = "start"
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    async def run(self, operations: list[Operation]) -> None:
+        async with asyncio.TaskGroup() as servers:
+            for operation in operations:
+                servers.create_task(self._wait(operation))
+        await super().run(operations)
+
+    async def _wait(self, operation: Operation) -> None:
+        async with self._engine.waiting():
+            self.running.put_nowait([operation])
+            await self.may_end.wait()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_waits_for_another_service_leaves_its_place_to_others(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder, together: bool
+) -> None:
+    waiter = Waiter(engine)
+    waiter.may_end.clear()
+    engine.set_kinds({each.name: each for each in (kind, waiter)})
+    waiting = await record(database, clock, *[clock.time + 3600] * 6, kind="start")
+    if together:
+        of_one = operations_table.update().values(batch_id="r-1")
+        await database.write(lambda conn: conn.execute(of_one))
+    await engine.lease_and_run(waiting)
+    for _ in waiting:
+        await asyncio.wait_for(waiter.running.get(), 10)
+    kind.may_end.clear()
+    others = await record(database, clock, *[clock.time + 3600] * 6, together=False)
+    await engine.lease_and_run(others)
+    for _ in range(4):
+        await asyncio.wait_for(kind.running.get(), 10)
+    waiter.may_end.set()
+    await engine.database.write(lambda conn: None)
+    assert waiter.ran == [], "they have no place yet"
+    assert kind.running.empty(), "there are four places"
+    kind.may_end.set()
+    await engine.idle()
+    assert sorted(waiter.ran) == sorted(waiting) and sorted(kind.ran) == sorted(others)
 
 
 async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(

@@ -2,7 +2,7 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from micronova.http.client import (
     Answer,
     ASGITransport,
     HTTPTransport,
+    ServiceClient,
     host_connector,
     raise_for,
     unix_url,
 )
-from micronova.objects.errors import NotFound, Unavailable
+from micronova.objects.errors import NotFound, Unauthorized, Unavailable
 
 HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
 
@@ -67,6 +68,29 @@ def test_a_404_counts_only_if_a_service_says_it() -> None:
         raise_for(Answer(404, {"server": "nginx"}, b"<h1>404 Not Found</h1>"), "GET", "/v2/images/1")
     with pytest.raises(NotFound):
         raise_for(Answer(404, {"x-openstack-request-id": "req-1"}, b"{}"), "GET", "/v2/images/1")
+
+
+async def test_a_service_that_refuses_the_token_of_the_service_user_is_unavailable() -> None:
+    """It may not reach the identity service, or its settings are wrong. Nothing that a user asked for ends by that."""
+    made: list[str] = []
+
+    class Refusing:
+        async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+            return Answer(401, {"x-openstack-request-id": "req-1"}, b"{}")
+
+        async def close(self) -> None:
+            """There is nothing to close."""
+
+    async def token() -> str:
+        made.append("token")
+        return f"token {len(made)}"
+
+    client = ServiceClient(Refusing(), token, prefix="/network", renew=lambda: None)
+    with pytest.raises(Unavailable, match=r"GET /network/v2.0/ports: .* does not accept the token of the service user"):
+        await client.request("GET", "/v2.0/ports?limit=1")
+    assert len(made) == 2, "a new token was tried"
+    with pytest.raises(Unauthorized):  # the user has to get another token
+        await client.request("GET", "/v2.0/ports", token="of a user")
 
 
 async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:

@@ -33,6 +33,25 @@ async def test_a_burst_is_not_dropped_while_the_broker_accepts_messages() -> Non
     assert (publisher.sent, publisher.dropped) == (15_000, 0)
 
 
+async def test_it_is_known_when_the_broker_has_what_was_put() -> None:
+    clock = ManualClock()
+    publisher = Delivering(clock)
+    await publisher.start()
+    await publisher.wait_until_sent()
+    publisher.open.clear()
+    publisher.burst(3)
+    waiting = asyncio.create_task(publisher.wait_until_sent())
+    await settle()
+    publisher.burst(5)  # of others, who go on: these are not waited for
+    await clock.advance(60.0)
+    assert not waiting.done()
+    publisher.open.set()
+    await settle()
+    await clock.advance(60.0)
+    await asyncio.wait_for(waiting, 10)
+    await publisher.stop()
+
+
 async def test_a_broker_that_accepts_nothing_gets_the_newest() -> None:
     clock = ManualClock()
     publisher = Delivering(clock)

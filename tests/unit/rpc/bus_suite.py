@@ -4,6 +4,7 @@ A module that imports them gives the fixtures `bus_url` and `sender` (whom recei
 """
 
 import asyncio
+import errno
 import logging
 import random
 import uuid
@@ -16,7 +17,7 @@ import pytest_asyncio
 
 from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
-from micronova.objects.errors import NoValidHost
+from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import Interface, Method
 from micronova.rpc.errors import (
@@ -293,6 +294,24 @@ async def test_an_unknown_error_arrives_as_remote_error(make_bus: MakeBus, bus: 
     with pytest.raises(RemoteError) as caught:
         await bus.call(api.target(), api.ask, Job(7), context=CONTEXT, timeout=20)
     assert (caught.value.code, caught.value.details) == ("of_a_newer_version", {"n": 7})
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), RuntimeError("can't start new thread")],
+    ids=["descriptors", "memory", "threads"],
+)
+async def test_a_lack_of_the_other_process_is_one_for_the_moment(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI, lack: Exception
+) -> None:
+    """A scheduler without descriptors must not end the builds that ask it."""
+
+    async def fail(context: Context, job: Job) -> None:
+        raise lack
+
+    await (await make_bus()).serve(api.interface, Handler(fail))
+    with pytest.raises(Unavailable, match="has run out of"):
+        await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
 
 
 async def test_a_call_times_out_and_its_handler_is_cancelled(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:

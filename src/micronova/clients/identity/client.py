@@ -108,8 +108,6 @@ class IdentityClient:
             body = await self._service.request("GET", "/v3/auth/tokens?nocatalog=1", headers=headers)
         except NotFound:
             raise Unauthorized("The token is not valid, has expired or was revoked.") from None
-        except Unauthorized:  # the service user's new token was refused, too: the caller cannot fix that
-            raise Unavailable("The identity service does not accept our service user's token.") from None
         return dict(body["token"])
 
     async def project_exists(self, project_id: str, token: str | None = None) -> bool:

@@ -49,6 +49,7 @@ HANDLERS: Final[dict[str, Handler]] = {
 
 UNDO: Final[dict[str, Handler]] = {
     "attach_interface": guests.detach_interface,
+    "attach_volume": volumes.detach_volume,
     "live_migration": moves.rollback_live_migration,
 }
 """By the kind of the order: undoes work whose report came too late, so that the conductor refused it."""

@@ -40,21 +40,21 @@ class AuditedVolumes(Protocol):
 class Devices(NamedTuple):
     """What the database knows of the volumes of servers."""
 
-    known: Mapping[str, str | None]  # servers that have attachments, and exist, with their hosts
+    known: Mapping[str, str | None]  # servers with attachments, or whose guests have volumes, with their hosts
     gone: Set[str]  # servers that have attachments, and are deleted
     busy: Set[str]  # servers with an operation, which are left alone
     by_server: Mapping[str, list[BlockDevice]]
 
 
-def _devices(conn: sa.Connection, attached: Set[str]) -> Devices:
-    """Return what is known of servers that have volumes, or that attachments name."""
+def _devices(conn: sa.Connection, attached: Set[str], using: Set[str]) -> Devices:
+    """Return what is known of servers that have volumes, that attachments name, or whose guests are `using` volumes."""
     by_server: dict[str, list[BlockDevice]] = {}
     rows = conn.execute(
         sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(block_devices.c.volume_id.is_not(None))
     )
     for server, device in rows:
         by_server.setdefault(server, []).append(msgspec.convert(device, BlockDevice))
-    named = {"uuids": sorted(attached)}
+    named = {"uuids": sorted(attached | using)}
     hosts = conn.execute(sa.select(instances.c.uuid, instances.c.host).where(one_of(instances.c.uuid, "uuids")), named)
     known = {row.uuid: row.host for row in hosts}
     gone = set(instance_rows.get_many_deleted(conn, sorted(attached - known.keys())))
@@ -68,9 +68,11 @@ async def compare_volumes(database: Database, clock: Clock, volumes: AuditedVolu
     both find is returned.
     """
 
+    using = {guest.uuid for _, guests in answered(answers) for guest in guests if guest.volumes}
+
     async def look() -> list[Finding]:
         attachments = await volumes.server_attachments()
-        devices = await database.snapshot(_devices, {server for _, server in attachments.values()})
+        devices = await database.snapshot(_devices, {server for _, server in attachments.values()}, using)
         return _differences(attachments, devices, answers)
 
     first = await look()
@@ -110,9 +112,12 @@ def _differences(attachments: Mapping[str, tuple[str, str]], devices: Devices, a
                 text = f"Server {server} has the volume, and the volume service has no such attachment."
                 advice = f"Detach the volume: openstack server remove volume {server} {device.volume_id}"
                 found.append(Finding(kind="volume", subject=str(device.volume_id), message=text, advice=advice))
+    attached: dict[str, set[str]] = {}
+    for volume, server in attachments.values():
+        attached.setdefault(server, set()).add(volume)
     for host, guests in answered(answers):
         for guest in guests:
-            found += _of_guest(host, guest, devices)
+            found += _of_guest(host, guest, devices, attached.get(guest.uuid, set()))
     return found
 
 
@@ -130,8 +135,8 @@ def _may_use(server: str, volume: str, devices: Devices, answers: Answers) -> st
     return None
 
 
-def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
-    """Compare the volumes of a guest with those that its server has on this host.
+def _of_guest(host: str, guest: Guest, devices: Devices, attached: Set[str]) -> list[Finding]:
+    """Compare the volumes of a guest with those that its server has on this host, or that are `attached` to it.
 
     A host that a server has left keeps a guest for a while, whose volumes count for nothing.
     """
@@ -149,7 +154,7 @@ def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
         )
         for each in sorted(wanted - has)
     ]
-    if held:
+    if held or devices.known.get(guest.uuid) == host:
         found += [
             Finding(
                 kind="volume",
@@ -157,7 +162,7 @@ def _of_guest(host: str, guest: Guest, devices: Devices) -> list[Finding]:
                 message=f"{where} has the volume, which the server does not have.",
                 advice="Stop the server, and start it.",
             )
-            for each in sorted(has - wanted)
+            for each in sorted(has - wanted - attached)  # an attachment without a record is told of already
         ]
     return found
 

@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -29,7 +30,14 @@ from micronova.db.engine import Database
 from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros, seconds
 from micronova.objects.context import Context
-from micronova.objects.errors import HostUnavailable, MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.errors import (
+    HostUnavailable,
+    MicronovaError,
+    SecretNotReadable,
+    Stale,
+    Unavailable,
+    resource_exhausted,
+)
 from micronova.objects.explanation import counted
 from micronova.objects.operations import BACKGROUND_KINDS, VERSIONS, OperationRow, Payload, Result, Step
 from micronova.telemetry.logs import server_id
@@ -38,6 +46,7 @@ log = logging.getLogger(__name__)
 
 MOST_SWEPT = 200  # operations that a sweep takes, less the batches under way; more to complete a batch
 LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
+MOST_WAITING = 4  # for each place, batches that wait for another service and have lent theirs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -192,6 +201,57 @@ class _NoObserver:
         pass
 
 
+class _Places:
+    """The places for batches that a conductor works on at the same time."""
+
+    def __init__(self, number: int) -> None:
+        self.free = asyncio.Semaphore(number)
+        self.most_lent = MOST_WAITING * number
+        self.lent = 0  # by batches that wait for another service, and need a place again afterwards
+
+
+class _Place:
+    """The place of one batch."""
+
+    def __init__(self, places: _Places) -> None:
+        self._places = places
+        self._held = False
+        self._waiting = 0  # servers of the batch that wait
+        self._taking = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._places.free.acquire()
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._held:
+            self._places.free.release()
+        else:  # it was cancelled while it waited
+            self._places.lent -= 1
+
+    @contextlib.asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """Let another batch have the place, until no server of this one waits any more."""
+        self._waiting += 1
+        if self._held and self._places.lent < self._places.most_lent:
+            self._held = False
+            self._places.lent += 1
+            self._places.free.release()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            async with self._taking:
+                if not self._waiting and not self._held:
+                    await self._places.free.acquire()
+                    self._places.lent -= 1
+                    self._held = True
+
+
+_place: ContextVar[_Place | None] = ContextVar("place", default=None)
+"""The place of the batch that this task works on."""
+
+
 class Engine:
     """Leases operations, runs their kinds, and sweeps for operations without a valid lease."""
 
@@ -219,7 +279,7 @@ class Engine:
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._batches = 0  # that it works on or that wait for a place, without those in the background
-        self._limit = asyncio.Semaphore(concurrency)
+        self._places = _Places(concurrency)
         # Of BACKGROUND_KINDS.
         self._background = asyncio.Semaphore(max(1, concurrency // 8))
         self._after_commit = after_commit
@@ -278,7 +338,7 @@ class Engine:
         """Run a transaction on behalf of a host; note it if the database does not answer."""
         try:
             return await self.database.write(fn, *args, **kwargs)
-        except HostUnavailable:  # the database has answered
+        except (HostUnavailable, SecretNotReadable):  # the database has answered
             raise
         except Unavailable:
             self.health.outage_noticed()
@@ -364,7 +424,9 @@ class Engine:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
         try:
-            async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), self._limit:
+            place = _Place(self._places)
+            _place.set(place)
+            async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), place:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [(each, error) for each in batch if (error := _lateness(kind, each, now, undisturbed))]
                 timely = [each for each in batch if all(each is not operation for operation, _ in late)]
@@ -388,6 +450,14 @@ class Engine:
                 log.exception("operation %s (%s) failed", batch[0].id, kind.name)
                 await self._fail(kind, timely, cause)
 
+    def waiting(self) -> AbstractAsyncContextManager[None]:
+        """Return a context in which the work on an operation waits for what another service makes, for minutes.
+
+        Meanwhile others have its place, unless too many wait.
+        """
+        place = _place.get()
+        return contextlib.nullcontext() if place is None else place.lent()
+
     async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
 
@@ -397,9 +467,11 @@ class Engine:
             return
         pause = min(longest, retry_pause(batch[0]))
         self.retried(batch[0], pause, str(error))
+        # Other reasons may name hosts, or addresses of services.
+        reason = str(error) if isinstance(error, SecretNotReadable) else ""
         try:
             leased = [(operation.id, operation.lease) for operation in batch]
-            await self.database.write(operation_rows.postpone, leased, self.until(pause))
+            await self.database.write(operation_rows.postpone, leased, self.until(pause), reason)
         except Unavailable:
             self.health.outage_noticed()  # the lease expires
 
@@ -425,7 +497,7 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
-        room = MOST_SWEPT - self._batches
+        room = MOST_SWEPT - self._batches + self._places.lent
         if room <= 0:
             return  # other conductors may have places for them
         with_hosts = self.health.healthy()

@@ -32,7 +32,15 @@ from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.notifications import usage
 from micronova.objects import states
-from micronova.objects.errors import GuestElsewhere, HostNotHeard, HostUnavailable, NoValidHost, Stale, Unavailable
+from micronova.objects.errors import (
+    GuestElsewhere,
+    HostNotHeard,
+    HostUnavailable,
+    NoValidHost,
+    SecretNotReadable,
+    Stale,
+    Unavailable,
+)
 from micronova.objects.explanation import COMPUTE_FILTER, Explanation, explanation_of
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.migration import MigrationRow
@@ -140,14 +148,14 @@ class Transitions:
         return _persisted(operation, step, owner, epoch, payload)
 
     async def send(self, operation: Operation, order: WorkOrder) -> None:
-        """Send an order. If the bus does not take it, the reply to the host's next heartbeat has it."""
+        """Send an order. If the bus does not take it, or a key cannot be read, the reply to a heartbeat has it."""
         log.info("order %s for instance %s goes to host %s", order.kind, order.instance.uuid, order.host)
         try:
             order = with_keys(order, self._dependencies.secrets)
             await self._dependencies.compute.send_order(operation.context, order)
-        except BusUnavailable as error:
+        except (BusUnavailable, SecretNotReadable) as error:
             log.warning(
-                "order %s for instance %s was not sent to host %s: %s; the reply to its next heartbeat has it",
+                "order %s for instance %s was not sent to host %s: %s; the reply to a heartbeat has it",
                 order.kind,
                 order.instance.uuid,
                 order.host,

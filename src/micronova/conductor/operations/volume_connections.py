@@ -183,18 +183,19 @@ class VolumeConnections:
         """Wait until a volume is made; return whether it may have several servers, and its size."""
         clock = self._engine.clock
         until, pause = clock.monotonic() + self._dependencies.volume_creation_timeout, FIRST_POLL
-        while True:
-            volume = await client.volume(volume_id)
-            if volume.status not in CREATING:
-                break
-            if clock.monotonic() >= until:
-                waited = self._dependencies.volume_creation_timeout
-                raise OperationFailed(
-                    f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} seconds. "
-                    f"Its status is {volume.status}."
-                )
-            await clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
+        volume = await client.volume(volume_id)
+        if volume.status in CREATING:
+            async with self._engine.waiting():
+                while volume.status in CREATING:
+                    if clock.monotonic() >= until:
+                        waited = self._dependencies.volume_creation_timeout
+                        raise OperationFailed(
+                            f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} "
+                            f"seconds. Its status is {volume.status}."
+                        )
+                    await clock.sleep(pause)
+                    pause = min(LONGEST_POLL, pause * 1.5)
+                    volume = await client.volume(volume_id)
         if volume.status.startswith("error") or volume.status == "deleting":
             raise OperationFailed(f"Volume {volume_id} cannot be used: its status is {volume.status}.")
         return volume.multiattach, volume.size

@@ -6,10 +6,11 @@
     DIR/volumes/exports/ID/     copies of a volume that is in use, until they are complete
     DIR/volumes/locks/ID        the lock of an operation, held by the process that works on it
 
-A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
-copy is a reflink where the file system has them, else only the parts that have data are copied. All work on files,
-except taking and giving back locks, is done in two small pools of threads, one of them for what takes long. Copies take
-turns in it, a slice each time, so that none waits until others have ended.
+A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. What
+is recorded of names survives a loss of power, also if an attempt has ended between a rename and its directory. A copy
+is a reflink where the file system has them, else only the parts that have data are copied. All work on files, except
+taking and giving back locks, is done in two small pools of threads, one of them for what takes long. Copies take turns
+in it, a slice each time, so that none waits until others have ended.
 """
 
 import asyncio
@@ -95,11 +96,10 @@ class Files:
             path = self.root / directory / name
             if directory == VOLUMES:
                 shutil.rmtree(self.root / EXPORTS / name, ignore_errors=True)
-            if not path.exists():
-                return False
+            found = path.exists()
             path.unlink(missing_ok=True)
-            _sync_directory(path.parent)
-            return True
+            _sync_directory(path.parent)  # also if an earlier attempt has removed it, and ended before this
+            return found
 
         return await self.run(unlink)
 
@@ -119,7 +119,7 @@ class Files:
 
         def create() -> None:
             path, part = self.path(directory, id), self.part(directory, id, operation_id)
-            if not path.exists():  # an attempt that was interrupted after this has made it
+            if not _is_complete(path):  # else an attempt that was interrupted after this has made it
                 with _opened(part, _NEW) as file:
                     os.ftruncate(file, size)
                     os.fsync(file)
@@ -184,7 +184,7 @@ class Files:
 
     async def exists(self, directory: str, id: str) -> bool:
         """Return whether a file is complete."""
-        return await self.run(self.path(directory, id).exists)
+        return await self.run(_is_complete, self.path(directory, id))
 
     def part(self, directory: str, id: str, operation_id: str, what: str = "") -> Path:
         """Return the name of a file that an operation has not completed; `what` tells several of them apart."""
@@ -237,7 +237,7 @@ class Files:
 
         def link() -> None:
             path = self.path(directory, id)
-            original = path if path.exists() else self.path(directory, source)
+            original = path if _is_complete(path) else self.path(directory, source)
             if original.stat().st_size != size:
                 raise FileNotFoundError(f"{original} has another size than {size} bytes")
             if original != path:
@@ -346,6 +346,14 @@ def _write_sparse(file: int, chunk: bytes, at: int) -> None:
         while view:
             done = os.pwrite(file, view, at + begin)
             view, begin = view[done:], begin + done
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether a file has its final name, also after a loss of power: what has named it may have ended then."""
+    if not path.exists():
+        return False
+    _sync_directory(path.parent)
+    return True
 
 
 def _publish(part: Path, path: Path) -> None:
