@@ -293,7 +293,7 @@ class ServerVolumes:
             operation_rows.volume_ids_with_swaps, row["uuid"]
         ):
             return False
-        return volume.id in (await client.attachments_of(row["uuid"])).values()
+        return bool(await client.attachments_of(row["uuid"], volume.id))
 
     def _record_swap(
         self,
