@@ -31,8 +31,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from micronova.exporter import daemon as daemons
+from micronova.exporter import luks, wire
 from micronova.exporter import messages as m
-from micronova.exporter import wire
 from micronova.exporter.access import SetAccess
 from micronova.exporter.daemon import Daemon, Failed, Full, NotAvailable
 from micronova.objects.background import keep_running
@@ -306,6 +306,8 @@ class Exporter:
         volume = self._volumes.get(request.volume_id)
         if volume is None or not volume.wanted or not path.exists():
             raise Missing(f"Volume {request.volume_id} is not served.")
+        if request.encrypted:
+            _check_header(volume)
         self._set_users(path, self._setup.users_of(path) | {request.uid})
 
     def _refuse(self, request: m.Refuse) -> None:
@@ -460,6 +462,19 @@ def _check(request: m.Request | None) -> None:
         raise Refused("That is not the id of a volume.")
     if isinstance(request, m.Copy) and not m.FILE_NAME.fullmatch(request.name):
         raise Refused("That is not the name of a file of a copy.")
+
+
+def _check_header(volume: Volume) -> None:
+    """Raise Refused if QEMU would derive the key of an encrypted volume for hours."""
+    if volume.file_fd < 0:
+        raise NotAvailable("the volume service has not passed its file to this exporter yet")
+    with open(f"/proc/self/fd/{volume.file_fd}", "rb") as stream:
+        found = luks.rounds(stream.read(luks.HEADER))
+    if found > luks.MOST_ROUNDS:
+        raise Refused(
+            f"The header of volume {volume.id} was changed: it asks for {found} rounds to derive the key. Restore the "
+            "volume from a backup or a snapshot."
+        )
 
 
 def _check_files(descriptors: Sequence[int]) -> None:
