@@ -209,7 +209,7 @@ class Exporter:
             case m.Copy():
                 await self._copy(connection, request, descriptors)
             case m.Watch():
-                await wire.receive(connection)  # the end of the connection
+                await _leaves(connection)
             case m.Allow():
                 self._allow(request)
             case m.Refuse():
@@ -278,7 +278,7 @@ class Exporter:
             connection.send(msgspec.msgpack.encode(m.Reply(done=done, final=False)))
 
         copying = asyncio.ensure_future(found.copy(request.name, report))
-        leaving = asyncio.ensure_future(wire.receive(connection))
+        leaving = asyncio.ensure_future(_leaves(connection))
         try:
             await asyncio.wait({copying, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not copying.done():
@@ -454,6 +454,12 @@ def _bound(path: Path, restrict: Callable[[Path], None]) -> socket.socket:
     made.listen(128)
     fresh.replace(path)
     return made
+
+
+async def _leaves(connection: socket.socket) -> None:
+    """Return when who asked closes the connection, or sends what it was not asked for."""
+    _, descriptors = await wire.receive(connection)
+    wire.close(descriptors)
 
 
 def _check(request: m.Request | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from micronova.cli.volume_tools import QemuLuks
@@ -251,6 +252,23 @@ async def test_no_guest_gets_a_volume_whose_key_takes_hours_to_derive(tmp_path: 
         await cloud.serve(volume_id)
         with pytest.raises(ExportFailed, match="rounds"):
             await cloud.access.allow(volume_id, GUESTS[1], encrypted=True)
+
+
+async def test_descriptors_that_nothing_asked_for_are_closed(tmp_path: Path, volume_id: str) -> None:
+    """Else a service that was taken over could leave the exporter without any, and all guests without volumes."""
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            watching = await wire.connect(cloud.directory / "service")
+            with cloud.descriptors(volume_id) as passed:
+                await wire.send(watching, msgspec.msgpack.encode(m.Watch()))
+                await wire.send(watching, b"x", passed)
+            await wire.receive(watching)
+            watching.close()
+        async with asyncio.timeout(10):
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_copy_is_of_one_moment(tmp_path: Path, volume_id: str) -> None:
