@@ -354,6 +354,20 @@ async def test_a_volume_has_a_limited_number_of_connections(cloud: World, monkey
         assert answer.status == status, host
 
 
+async def test_quotas_do_not_name_the_private_types_of_others(cloud: World) -> None:
+    gold = await private_type(cloud, "gold")
+    await private_type(cloud, "secret")
+    await cloud.do("POST", f"/types/{gold}/action", {"addProjectAccess": {"project": "p1"}}, token=ADMIN)
+    for path in ("/os-quota-sets/p1", "/os-quota-sets/p1?usage=true", "/os-quota-sets/p1/defaults"):
+        own = (await cloud.do("GET", path))["quota_set"]
+        assert "volumes_gold" in own and "volumes___DEFAULT__" in own and not any("secret" in name for name in own)
+        assert "volumes_secret" in (await cloud.do("GET", path, token=ADMIN))["quota_set"]
+    other = (await cloud.do("GET", "/os-quota-sets/p2", token=BOB))["quota_set"]
+    assert not any("gold" in name or "secret" in name for name in other)
+    limits = {"quota_set": {"volumes_secret": 5}}
+    assert (await cloud.do("PUT", "/os-quota-sets/p1", limits, token=ADMIN))["quota_set"]["volumes_secret"] == 5
+
+
 async def test_what_a_connector_says_is_not_kept(cloud: World) -> None:
     """Each show of a volume reads all its attachments: users must not decide how large these are."""
     volume, large = (await cloud.create())["id"], "x" * 100_000

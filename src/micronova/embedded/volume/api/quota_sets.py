@@ -70,7 +70,7 @@ class QuotaHandlers:
         """Show the limits of a project, with the usage if that is asked for."""
         request.authorize({"project_id": project})
         text = last(request.raw_query, "usage")
-        names, found, used = await self._core.database.read(self._read, project)
+        names, found, used = await self._core.database.read(self._read, project, _viewer(request))
         shown: dict[str, Any] = {names[resource]: maximum for resource, maximum in found.items()}
         if text is not None and QUERY_RULES.boolean("usage", text):
             shown = {
@@ -82,7 +82,7 @@ class QuotaHandlers:
     async def defaults(self, request: Request, project: str) -> dict[str, Any]:
         """Show the limits of projects without limits of their own."""
         request.authorize({"project_id": project})
-        names, found = await self._core.database.read(self._defaults)
+        names, found = await self._core.database.read(self._defaults, viewer=_viewer(request))
         return {"quota_set": {**{names[resource]: maximum for resource, maximum in found.items()}, "id": project}}
 
     async def update(self, request: Request, project: str) -> dict[str, Any]:
@@ -131,20 +131,27 @@ class QuotaHandlers:
 
     # --- transactions ----------------------------------------------------------------------------------------
 
-    def _names(self, conn: sa.Connection) -> dict[str, str]:
-        """Return the names that users see of all resources: with the names of types instead of their ids."""
+    def _names(self, conn: sa.Connection, viewer: str | None = None) -> dict[str, str]:
+        """Return the names that users see of all resources: with the names of types instead of their ids.
+
+        With a `viewer` only of the types that this project may use: others may be private.
+        """
         names = {resource: resource for resource in QUOTAS}
-        for type_id, name in sorted(type_queries.names(conn).items(), key=lambda item: item[1]):
+        for type_id, name in sorted(type_queries.names(conn, viewer).items(), key=lambda item: item[1]):
             names |= {quotas.of_type(resource, type_id): f"{resource}_{name}" for resource in OF_TYPES}
         return names
 
-    def _defaults(self, conn: sa.Connection, class_name: str = DEFAULT_CLASS) -> tuple[dict[str, str], dict[str, int]]:
-        names = self._names(conn)
+    def _defaults(
+        self, conn: sa.Connection, class_name: str = DEFAULT_CLASS, viewer: str | None = None
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        names = self._names(conn, viewer)
         own = quotas.class_limits_of(conn, class_name)
         return names, {name: own.get(name, self._core.settings.quotas.get(name, -1)) for name in names}
 
-    def _read(self, conn: sa.Connection, project: str) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
-        names, found = self._defaults(conn)
+    def _read(
+        self, conn: sa.Connection, project: str, viewer: str | None = None
+    ) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
+        names, found = self._defaults(conn, viewer=viewer)
         own = quotas.limits_of(conn, project)
         return names, {name: own.get(name, most) for name, most in found.items()}, quotas.usage_of(conn, project)
 
@@ -168,3 +175,8 @@ class QuotaHandlers:
                     f"Quota {name} limit must be equal or greater than existing resources: {used[resource]} are used."
                 )
             quotas.set_limit(conn, owner, id, resource, maximum)
+
+
+def _viewer(request: Request) -> str | None:
+    """Return the project whose types the caller may see; None if that are all."""
+    return None if request.context.is_admin else request.context.project_id
