@@ -13,6 +13,8 @@ from micronova.objects.volume import AttachedVolume, Connection
 
 ROOT_DEVICE = "/dev/vda"
 """The name of a server's first disk."""
+MOST_DISKS: Final = 128
+"""Disks and volumes of one server. Requests ask the volume service about each, and every order has all of them."""
 
 
 _NAMESPACE = UUID("6d0f1c9a-3a3e-4b6c-8a49-5c2f0b1d7e53")  # of disks that a resize adds
