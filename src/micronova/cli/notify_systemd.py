@@ -17,8 +17,18 @@ log = logging.getLogger(__name__)
 
 
 def notify(state: str) -> None:
-    """Send a state, such as READY=1, to the socket that systemd names in the environment, if it does."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
+    """Send a state, such as READY=1, to the socket that systemd names in the environment, if it does.
+
+    A child of root's process writes it to that process, which systemd believes alone.
+    """
+    if relay := os.environ.get(_RELAY):
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # root's process has ended, or stands still
+            os.write(int(relay), f"{state}\n".encode())
+    else:
+        _send(os.environ.get("NOTIFY_SOCKET", ""), state)
+
+
+def _send(address: str, state: str) -> None:
     if not address:
         return
     try:
@@ -72,14 +82,31 @@ class Notifications:
         """Take them from this process, so that its children, such as libvirtd, do not say that the service is ready."""
         return cls({name: os.environ.pop(name) for name in _VARIABLES if name in os.environ})
 
-    def take(self) -> None:
-        """Let this process, a child of the one that systemd has started, speak for the service."""
+    def take(self, relay: int) -> None:
+        """Let this process, a child of the one that systemd has started, write to that one what it has to say."""
+        os.set_blocking(relay, False)
         os.environ.update(self.variables)
+        os.environ[_RELAY] = str(relay)
         if "WATCHDOG_PID" in self.variables:
             os.environ["WATCHDOG_PID"] = str(os.getpid())
 
+    def forward(self, said: bytes) -> None:
+        """Tell systemd that the child is ready and works, and nothing else that the child says.
+
+        A child that was taken over must not end the service, and all guests with it.
+        """
+        for state in said.decode(errors="replace").split():
+            if state in _OF_CHILDREN:
+                self.say(state)
+
+    def say(self, state: str) -> None:
+        """Tell systemd a state."""
+        _send(self.variables.get("NOTIFY_SOCKET", ""), state)
+
 
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_RELAY = "MICRONOVA_NOTIFY_RELAY"  # in the environment: the descriptor that root's process reads
+_OF_CHILDREN = frozenset({"READY=1", "WATCHDOG=1"})
 
 
 def _timeout() -> float:

@@ -349,6 +349,7 @@ def supervise(
     asked = reload = False
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    said, say = os.pipe()  # what the child has to tell systemd
 
     def woken(number: int, _frame: Any) -> None:
         nonlocal asked, reload
@@ -372,8 +373,8 @@ def supervise(
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        os.close(reader)
-        os.close(writer)
+        for descriptor in (reader, writer, said):
+            os.close(descriptor)
         processes.detach()
         if agent is not None:
             agent.detach()
@@ -382,9 +383,11 @@ def supervise(
         become(user, place.path, processes.groups if agent is None else ())
         processes.open(place)
         end_with(root, signal.SIGTERM)
-        notifications.take()
+        notifications.take(say)
         main(link)
         return
+    os.close(say)
+    listening, stopping = [reader, said], False
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, woken)
@@ -400,10 +403,19 @@ def supervise(
         except MicronovaError as error:
             failed = error
             _terminate(child)
+        if asked and not stopping:
+            stopping = True
+            notifications.say("STOPPING=1")
         tended = others if failed is None and not asked else []
         pause = min([CHECK_INTERVAL, *(each.attention for each in tended)])
-        if select.select([reader], [], [], pause)[0]:
+        found = select.select(listening, [], [], pause)[0]
+        if reader in found:
             os.read(reader, 512)  # a child ended, or a signal told us to stop or to read the settings again
+        if said in found:
+            text = os.read(said, 512)
+            notifications.forward(text)
+            if not text:
+                listening = [reader]
         if reload:
             reload = False
             _reload(others, read_again)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 import msgspec
 
@@ -42,6 +43,11 @@ log = logging.getLogger(__name__)
 DESTROY_ATTEMPTS = 3
 FIRST_PAUSE = 1.0
 """Seconds after the first attempt; doubled after each."""
+SLOW_CALLS: Final = 4
+"""Guests whose agents are asked for something at the same time, and guests whose memory is saved or restored.
+
+Drivers have at least as many threads for each of both. One project does not take all of them: a guest decides how long
+its agent takes to answer."""
 
 
 class _KnownGuest:
@@ -90,6 +96,7 @@ class Host:
         self.build_slots = Slots(settings.max_concurrent_builds)
         self.live_migration_slots = Slots(settings.max_concurrent_live_migrations)
         self.snapshot_slots = Slots(settings.max_concurrent_snapshots)
+        self.agent_slots, self.memory_slots = Slots(SLOW_CALLS), Slots(SLOW_CALLS)
         self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
         self._traits: tuple[str, ...] = ()  # the same, as traits
         self._trackers: dict[str, ResourceTracker] = {}

@@ -103,10 +103,13 @@ class VolumeAccess:
     def __init__(self, client: ExporterClient) -> None:
         self._client = client
 
-    async def allow(self, volume_id: str, uid: int) -> None:
-        """Let the user of a guest connect to a volume; raise Unavailable if it is not served."""
+    async def allow(self, volume_id: str, uid: int, *, encrypted: bool = False) -> None:
+        """Let the user of a guest connect to a volume.
+
+        Raise Unavailable if it is not served, ExportFailed if QEMU would not get it open.
+        """
         try:
-            await self._client.ask(m.Allow(volume_id=volume_id, uid=uid))
+            await self._client.ask(m.Allow(volume_id=volume_id, uid=uid, encrypted=encrypted))
         except NotFound as error:
             raise Unavailable(error.message) from error  # the volume service serves it as soon as it can
 

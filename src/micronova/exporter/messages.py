@@ -58,6 +58,7 @@ class Allow(Request, frozen=True, kw_only=True, tag="allow"):
 
     volume_id: str
     uid: int
+    encrypted: bool = False  # the guest's QEMU derives the key as the volume's header says
 
 
 class Refuse(Request, frozen=True, kw_only=True, tag="refuse"):

@@ -31,8 +31,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from micronova.exporter import daemon as daemons
+from micronova.exporter import luks, wire
 from micronova.exporter import messages as m
-from micronova.exporter import wire
 from micronova.exporter.access import SetAccess
 from micronova.exporter.daemon import Daemon, Failed, Full, NotAvailable
 from micronova.objects.background import keep_running
@@ -209,7 +209,7 @@ class Exporter:
             case m.Copy():
                 await self._copy(connection, request, descriptors)
             case m.Watch():
-                await wire.receive(connection)  # the end of the connection
+                await _leaves(connection)
             case m.Allow():
                 self._allow(request)
             case m.Refuse():
@@ -278,7 +278,7 @@ class Exporter:
             connection.send(msgspec.msgpack.encode(m.Reply(done=done, final=False)))
 
         copying = asyncio.ensure_future(found.copy(request.name, report))
-        leaving = asyncio.ensure_future(wire.receive(connection))
+        leaving = asyncio.ensure_future(_leaves(connection))
         try:
             await asyncio.wait({copying, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not copying.done():
@@ -306,6 +306,8 @@ class Exporter:
         volume = self._volumes.get(request.volume_id)
         if volume is None or not volume.wanted or not path.exists():
             raise Missing(f"Volume {request.volume_id} is not served.")
+        if request.encrypted:
+            _check_header(volume)
         self._set_users(path, self._setup.users_of(path) | {request.uid})
 
     def _refuse(self, request: m.Refuse) -> None:
@@ -454,12 +456,31 @@ def _bound(path: Path, restrict: Callable[[Path], None]) -> socket.socket:
     return made
 
 
+async def _leaves(connection: socket.socket) -> None:
+    """Return when who asked closes the connection, or sends what it was not asked for."""
+    _, descriptors = await wire.receive(connection)
+    wire.close(descriptors)
+
+
 def _check(request: m.Request | None) -> None:
     volume_id = getattr(request, "volume_id", None)
     if volume_id is not None and not UUID.fullmatch(volume_id):
         raise Refused("That is not the id of a volume.")
     if isinstance(request, m.Copy) and not m.FILE_NAME.fullmatch(request.name):
         raise Refused("That is not the name of a file of a copy.")
+
+
+def _check_header(volume: Volume) -> None:
+    """Raise Refused if QEMU would derive the key of an encrypted volume for hours."""
+    if volume.file_fd < 0:
+        raise NotAvailable("the volume service has not passed its file to this exporter yet")
+    with open(f"/proc/self/fd/{volume.file_fd}", "rb") as stream:
+        found = luks.rounds(stream.read(luks.HEADER))
+    if found > luks.MOST_ROUNDS:
+        raise Refused(
+            f"The header of volume {volume.id} was changed: it asks for {found} rounds to derive the key. Restore the "
+            "volume from a backup or a snapshot."
+        )
 
 
 def _check_files(descriptors: Sequence[int]) -> None:

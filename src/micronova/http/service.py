@@ -34,6 +34,7 @@ from micronova.objects.errors import (
     UnsupportedMediaType,
     resource_exhausted,
 )
+from micronova.objects.ids import UUID
 from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
@@ -467,7 +468,7 @@ def _server_in(routes: Sequence[Route], params: Mapping[str, str]) -> str:
     if not routes or not routes[0].path.startswith("/servers/{"):
         return ""
     named = next(iter(params.values()), "")
-    return named if len(named) == 36 and named.isprintable() else ""
+    return named if UUID.fullmatch(named) else ""
 
 
 def _traceparent(http: falcon.asgi.Request) -> str:

@@ -13,6 +13,8 @@ from micronova.objects.volume import AttachedVolume, Connection
 
 ROOT_DEVICE = "/dev/vda"
 """The name of a server's first disk."""
+MOST_DISKS: Final = 128
+"""Disks and volumes of one server. Requests ask the volume service about each, and every order has all of them."""
 
 SourceType = Literal["image", "volume", "snapshot", "blank"]
 """What a disk is made of, or the volume that it is."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from micronova.db import quotas
-from micronova.objects import power_state, states
+from micronova.objects import block_device, power_state, states
 from micronova.objects.block_device import ROOT_DEVICE, BlockDevice, bad_mapping, blank_device, root_volume
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, Invalid, PortLimitExceeded, QuotaExceeded
@@ -189,6 +189,8 @@ def merge_devices(
     `of_image` are the block devices of the image, or of the image from which the server's boot volume is made.
     """
     devices = merged(requested, of_image)
+    if len(devices) > block_device.MOST_DISKS:
+        raise bad_mapping(f"a server may have {block_device.MOST_DISKS} disks and volumes, not {len(devices)}.")
     for device in devices:
         if not device.is_volume and device.source_type in ("volume", "snapshot"):
             raise bad_mapping(f"a device of source_type {device.source_type} has the destination_type volume.")

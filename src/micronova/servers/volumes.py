@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from micronova.clients.volume.client import Volume, VolumeClient
 from micronova.db import instances
 from micronova.db import operations as operation_rows
-from micronova.objects import states
+from micronova.objects import block_device, states
 from micronova.objects.block_device import BlockDevice, with_names
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
@@ -285,7 +285,7 @@ class ServerVolumes:
             operation_rows.volume_ids_with_swaps, row["uuid"]
         ):
             return False
-        return volume.id in (await client.attachments_of(row["uuid"])).values()
+        return bool(await client.attachments_of(row["uuid"], volume.id))
 
     def _record_swap(
         self,
@@ -461,6 +461,11 @@ def _check_new(conn: sa.Connection, uuid: str, wanted: BlockDevice) -> list[Bloc
     assert wanted.volume_id is not None
     check_free(conn, wanted.volume_id, shared_by=uuid if wanted.multiattach else None)
     devices = list(instances.devices_of(conn, uuid))
+    if len(devices) >= block_device.MOST_DISKS:
+        raise Forbidden(
+            f"The maximum allowed number of disk devices ({block_device.MOST_DISKS}) to attach to a single instance "
+            "has been exceeded."
+        )
     if wanted.device_name and any(device.device_name == wanted.device_name for device in devices):
         raise Conflict(f"The supplied device path ({wanted.device_name}) is in use.")
     return devices

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from micronova.embedded.identity.store import application_credentials
 from tests.clocks import HeldClock
 from tests.unit.embedded.identity.harness import (
     ADMIN,
@@ -341,6 +342,23 @@ async def test_application_credentials(cloud: Cloud, admin: Caller, clock: HeldC
     assert (await unscoped.request("POST", path, {"application_credential": {"name": "y"}})).status == 403
     await admin.do("DELETE", f"{path}/{credential['id']}")
     assert (await user.request("DELETE", f"{path}/{credential['id']}")).status == 404
+
+
+async def test_a_user_has_a_limited_number_of_application_credentials(
+    cloud: Cloud, admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application_credentials, "MAX_OF_USER", 2)
+    alice, bob = await cloud.member(admin, "alice"), await cloud.member(admin, "bob")
+    path = f"/users/{alice.user_id}/application_credentials"
+    made = [await alice.make(path, name=name) for name in ("first", "second")]
+    body = {"application_credential": {"name": "third"}}
+    refused = await alice.request("POST", path, body)
+    assert (refused.status, "may have 2 application credentials" in refused.body.decode()) == (403, True)
+    await bob.make(f"/users/{bob.user_id}/application_credentials", name="third")
+    await alice.do("DELETE", f"{path}/{made[0]['id']}")
+    long = {"application_credential": {"name": "third", "description": "x" * 4097}}
+    assert (await alice.request("POST", path, long)).status == 400
+    await alice.make(path, name="third", description="x" * 4096)
 
 
 async def test_an_application_credential_gets_a_role_that_is_newer_than_the_token(cloud: Cloud, admin: Caller) -> None:

@@ -59,6 +59,16 @@ async def test_filters_that_are_no_dictionary_or_too_large(cloud: World, kind: s
     assert name in answer.json()["badRequest"]["message"]
 
 
+@pytest.mark.parametrize("name", ['a"b', '"', "a\\", 'a" || "', "$.*", "a]["])
+async def test_filters_by_image_metadata_with_any_name(cloud: World, name: str) -> None:
+    """Names are part of a path in JSON, whose characters mean something to the database."""
+    volume = await cloud.create()
+    await cloud.act(volume["id"], "os-set_image_metadata", metadata={"a": "x"})
+    answer = await cloud.call("GET", f"/volumes?glance_metadata={quote(str({name: 'x'}))}")
+    assert (answer.status, answer.json()) == (200, {"volumes": []})
+    assert len(await cloud.names(f"glance_metadata={quote(str({'a': 'x'}))}")) == 1
+
+
 async def test_old_clients_send_fields_that_are_ignored(cloud: World) -> None:
     body = {"volume": {"size": 1, "status": "creating", "user_id": None, "attach_status": "detached"}}
     assert (await cloud.call("POST", "/volumes", body, minor=52)).status == 202

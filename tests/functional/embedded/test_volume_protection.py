@@ -10,11 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
 
 from micronova.embedded.volume.backend.exports import Export, SimulatedExports
 from micronova.embedded.volume.backend.files import Files
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.store import attachment_queries, connection_queries, message_queries
+from micronova.embedded.volume.tables import attachments
 from micronova.objects.errors import Unavailable
 from tests.unit.embedded.volume.world import ADMIN, ALICE, BOB, World, world
 
@@ -350,6 +352,30 @@ async def test_a_volume_has_a_limited_number_of_connections(cloud: World, monkey
     for host, status in (("a", 200), ("b", 200), ("b", 200), ("c", 413)):
         answer = await cloud.act(volume, "os-initialize_connection", connector={"host": host})
         assert answer.status == status, host
+
+
+async def test_quotas_do_not_name_the_private_types_of_others(cloud: World) -> None:
+    gold = await private_type(cloud, "gold")
+    await private_type(cloud, "secret")
+    await cloud.do("POST", f"/types/{gold}/action", {"addProjectAccess": {"project": "p1"}}, token=ADMIN)
+    for path in ("/os-quota-sets/p1", "/os-quota-sets/p1?usage=true", "/os-quota-sets/p1/defaults"):
+        own = (await cloud.do("GET", path))["quota_set"]
+        assert "volumes_gold" in own and "volumes___DEFAULT__" in own and not any("secret" in name for name in own)
+        assert "volumes_secret" in (await cloud.do("GET", path, token=ADMIN))["quota_set"]
+    other = (await cloud.do("GET", "/os-quota-sets/p2", token=BOB))["quota_set"]
+    assert not any("gold" in name or "secret" in name for name in other)
+    limits = {"quota_set": {"volumes_secret": 5}}
+    assert (await cloud.do("PUT", "/os-quota-sets/p1", limits, token=ADMIN))["quota_set"]["volumes_secret"] == 5
+
+
+async def test_what_a_connector_says_is_not_kept(cloud: World) -> None:
+    """Each show of a volume reads all its attachments: users must not decide how large these are."""
+    volume, large = (await cloud.create())["id"], "x" * 100_000
+    attachment = await attach(cloud, volume)
+    body = {"attachment": {"connector": {"host": "compute", "mountpoint": f"/dev/{large}", "wwpns": [large[:9_000]]}}}
+    assert (await cloud.do("PUT", f"/attachments/{attachment}", body))["attachment"]["status"] == "attaching"
+    [row] = await cloud.database.read(lambda conn: conn.execute(sa.select(attachments)).all())
+    assert len(str(tuple(row))) < 4_000
 
 
 async def test_a_server_has_one_reservation_of_a_volume(cloud: World) -> None:

@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from micronova.cli.volume_images import VolumeImages
 from micronova.clients.volume.client import VolumeClient
+from micronova.objects import block_device
 from micronova.objects.errors import NotFound, Unavailable
 from micronova.servers import volumes as server_volumes
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
@@ -28,6 +30,28 @@ def device(id: str, **fields: Any) -> dict[str, Any]:
         "boot_index": 0, "uuid": id, "source_type": "image", "destination_type": "volume", "volume_size": 1,
         "delete_on_termination": True, **fields,
     }  # fmt: skip
+
+
+async def test_a_server_has_a_limited_number_of_disks(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a row, a name that is looked for, and requests to the volume service, before any quota counts it."""
+    monkeypatch.setattr(block_device, "MOST_DISKS", 3)
+    source = await image(user)
+    blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True}
+    many = {"name": "many", "flavorRef": "1", "imageRef": "", "networks": "none"}
+    many["block_device_mapping_v2"] = [device(source), *([blank] * 3)]
+    assert "may have 3 disks" in await user.refused(400, "POST", "/servers", {"server": many})
+    mapping = msgspec.json.encode([{**device(source), "image_id": source}, *([blank] * 3)]).decode()
+    made = await image(user, block_device_mapping=mapping, bdm_v2="True")
+    assert "may have 3 disks" in await user.refused(
+        400, "POST", "/servers", {"server": {**many, "imageRef": made, "block_device_mapping_v2": []}}
+    )
+    assert await volumes.ids() == set()
+    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source), blank, blank]))["id"]
+    wanted = {"volumeAttachment": {"volumeId": await volumes.create()}}
+    said = await user.at(100).refused(403, "POST", f"/servers/{server}/os-volume_attachments", wanted)
+    assert "number of disk devices (3)" in said
 
 
 async def test_a_volume_is_made_of_an_image(cloud: Cloud, user: Caller, volumes: Volumes) -> None:

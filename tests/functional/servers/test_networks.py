@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from micronova.clients.network import plan as network_plan
 from micronova.clients.network.client import NetworkClient
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.rpcapi import HostConductorAPI
@@ -108,6 +109,22 @@ async def test_a_fixed_address(user: Caller) -> None:
     assert address["addr"] == "10.7.0.77"
     again = user.body(imageRef=await image(user), networks=[{"uuid": net["id"], "fixed_ip": "10.7.0.77"}])
     assert "10.7.0.77" in await user.refused(400, "POST", "/servers", again)
+
+
+async def test_a_request_names_a_limited_number_of_interfaces_and_groups(
+    user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network service is asked three times about each address, before the quota of ports counts."""
+    monkeypatch.setattr(network_plan, "MOST_INTERFACES", 2)
+    monkeypatch.setattr(network_plan, "MOST_SECURITY_GROUPS", 1)
+    net = await network(user)
+    wanted = [{"uuid": net["id"], "fixed_ip": f"10.7.0.{number}"} for number in (80, 81, 82)]
+    body = user.body(imageRef=await image(user), networks=wanted)
+    assert "with 2 interfaces, not with 3" in await user.refused(400, "POST", "/servers", body)
+    groups = [{"name": "default"}, {"name": "other"}]
+    body = user.body(imageRef=await image(user), networks=wanted[:2], security_groups=groups)
+    assert "with 1 security groups, not with 2" in await user.refused(400, "POST", "/servers", body)
+    await _boot(user, *wanted[:2])
 
 
 async def test_who_may_choose_an_address(cloud: Cloud, user: Caller) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
+from micronova.cli.volume_tools import QemuLuks
+from micronova.embedded.volume.backend.luks import cipher_of
 from micronova.exporter import messages as m
 from micronova.exporter import wire
 from micronova.exporter.client import ExportFailed
@@ -225,6 +228,47 @@ async def test_only_the_users_that_the_agent_names_connect(tmp_path: Path, volum
         assert not connected(cloud.sockets / volume_id / "qmp", GUESTS[0])
         await cloud.access.refuse(GUESTS[0])
         assert not connected(socket, GUESTS[0])
+
+
+async def test_no_guest_gets_a_volume_whose_key_takes_hours_to_derive(tmp_path: Path, volume_id: str) -> None:
+    """A guest that has taken over its QEMU can write the header, and each start with the volume would hang."""
+    async with world(tmp_path) as cloud:
+        file = cloud.directory / volume_id
+        await QemuLuks().format(file, 16 * MIB, cipher_of(None, None), "secret")
+        await cloud.serve(volume_id)
+        await cloud.access.allow(volume_id, GUESTS[0], encrypted=True)
+        await cloud.access.refuse(GUESTS[0])
+        with file.open("r+b") as stream:
+            stream.seek(208 + 4)  # the rounds of the first place
+            stream.write(b"\xff\xff\xff\xff")
+        with pytest.raises(ExportFailed, match="rounds"):
+            await cloud.access.allow(volume_id, GUESTS[0], encrypted=True)
+        assert not connected(cloud.sockets / volume_id / "nbd", GUESTS[0])
+        await cloud.access.allow(volume_id, GUESTS[0])  # what a guest writes to a volume in the clear is its own affair
+        await cloud.die()
+        await cloud.run()
+        with pytest.raises(Unavailable, match="not passed"):
+            await cloud.access.allow(volume_id, GUESTS[1], encrypted=True)
+        await cloud.serve(volume_id)
+        with pytest.raises(ExportFailed, match="rounds"):
+            await cloud.access.allow(volume_id, GUESTS[1], encrypted=True)
+
+
+async def test_descriptors_that_nothing_asked_for_are_closed(tmp_path: Path, volume_id: str) -> None:
+    """Else a service that was taken over could leave the exporter without any, and all guests without volumes."""
+    async with world(tmp_path) as cloud:
+        cloud.file(volume_id)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            watching = await wire.connect(cloud.directory / "service")
+            with cloud.descriptors(volume_id) as passed:
+                await wire.send(watching, msgspec.msgpack.encode(m.Watch()))
+                await wire.send(watching, b"x", passed)
+            await wire.receive(watching)
+            watching.close()
+        async with asyncio.timeout(10):
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_copy_is_of_one_moment(tmp_path: Path, volume_id: str) -> None:

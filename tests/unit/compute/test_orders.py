@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from micronova.compute.handlers.table import HANDLERS
+from micronova.compute.host import SLOW_CALLS
 from micronova.objects import power_state
 from micronova.objects.errors import Unavailable
 from micronova.objects.image import ImageMeta, ImageSignature
@@ -249,6 +250,29 @@ async def test_a_password_needs_a_guest_that_runs(harness: AgentHarness) -> None
     assert "does not run" in (report.message or "")
     report = await harness.carry_out(order("trigger_crash_dump", epoch=5))
     assert (report.outcome, report.error_code) == ("error", "conflict")
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("change_password", "set_admin_password"), ("suspend", "suspend"), ("resume", "resume")],
+)
+async def test_one_project_leaves_slow_calls_to_others(harness: AgentHarness, kind: str, call: str) -> None:
+    """Its guests decide how long their agents take to answer, and how much memory is saved."""
+    projects = dict.fromkeys([f"a-{number}" for number in range(SLOW_CALLS + 1)], "a") | {"b": "b"}
+    for uuid, project in projects.items():
+        assert (await harness.carry_out(order(uuid=uuid, instance_project_id=project))).outcome == "done"
+        if kind == "resume":
+            suspended = await harness.carry_out(order("suspend", uuid, 3, instance_project_id=project))
+            assert suspended.outcome == "done"
+    await harness.rules({"operation": call, "kind": "delay", "delay": 10})
+    for uuid, project in projects.items():
+        await harness.send(order(kind, uuid, 4, instance_project_id=project, admin_password="secret"))
+    await harness.clock.advance(10)
+    first = {(await harness.conductor.next_report()).instance_uuid for _ in range(SLOW_CALLS)}
+    assert "b" in first and harness.conductor.reports.empty()
+    await harness.clock.advance(10)
+    rest = {(await harness.conductor.next_report()).instance_uuid for _ in range(2)}
+    assert first | rest == projects.keys()
 
 
 @pytest.mark.parametrize("kind", ["build", "rebuild", "rescue"])

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -14,7 +15,7 @@ from micronova.http.versions import Versions
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
-from micronova.telemetry.logs import request_id
+from micronova.telemetry.logs import request_id, server_id
 from micronova.telemetry.metrics import Metrics
 
 
@@ -57,6 +58,21 @@ def service(
         observer=RequestObserver(metrics, clock or SystemClock()),
     )
     return ASGITransport(made.app)
+
+
+async def test_lines_about_a_server_have_its_id_and_nothing_else_that_a_path_names() -> None:
+    """The id is behind each line: a path must not look like another line."""
+    seen = []
+
+    async def show(request: Any, id: str) -> dict[str, str]:
+        seen.append(server_id.get())
+        return {}
+
+    asked = service(Metrics(), Route(method="GET", path="/servers/{id}", handler=show, policy=None))
+    server, forged = "0f4b1c2a-7a0e-4c63-9d0e-2f1b6f0a9c11", "] ERROR conductor: all guests are lost"[:36]
+    for id in (server, forged, "servers"):
+        await asked.request("GET", f"/servers/{quote(id)}", {}, None)
+    assert seen == [server, "", ""]
 
 
 async def test_what_a_handler_logs_belongs_to_its_request() -> None:

@@ -252,6 +252,7 @@ def _set_order(request: Request, query: ListQuery, filters: Filters, admin: bool
     ignored = _NO_ORDER if request.minor >= 75 else _NO_ORDER | _IGNORED_SORT_KEYS
     if request.minor < 73:
         ignored = ignored | {"locked"}
+    order: dict[str, bool] = {}  # a column that comes again changes nothing
     for number, key in enumerate(keys):
         if key in ignored:
             continue
@@ -261,7 +262,8 @@ def _set_order(request: Request, query: ListQuery, filters: Filters, admin: bool
         if key in ("host", "node") and not admin:
             raise Forbidden(f"Only administrators can sort servers by {key}.")
         direction = directions[number] if number < len(directions) else directions[-1] if directions else "desc"
-        filters.sort.append((SORT_KEYS[key], direction == "desc"))
+        order.setdefault(SORT_KEYS[key], direction == "desc")
+    filters.sort = list(order.items())
     if not filters.sort and directions:
         filters.sort.append(("created_at", directions[0] == "desc"))
 

@@ -22,6 +22,8 @@ from micronova.objects.network import NetworkPlan, NetworkRequest, PlannedPort, 
 from micronova.objects.port_resources import PortResources
 
 PLAN_CACHE_TIME = 2.0  # seconds for which the networks and the free port quota of a project are cached
+MOST_INTERFACES = 128  # of a new server; the network service is asked about each
+MOST_SECURITY_GROUPS = 128  # that a request names
 SPARE_PORTS = 50  # if the quota has this many more ports than requested, its cached value is good enough
 
 _OUTSIDE = {  # addresses for documentation and benchmarks, one of which is in none of a network's subnets
@@ -62,6 +64,8 @@ class Planner:
         """
         if requested == "none":
             return NetworkPlan(ports="none")
+        _check_number(requested if isinstance(requested, list) else (), MOST_INTERFACES, "interfaces")
+        _check_number(security_groups, MOST_SECURITY_GROUPS, "security groups")
         if requested and requested != "auto":
             drafting = self._requested_ports(requested, token, project_id, may_attach_external)
         else:
@@ -314,6 +318,11 @@ class Planner:
         left = max(0, limit - used)
         self._free_ports.put(project_id, left)
         return left // each
+
+
+def _check_number(given: Sequence[Any], most: int, what: str) -> None:
+    if len(given) > most:
+        raise Invalid(f"A server may be created with {most} {what}, not with {len(given)}.")
 
 
 def new_port_asks(network_id: str) -> Invalid:

@@ -6,7 +6,7 @@ no user's token. It asks as the service user, and shows the token of the service
 """
 
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,8 @@ VERSION: Final = "3.44"
 """The microversion of requests: attachments with `os-complete`."""
 REIMAGE_VERSION: Final = "3.68"
 """The first microversion with `os-reimage`."""
+PAGE: Final = 1000
+"""Attachments that are read at once."""
 CREATING: Final = frozenset({"creating", "downloading"})
 """The statuses of a volume that is being made."""
 WORKING: Final = CREATING | {"extending", "uploading", "backing-up"}
@@ -208,26 +210,34 @@ class VolumeClient:
         except NotFound:
             pass
 
-    async def attachments_of(self, instance_uuid: str) -> dict[str, str]:
-        """Return the volumes that are reserved for a server or attached to it, by the ids of the attachments."""
-        query = urllib.parse.urlencode({"instance_id": instance_uuid, "all_tenants": "1"})
-        found = (await self._send("GET", f"/attachments?{query}"))["attachments"]
-        return {each["id"]: each["volume_id"] for each in found if each["instance"] == instance_uuid}
+    async def attachments_of(self, instance_uuid: str, volume_id: str | None = None) -> dict[str, str]:
+        """Return the volumes that are reserved for a server or attached to it, by the ids of the attachments.
+
+        Users can write the id of any server into attachments of their own volumes. So who knows the volume names it.
+        """
+        query = {"instance_id": instance_uuid} | ({"volume_id": volume_id} if volume_id is not None else {})
+        found = [each async for each in self._attachments(query) if each["instance"] == instance_uuid]
+        return {each["id"]: each["volume_id"] for each in found if volume_id in (None, each["volume_id"])}
 
     async def server_attachments(self) -> dict[str, tuple[str, str]]:
-        """Return volume and server of every attachment of a server, by its id; read page by page."""
-        found: dict[str, tuple[str, str]] = {}
-        path: str | None = "/attachments?all_tenants=1&limit=1000&sort=id:asc"
-        while path:
-            page = await self._send("GET", path)
-            found |= {
-                each["id"]: (each["volume_id"], each["instance"]) for each in page["attachments"] if each["instance"]
-            }
+        """Return volume and server of every attachment of a server, by its id."""
+        return {
+            each["id"]: (each["volume_id"], each["instance"])
+            async for each in self._attachments({})
+            if each["instance"]
+        }
+
+    async def _attachments(self, filters: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """Yield attachments of all projects, read page by page."""
+        query: str | None = urllib.parse.urlencode({**filters, "all_tenants": "1", "limit": PAGE, "sort": "id:asc"})
+        while query is not None:
+            page = await self._send("GET", f"/attachments?{query}")
+            for each in page["attachments"]:
+                yield each
             following = next(
                 (each["href"] for each in page.get("attachments_links", ()) if each["rel"] == "next"), None
             )
-            path = None if following is None else f"/attachments?{urllib.parse.urlsplit(following).query}"
-        return found
+            query = None if following is None else urllib.parse.urlsplit(following).query
 
     async def _send(
         self, method: str, path: str, body: Any = None, *, token: str | None = None, version: str = VERSION

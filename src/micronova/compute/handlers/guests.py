@@ -112,16 +112,18 @@ async def unpause(host: Host, work: Work) -> Outcome:
 async def suspend(host: Host, work: Work) -> Outcome:
     """Suspend the guest: its memory is saved to disk."""
     driver = capable(host, Suspend)
-    guest = await begin_power_change(host, work)
-    await driver.suspend(guest.uuid)
+    async with host.memory_slots.one(work.order.instance.project_id):
+        guest = await begin_power_change(host, work)
+        await driver.suspend(guest.uuid)
     return end_power_change(host, guest.uuid, power_state.SUSPENDED)
 
 
 async def resume(host: Host, work: Work) -> Outcome:
     """Resume the guest from its saved memory."""
     driver = capable(host, Suspend)
-    guest = await begin_power_change(host, work)
-    await driver.resume(guest_plan(work))
+    async with host.memory_slots.one(work.order.instance.project_id):
+        guest = await begin_power_change(host, work)
+        await driver.resume(guest_plan(work))
     return end_power_change(host, guest.uuid, power_state.RUNNING)
 
 
@@ -150,10 +152,11 @@ async def unrescue(host: Host, work: Work) -> Outcome:
 async def change_password(host: Host, work: Work) -> Outcome:
     """Set the password of the guest's administrator."""
     driver = capable(host, AdminPassword)
-    guest = await guest_of(host, work)
-    if guest.power_state != power_state.RUNNING:
-        raise Conflict("The guest does not run.")
-    await driver.set_admin_password(guest_plan(work), work.order.admin_password or "")
+    async with host.agent_slots.one(work.order.instance.project_id):
+        guest = await guest_of(host, work)
+        if guest.power_state != power_state.RUNNING:
+            raise Conflict("The guest does not run.")
+        await driver.set_admin_password(guest_plan(work), work.order.admin_password or "")
     return Outcome(outcome="done")
 
 

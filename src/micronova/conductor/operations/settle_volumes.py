@@ -64,9 +64,8 @@ class SettleVolumes(FollowUpKind):
         Unavailable while another request reserves one of them for the server.
         """
         for volume_id in await self._engine.database.read(_not_had, operation, reserved):
-            for attachment_id, of_volume in sorted((await client.attachments_of(operation.instance_uuid)).items()):
-                if of_volume == volume_id:
-                    await _unless_refused(client.delete_attachment(attachment_id), "delete attachment", attachment_id)
+            for attachment_id in sorted(await client.attachments_of(operation.instance_uuid, volume_id)):
+                await _unless_refused(client.delete_attachment(attachment_id), "delete attachment", attachment_id)
 
 
 def _not_had(conn: sa.Connection, operation: Operation, reserved: set[str]) -> list[str]:

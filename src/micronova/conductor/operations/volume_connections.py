@@ -106,7 +106,7 @@ class VolumeConnections:
             return
         client = self.client()
         if operation.leases > 1:
-            await self._delete_unrecorded(client, row["uuid"])
+            await self._delete_unrecorded(client, row["uuid"], left)
         made = await asyncio.gather(
             *(self._connect_one(client, row["uuid"], device, host, completes) for device in left),
             return_exceptions=True,
@@ -205,11 +205,12 @@ class VolumeConnections:
         if attachment_id not in await self._engine.database.read(operation_rows.attachment_ids_with_swaps, uuid):
             await client.delete_attachment(attachment_id)
 
-    async def _delete_unrecorded(self, client: VolumeClient, uuid: str) -> None:
-        """Delete the attachments that an earlier attempt has made and not recorded."""
+    async def _delete_unrecorded(self, client: VolumeClient, uuid: str, devices: Sequence[BlockDevice]) -> None:
+        """Delete the attachments that an earlier attempt has made for these devices and not recorded."""
         known = await self._engine.database.read(operation_rows.attachment_ids_with_swaps, uuid)
-        for attachment_id in sorted((await client.attachments_of(uuid)).keys() - known):
-            await client.delete_attachment(attachment_id)
+        for volume_id in sorted({device.volume_id for device in devices if device.volume_id is not None}):
+            for attachment_id in sorted((await client.attachments_of(uuid, volume_id)).keys() - known):
+                await client.delete_attachment(attachment_id)
 
     def _record(
         self,

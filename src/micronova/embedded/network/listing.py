@@ -125,7 +125,7 @@ class Listing:
         keys, directions = query.get("sort_key", []), query.get("sort_dir", [])
         if len(keys) != len(directions) and directions:
             raise Invalid("The number of sort_keys and sort_dirs must be the same.")
-        sorts = []
+        sorts: dict[str, bool] = {}  # a column that comes again changes nothing
         for index, key in enumerate(keys):
             direction = directions[index].lower() if directions else "asc"
             if direction not in ("asc", "desc"):
@@ -133,13 +133,13 @@ class Listing:
             key = "project_id" if key == "tenant_id" else key
             if key not in attributes.columns:
                 raise Invalid(f"['{key[:64]}'] is invalid attribute for sort keys")
-            sorts.append((key, direction == "desc"))
+            sorts.setdefault(key, direction == "desc")
         asked = QUERY.limit(query, most=MAX_LIMIT) or None
         limit = most if asked is None else min(asked, most or asked)
         marker = last(query, "marker") if limit else None
         reverse = "page_reverse" in query and QUERY.boolean("page_reverse", query["page_reverse"][-1])
         fields = [name for name in query.get("fields", []) if name]
-        return cls(attributes, filters, fields, sorts, limit, marker, reverse, query, asked is not None)
+        return cls(attributes, filters, fields, list(sorts.items()), limit, marker, reverse, query, asked is not None)
 
     def conditions(self) -> list[Clause]:
         """Return the conditions of the filters."""

@@ -86,7 +86,7 @@ class Attachment(ProjectRow, frozen=True, kw_only=True):
     mountpoint: str | None
     attach_status: str
     attach_mode: str | None
-    connector: dict[str, Any] | None
+    connector: dict[str, Any] | None  # in rows of 0.2 and older
     connection_info: dict[str, Any] | None
     attached_at: int | None
     created_at: int

@@ -29,6 +29,8 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Forbidden, Invalid
 
+LONGEST_DESCRIPTION = 4096  # characters: a user may have many of these
+
 
 class AccessRule(Struct, forbid_unknown_fields=True):
     """An access rule: an existing one by id, or the service's type, the method and the path."""
@@ -48,7 +50,7 @@ class ApplicationCredentialAttributes(Struct, forbid_unknown_fields=True):
     """The attributes of a new application credential. Its project is always the project of the token."""
 
     name: Name
-    description: str | None = None
+    description: Annotated[str, Meta(max_length=LONGEST_DESCRIPTION)] | None = None
     secret: str | None = None
     roles: RoleRefs = []
     expires_at: str | None = None

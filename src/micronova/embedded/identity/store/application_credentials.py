@@ -7,12 +7,19 @@ import sqlalchemy as sa
 from micronova.embedded.common.query import Query
 from micronova.embedded.identity.store import access_rules
 from micronova.embedded.identity.store.access_rules import WantedRule
-from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, AccessRuleRow, ApplicationCredentialRow
+from micronova.embedded.identity.store.kinds import (
+    APPLICATION_CREDENTIALS,
+    USERS,
+    AccessRuleRow,
+    ApplicationCredentialRow,
+)
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import application_credential_rules, application_credentials
 from micronova.http import revocation_subjects
 from micronova.http.revocation_subjects import Subject
+
+MAX_OF_USER = 1000
 
 # Begins the stored hash of an application credential that has access rules. Identity services of 0.2 and older do not
 # know these rules. To them the hash matches no secret, and so they issue no token that could do more than the rules
@@ -68,7 +75,12 @@ def create(
     wanted_rules: Sequence[WantedRule],
     now: int,
 ) -> ApplicationCredentialRow:
-    """Create an application credential. Without rules it is good for all requests."""
+    """Create an application credential; raise Forbidden if its user has too many.
+
+    Without rules it is good for all requests.
+    """
+    USERS.lock(conn, user_id)  # for check_room
+    APPLICATION_CREDENTIALS.check_room(conn, application_credentials.c.user_id == user_id, MAX_OF_USER)
     chosen = access_rules.chosen(conn, user_id, wanted_rules, now) if wanted_rules else []
     row: ApplicationCredentialRow = {
         "id": application_credential_id,

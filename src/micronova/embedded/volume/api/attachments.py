@@ -181,7 +181,7 @@ class AttachmentHandlers:
                 attach_mode=mode,
                 attached_host=connector["host"][:255],
                 mountpoint=mountpoint[:255] if isinstance(mountpoint, str) else attachment.mountpoint,
-                connector=connector,
+                connector=None,  # nothing needs it, and a user decides how large it is
                 connection_info=as_attachment(connection, attachment.id),
             )
             await self._core.database.write(attachment_queries.change, volume, following, self._core.now())

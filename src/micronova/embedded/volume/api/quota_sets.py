@@ -82,7 +82,7 @@ class QuotaHandlers:
         """Show the limits of a project, with the usage if that is asked for."""
         request.authorize({"project_id": project})
         text = last(request.raw_query, "usage")
-        found = await self._core.database.read(self._read, project)
+        found = await self._core.database.read(self._read, project, _viewer(request))
         if text is None or not QUERY_RULES.boolean("usage", text):
             return {"quota_set": {**found.shown(), "id": project}}
         with_usage = {
@@ -99,7 +99,7 @@ class QuotaHandlers:
     async def defaults(self, request: Request, project: str) -> dict[str, Any]:
         """Show the limits of projects without limits of their own."""
         request.authorize({"project_id": project})
-        found = await self._core.database.read(self._defaults)
+        found = await self._core.database.read(self._defaults, viewer=_viewer(request))
         return {"quota_set": {**found.shown(), "id": project}}
 
     async def update(self, request: Request, project: str) -> dict[str, Any]:
@@ -141,20 +141,23 @@ class QuotaHandlers:
 
     # --- transactions ----------------------------------------------------------------------------------------
 
-    def _names(self, conn: sa.Connection) -> dict[str, str]:
-        """Return the names that users see of all resources: with the names of types instead of their ids."""
+    def _names(self, conn: sa.Connection, viewer: str | None = None) -> dict[str, str]:
+        """Return the names that users see of all resources: with the names of types instead of their ids.
+
+        With a `viewer` only of the types that this project may use: others may be private.
+        """
         names = {resource: resource for resource in QUOTAS}
-        for type_id, name in sorted(type_queries.names(conn).items(), key=lambda item: item[1]):
+        for type_id, name in sorted(type_queries.names(conn, viewer).items(), key=lambda item: item[1]):
             names |= {quotas.of_type(resource, type_id): f"{resource}_{name}" for resource in OF_TYPES}
         return names
 
-    def _defaults(self, conn: sa.Connection, class_name: str = DEFAULT_CLASS) -> _Limits:
-        names, settings = self._names(conn), self._core.settings.quotas
+    def _defaults(self, conn: sa.Connection, class_name: str = DEFAULT_CLASS, viewer: str | None = None) -> _Limits:
+        names, settings = self._names(conn, viewer), self._core.settings.quotas
         own = quotas.class_limits_of(conn, class_name)
         return _Limits(names, {name: own.get(name, settings.get(name, -1)) for name in names}, {})
 
-    def _read(self, conn: sa.Connection, project: str) -> _Limits:
-        defaults, own = self._defaults(conn), quotas.limits_of(conn, project)
+    def _read(self, conn: sa.Connection, project: str, viewer: str | None = None) -> _Limits:
+        defaults, own = self._defaults(conn, viewer=viewer), quotas.limits_of(conn, project)
         maximums = {name: own.get(name, most) for name, most in defaults.maximums.items()}
         return _Limits(defaults.names, maximums, quotas.usage_of(conn, project))
 
@@ -178,3 +181,8 @@ class QuotaHandlers:
                     f"Quota {name} limit must be equal or greater than existing resources: {used[resource]} are used."
                 )
             quotas.set_limit(conn, owner, id, resource, maximum)
+
+
+def _viewer(request: Request) -> str | None:
+    """Return the project whose types the caller may see; None if that are all."""
+    return None if request.context.is_admin else request.context.project_id

@@ -47,6 +47,7 @@ FILTERS = frozenset(
 """The filters of lists that everybody may use. Administrators may filter by more; see `_ADMIN_FILTERS`."""
 FILTERS_SINCE = {"created_at": 60, "updated_at": 60, "consumes_quota": 65, "glance_metadata": 4}
 _ADMIN_FILTERS = {"project_id": volumes.c.project_id, "host": volumes.c.host}
+_QUOTE = '"'  # ends a name in a path in JSON, which SQLite has no other way to write
 _COMPARISONS = {
     "gt": operator.gt, "gte": operator.ge, "eq": operator.eq, "neq": operator.ne, "lt": operator.lt, "lte": operator.le
 }  # fmt: skip
@@ -183,6 +184,8 @@ class VolumeHandlers:
                 ]
             case "glance_metadata":
                 wanted = listing.dictionary(name, values[-1]).items()
+                if any(_QUOTE in key for key, _ in wanted):
+                    return [sa.false()]
                 return [volumes.c.image_metadata[key].as_string() == value for key, value in wanted]
             case "created_at" | "updated_at":
                 parts = values[-1].split(",")

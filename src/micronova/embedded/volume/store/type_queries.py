@@ -178,6 +178,8 @@ def ensure(conn: sa.Connection, type_: VolumeType) -> None:
     insert_if_absent(conn, volume_types, msgspec.structs.asdict(type_))
 
 
-def names(conn: sa.Connection) -> Mapping[str, str]:
-    """Return the names of all types by id."""
-    return {row.id: row.name for row in conn.execute(sa.select(volume_types.c.id, volume_types.c.name))}
+def names(conn: sa.Connection, project_id: str | None = None) -> Mapping[str, str]:
+    """Return the names of all types by id, or of those that a project may use."""
+    chosen = sa.select(volume_types.c.id, volume_types.c.name)
+    rows = conn.execute(chosen if project_id is None else chosen.where(visible_to(project_id)))
+    return {row.id: row.name for row in rows}

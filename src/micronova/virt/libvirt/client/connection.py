@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READERS = 4
-Lane = Literal["work", "agent", "freeze", "memory"]
-LANES: Final[dict[Lane, int]] = {"work": 8, "agent": 4, "freeze": 6, "memory": 4}
+Lane = Literal["work", "agent", "shutdown", "freeze", "memory"]
+LANES: Final[dict[Lane, int]] = {"work": 8, "agent": 4, "shutdown": 4, "freeze": 6, "memory": 4}
 """The threads of each lane.
 
-`work` is what libvirt does by itself. `agent` has requests to guests' agents. `freeze` waits for agents, too, but a
-guest that is to be thawed must not wait for the passwords of others. `memory` is saved and restored.
+`work` is what libvirt does by itself. `agent` has requests to guests' agents. `shutdown` and `freeze` wait for agents,
+too, but no password waits for guests that are to be switched off, and no guest that is to be thawed for the passwords
+of others. `memory` is saved and restored. One project does not take all threads of `agent` and `memory`: `SLOW_CALLS`
+of `compute/host.py`.
 """
 KEEPALIVE = (5, 3)
 """Seconds between probes, and how many in a row libvirtd may miss before calls to it fail."""

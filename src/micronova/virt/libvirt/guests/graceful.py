@@ -110,7 +110,7 @@ class GracefulPower:
 
         what, there = request.what, self._if_there(uuid, send)
         try:
-            await self._connection.change(uuid, there, what, timeout=AGENT_ANSWERS, lane="agent")
+            await self._connection.change(uuid, there, what, timeout=AGENT_ANSWERS, lane="shutdown")
         except MicronovaError as error:
             log.info("the agent of guest %s does not %s: %s", uuid, what, error)
 

@@ -152,7 +152,7 @@ class Launcher:
                 continue  # a server elsewhere decides itself
             if self._volumes is None or record.uid is None:
                 raise NotSupported("Nothing serves volumes to guests of this host.")
-            await self._volumes.allow(volume.volume_id, record.uid)
+            await self._volumes.allow(volume.volume_id, record.uid, encrypted=volume.connection.encrypted)
 
     async def bar_from_volumes(self, record: GuestRecord, volume: AttachedVolume | None = None) -> None:
         """Let a guest's user connect no more: to one volume, or to any."""

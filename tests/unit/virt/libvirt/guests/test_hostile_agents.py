@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from micronova.compute.host import SLOW_CALLS
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects import power_state
@@ -115,6 +116,31 @@ async def test_other_guests_do_not_wait_for_passwords(
     assert guests.requests == [("other", 0)]
     guests.answers.set()
     await asyncio.gather(*asked)
+
+
+async def test_a_password_does_not_wait_for_guests_that_shut_down(
+    guests: Guests, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for those of one project: its agent has as many threads as requests that the host makes at once."""
+    assert min(LANES["agent"], LANES["memory"]) >= SLOW_CALLS
+    monkeypatch.setattr(domains, "describe", lambda connection, uuid: _running(uuid))
+    monkeypatch.setattr("micronova.virt.libvirt.guests.graceful.ASK_AGAIN", 0.01)
+    monkeypatch.setattr("micronova.virt.libvirt.guests.graceful.POLL_INTERVAL", 0.01)
+    graceful = GracefulPower(connection, EventQueues(), SystemClock(), "cloud-1")
+    stops = [asyncio.create_task(graceful.shut_down(f"agent-{number}", 30)) for number in range(LANES["agent"] + 1)]
+    by_agent = libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT
+    async with asyncio.timeout(10):
+        while sum(flags == by_agent for _, flags in guests.requests) < LANES["shutdown"]:
+            await asyncio.sleep(0.01)
+        assert await connection.change("other", lambda opened: "asked", "set a password", lane="agent") == "asked"
+    guests.answers.set()
+    for task in stops:
+        task.cancel()
+    await asyncio.gather(*stops, return_exceptions=True)
+
+
+def _running(uuid: str) -> domains.DomainInfo:
+    return domains.DomainInfo(uuid=uuid, owner=None, power=power_state.RUNNING, active=True)
 
 
 async def test_a_guest_that_shuts_down_does_not_wait_for_its_agent(
