@@ -52,7 +52,7 @@ SERVERS = 20_000
 HOSTS = 10_000
 MOVED = 2_000
 """Moves that ended long ago, of a project of its own."""
-SMALL = {"aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
+SMALL = {"aggregates", "aggregate_hosts", "flavors", "periodic_jobs"}
 """Tables that grow with the number of hosts at most."""
 MOST_READ = 1_100
 """Rows of a table that a hot path may read: the largest page, or two for each of 500 hosts."""
@@ -185,6 +185,12 @@ FILL: Rows = (
             "status": "'confirmed'",
             "updated_at": "0",
         },
+    ),
+    # Hosts that were lost, whose servers were evacuated or deleted, have many until they are back.
+    (
+        "departures",
+        SERVERS,
+        {"host": f"'host' || n % {HOSTS}", "instance_uuid": _id("living"), "epoch": "1", "created_at": "n"},
     ),
     ("consumers", SERVERS, {"uuid": _id("consumer"), "project_id": "'p' || n % 100", "generation": "1"}),
     ("quota_usages", SERVERS, {"project_id": "'p' || n", "resource": "'instances'"}),
@@ -353,6 +359,10 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: departures": lambda conn: departures.of_hosts(conn, NAMES),
     "heartbeat: departures that are held back": lambda conn: departures.held_back(conn, NAMES),
     "heartbeat: departures that are done": lambda conn: departures.delete(conn, [(name, MIDDLE, 1) for name in NAMES]),
+    "heartbeat: live migrations that were rolled back": lambda conn: departures.rolled_back(
+        conn, [(f"host{number}", _uuid("living", number), 1) for number in range(500)]
+    ),
+    "moves: guests of a server elsewhere": lambda conn: departures.elsewhere(conn, MIDDLE, "host7"),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
     "heartbeat: power states": lambda conn: instances.update_many(conn, LIVING, NOW, {"power_state": 4}),
     "heartbeat: actions": lambda conn: instance_actions.record_finished(
