@@ -20,6 +20,7 @@ from micronova.db import (
     node_reports,
     nodes,
     operations,
+    port_claims,
     provider_allocations,
     provider_trees,
     providers,
@@ -28,6 +29,7 @@ from micronova.db import (
     server_lists,
     server_migrations,
     services,
+    topologies,
     usages,
     volume_usages,
 )
@@ -450,6 +452,19 @@ async def test_few_rows_are_read(database: Database, name: str) -> None:
     """A walk through a whole index, whose rows a filter drops, is no sequential scan."""
     read = await rolled_back(database, rows_read, HOT[name])
     assert too_many(read, MORE_READ.get(name, MOST_READ), SMALL) == {}
+
+
+IN_PARTS: dict[str, Callable[[sa.Connection], Any]] = {
+    "claims of cells and devices": lambda conn: list(topologies.all_claims(conn)),
+    "ports that servers do not have": lambda conn: list(port_claims.strays(conn)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+async def test_what_is_read_in_parts_is_read_once(database: Database, name: str) -> None:
+    """And its ids once before: no part looks for its beginning."""
+    read = await rolled_back(database, rows_read, IN_PARTS[name])
+    assert too_many(read, 2 * SERVERS) == {}
 
 
 SHORT_LISTS: dict[str, Callable[[sa.Connection], Any]] = {
