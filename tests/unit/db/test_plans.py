@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
+from micronova.conductor.findings import images
 from micronova.db import (
     allocation_audit,
     allocations,
@@ -432,6 +433,10 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         NOW,
     ),
     "placement: what a project of many old moves uses": lambda conn: provider_allocations.usages(conn, "moved", None),
+    "audit: whether an image may be deleted": lambda conn: (
+        images.needless_images(conn, OPERATIONS[7]),
+        images.failed_images(conn, OPERATIONS[7]),
+    ),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: volume usage": lambda conn: volume_usages.purge(conn, NOW),
     "volume usage: servers of 100 hosts": lambda conn: volume_usages.servers_with_volumes(

@@ -109,10 +109,10 @@ REPAIRS: Repairs = {"ports": RepairKind(PortsOfServer, _remove_ports)}
 
 def compare_agents(agents: Sequence[dict[str, Any]], up: Sequence[str]) -> list[Finding]:
     """Return agents that do not report although their host is up, and what agents cannot do."""
-    findings = []
+    findings, hosts_up = [], set(up)
     for agent in agents:
         host = agent["host"]
-        if not agent["alive"] and host in up:
+        if not agent["alive"] and host in hosts_up:
             findings.append(
                 Finding(
                     kind="network",
