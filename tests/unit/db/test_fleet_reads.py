@@ -109,6 +109,27 @@ async def test_the_largest_ratio_of_the_hosts_of_an_aggregate(database: Database
     assert (await database.read(aggregates.largest_ratios, [b]))[b] == {"VCPU": 3.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}
 
 
+async def test_an_aggregate_may_have_more_hosts_than_a_statement_has_parameters(database: Database) -> None:
+    names = [f"host-{number}" for number in range(33_000)]
+
+    def add(conn: sa.Connection) -> int:
+        services.heartbeat(conn, COMPUTE, [names[-1]], NOW)
+        made = aggregates.insert(conn, "uuid-all", "all", None, NOW)
+        conn.execute(tables.aggregate_hosts.insert(), [{"aggregate_id": made.id, "host": name} for name in names])
+        return made.id
+
+    number = await database.write(add)
+    changed = await database.write(aggregates.update, number, "each", {"availability_zone": "red"}, NOW + 1)
+    assert (changed.name, changed.metadata) == ("each", {"availability_zone": "red"})
+
+
+async def test_hosts_that_a_build_avoids_may_be_more_than_a_statement_has_parameters(database: Database) -> None:
+    others = [f"host-{number}" for number in range(33_000)]
+    await database.write(services.heartbeat, COMPUTE, [others[0], "one"], NOW)
+    assert await database.read(services.any_up, COMPUTE, NOW, DOWN, besides=others)
+    assert not await database.read(services.any_up, COMPUTE, NOW, DOWN, besides=[*others, "one"])
+
+
 async def test_zones_are_available_while_a_service_is_enabled(database: Database) -> None:
     await database.write(_zones)
     assert await database.read(aggregates.zones_available, "nova") == {"a": True, "b": True, "nova": True}

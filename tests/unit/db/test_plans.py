@@ -385,6 +385,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     ),
     "usage, a page of a long span": lambda conn: _usage_of_a_long_span(conn, None),
     "usage, a page of a project and a long span": lambda conn: _usage_of_a_long_span(conn, "p7"),
+    "aggregates: hosts are read again": lambda conn: host_states.touch_hosts(conn, NAMES[:100], NOW),
     "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
     "shelved for too long": lambda conn: instances.shelved_before(conn, NOW, 100, after=""),
     "rescued for too long": lambda conn: instances.rescued_before(conn, NOW, 100),
