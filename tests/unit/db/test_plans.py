@@ -26,6 +26,7 @@ from micronova.db import (
     provider_trees,
     providers,
     quotas,
+    reseal,
     retention,
     server_lists,
     server_migrations,
@@ -38,6 +39,7 @@ from micronova.db import claims as claim_rows
 from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
+from micronova.db.secrets import SecretBox
 from micronova.db.server_lists import Filters
 from micronova.db.tables import instances as table_of_instances
 from micronova.db.tables import metadata
@@ -438,6 +440,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         images.needless_images(conn, OPERATIONS[7]),
         images.failed_images(conn, OPERATIONS[7]),
     ),
+    "key rotation: secrets of operations": lambda conn: reseal.of_operations(conn, SecretBox(bytes(32)), ""),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: volume usage": lambda conn: volume_usages.purge(conn, NOW),
     "volume usage: servers of 100 hosts": lambda conn: volume_usages.servers_with_volumes(
