@@ -220,7 +220,7 @@ def _add_operation(conn: sa.Connection, secrets: bytes, id: str = "waiting") -> 
     row: dict[str, Any] = {
         "id": id, "kind": "build", "version": 999, "step": "x", "instance_uuid": "i", "secrets": secrets,
         "context": b"", "payload": b"", "created_at": 1, "deadline": 1 << 60, "lease_until": 0, "leases": 0, "epoch": 1,
-        "finished_at": 1 << 60, "batch_id": "b",
+        "finished_at": None, "batch_id": "b",
     }  # fmt: skip
     conn.execute(operations.insert().values({name: each for name, each in row.items() if name in operations.c}))
 

@@ -14,7 +14,7 @@ from micronova.objects.service_names import COMPUTE
 HOSTS_AT_ONCE = 100
 """Hosts that are asked for their guests at the same time."""
 HOSTS_PER_STEP = 500
-"""Hosts after which the progress is told."""
+"""Hosts that are read at once, and after which the progress is told."""
 
 Answers = Mapping[str, tuple[Guest, ...] | str]
 """The guests of each host that was asked, or why it does not answer."""
@@ -29,16 +29,25 @@ def no_progress(done: int, hosts: int) -> None:
 
 async def hosts_up(database: Database, clock: Clock, down_time: float) -> list[str]:
     """Return the compute hosts that are up."""
-    found = await database.read(services.list_, binary=COMPUTE)
-    now = micros(clock.now())
-    return [row.host for row in found if services.is_up(row, now, down_time)]
+    return [host for host, up in await _hosts(database, clock, down_time) if up]
 
 
 async def hosts_down(database: Database, clock: Clock, down_time: float) -> list[str]:
     """Return the compute hosts that are not up, by name."""
-    found = await database.read(services.list_, binary=COMPUTE)
-    now = micros(clock.now())
-    return sorted(row.host for row in found if not services.is_up(row, now, down_time))
+    return sorted(host for host, up in await _hosts(database, clock, down_time) if not up)
+
+
+async def _hosts(database: Database, clock: Clock, down_time: float) -> list[tuple[str, bool]]:
+    """Return all compute hosts, and whether they are up. They are read in parts: conductors answer others meanwhile."""
+    found: list[tuple[str, bool]] = []
+    after = 0
+    while True:
+        part = await database.read(services.list_, binary=COMPUTE, after=after, limit=HOSTS_PER_STEP)
+        now = micros(clock.now())
+        found += [(row.host, services.is_up(row, now, down_time)) for row in part]
+        if len(part) < HOSTS_PER_STEP:
+            return found
+        after = part[-1].id
 
 
 def answered(answers: Answers) -> Iterator[tuple[str, tuple[Guest, ...]]]:

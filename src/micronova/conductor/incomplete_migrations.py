@@ -8,14 +8,9 @@ whether one that is up has not succeeded for long: the log and `micronova status
 import logging
 from collections import Counter
 
-import sqlalchemy as sa
-
 from micronova.conductor.operations.dependencies import ConductorDependencies
-from micronova.db import departures, services
-from micronova.db.departures import DepartureRow
-from micronova.objects.clock import micros
+from micronova.db import departures
 from micronova.objects.errors import OperationFailed
-from micronova.objects.service_names import COMPUTE
 
 log = logging.getLogger(__name__)
 
@@ -23,15 +18,15 @@ NAME = "incomplete_migrations"
 DEFAULT_INTERVAL = 60.0
 """Seconds between two runs if the setting is 0."""
 MOST = 1000
-"""Guests that one run looks at."""
+"""Guests that one run names."""
 MOST_NAMED = 5
 """Hosts that the error names."""
 
 
 async def find_incomplete_migrations(dependencies: ConductorDependencies) -> None:
     """Log the guests that hosts which are up should have removed `service_down_time` ago; raise if there are any."""
-    engine, down_time = dependencies.engine, dependencies.service_down_time
-    left = await engine.database.read(_left, engine.now(), down_time)
+    engine = dependencies.engine
+    left = await engine.database.read(departures.overdue, engine.now(), dependencies.service_down_time, MOST)
     if not left:
         return
     for each in left:
@@ -40,17 +35,3 @@ async def find_incomplete_migrations(dependencies: ConductorDependencies) -> Non
     names = ", ".join(f"{host} ({number})" for host, number in counts.most_common(MOST_NAMED))
     more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
     raise OperationFailed(f"Hosts have not removed guests that servers have left: {names}{more}.")
-
-
-def _left(conn: sa.Connection, now: int, down_time: float) -> list[DepartureRow]:
-    found = departures.recorded_before(conn, now - micros(down_time), MOST)
-    if not found:
-        return []
-    known = services.on_hosts(conn, COMPUTE, [each["host"] for each in found])
-    hosts = {host for host, service in known.items() if services.is_up(service, now, down_time)}
-    held_back = departures.held_back(conn, hosts)
-    return [
-        each
-        for each in found
-        if each["host"] in hosts and (each["host"], each["instance_uuid"], each["epoch"]) not in held_back
-    ]

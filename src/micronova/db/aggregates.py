@@ -178,14 +178,15 @@ def _check_zone(conn: sa.Connection, found: AggregateRow, zone: str | None, memb
 
 def _others(conn: sa.Connection, number: int, zone: str, members: Sequence[str]) -> set[str]:
     """Return the other zones that these hosts are in through other aggregates."""
-    query = sa.select(_a.metadata).join(aggregate_hosts, _a.id == _h.aggregate_id)
-    rows = conn.execute(query.where(_h.host.in_(list(members)), _a.id != number))
+    of_hosts = sa.select(_h.aggregate_id).where(one_of(_h.host, "hosts"))
+    query = sa.select(_a.metadata).where(_a.id != number, _a.id.in_(of_hosts))
+    rows = conn.execute(query, {"hosts": list(members)})
     return {found for row in rows if (found := row.metadata.get(ZONE)) and found != zone}
 
 
 def _has_instances(conn: sa.Connection, members: Sequence[str]) -> bool:
-    query = sa.select(instances.c.uuid).where(instances.c.host.in_(list(members))).limit(1)
-    return conn.execute(query).first() is not None
+    query = sa.select(instances.c.uuid).where(one_of(instances.c.host, "hosts")).limit(1)
+    return conn.execute(query, {"hosts": list(members)}).first() is not None
 
 
 def delete(conn: sa.Connection, number: int) -> None:

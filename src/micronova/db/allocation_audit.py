@@ -1,6 +1,6 @@
 """Checks the counters of claims: `used` against the allocations, server groups against their members."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -90,25 +90,13 @@ def repair_group(conn: sa.Connection, group_uuid: str) -> list[Drift]:
 
 def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
     """Return where `used` differs from the allocations, of one node or of all."""
-    held_query = sa.select(_a.node_uuid, _a.resource_class, sa.func.sum(_a.used)).group_by(
-        _a.node_uuid, _a.resource_class
-    )
-    used_query = sa.select(_i.node_uuid, _i.resource_class, _i.used).order_by(_i.node_uuid, _i.resource_class)
+    recorded = sa.select(_i.node_uuid.label("where"), _i.resource_class.label("what"), _i.used.label("number"))
+    held = sa.select(
+        _a.node_uuid.label("where"), _a.resource_class.label("what"), sa.func.sum(_a.used).label("number")
+    ).group_by(_a.node_uuid, _a.resource_class)
     if node_uuid is not None:
-        held_query = held_query.where(_a.node_uuid == node_uuid)
-        used_query = used_query.where(_i.node_uuid == node_uuid)
-    held = {(node, name): int(used) for node, name, used in conn.execute(held_query)}
-    found = []
-    for node, name, used in conn.execute(used_query):
-        actual = held.pop((node, name), 0)
-        if actual != used:
-            found.append(Drift(kind="used", where=node, what=name, recorded=used, actual=actual))
-    found += [
-        Drift(kind="used", where=node, what=name, recorded=0, actual=used)
-        for (node, name), used in held.items()
-        if used  # else the row only says where a consumer is
-    ]
-    return found
+        recorded, held = recorded.where(_i.node_uuid == node_uuid), held.where(_a.node_uuid == node_uuid)
+    return _differences(conn, "used", recorded.subquery(), held.subquery())
 
 
 def _groups(conn: sa.Connection, group_uuid: str | None = None) -> list[Drift]:
@@ -122,27 +110,42 @@ def _groups(conn: sa.Connection, group_uuid: str | None = None) -> list[Drift]:
         .join(migrations, _m.instance_uuid == instances.c.uuid)
         .where(_m.status.in_(migration_states.OPEN), wanted),
     ).subquery()
+    recorded = sa.select(_g.group_uuid.label("where"), _g.host.label("what"), _g.members.label("number"))
+    recorded = recorded.where(_g.members != 0)
+    # A group that was deleted while it had members counts no more.
+    counted = sa.select(_g.group_uuid).where(_g.members != 0)
+    if group_uuid is not None:
+        recorded, counted = recorded.where(_g.group_uuid == group_uuid), counted.where(_g.group_uuid == group_uuid)
     members = (
         sa.select(
-            consumers.c.server_group_id,
-            _n.host,
-            sa.func.count(sa.distinct(_a.consumer_uuid)).label("members"),
+            consumers.c.server_group_id.label("where"),
+            _n.host.label("what"),
+            sa.func.count(sa.distinct(_a.consumer_uuid)).label("number"),
         )
         .join(allocations, _a.consumer_uuid == consumers.c.consumer)
         .join(compute_nodes, _n.uuid == _a.node_uuid)
+        .where(consumers.c.server_group_id.in_(counted))
         .group_by(consumers.c.server_group_id, _n.host)
     )
-    actual: dict[tuple[Any, Any], int] = {(group, host): count for group, host, count in conn.execute(members)}
-    counted = sa.select(server_group_hosts).where(_g.members != 0)
-    if group_uuid is not None:
-        counted = counted.where(_g.group_uuid == group_uuid)
-    recorded = {(row.group_uuid, row.host): row.members for row in conn.execute(counted)}
-    # A group that was deleted while it had members counts no more.
-    groups = {group for group, _ in recorded}
+    return _differences(conn, "group", recorded.subquery(), members.subquery())
+
+
+def _differences(
+    conn: sa.Connection, kind: Literal["used", "group"], recorded: sa.Subquery, actual: sa.Subquery
+) -> list[Drift]:
+    """Return where two numbers differ, in the order of their keys; one that is missing is 0.
+
+    The database compares them: there are some of each host, and few of them differ.
+    """
+    r, x = recorded.c, actual.c
+    same = sa.and_(r.where == x.where, r.what == x.what)
+    number = sa.func.coalesce(x.number, 0)
+    wrong = sa.select(r.where, r.what, r.number, number).outerjoin(actual, same).where(r.number != number)
+    missing = sa.select(x.where, x.what, sa.literal(0), x.number).outerjoin(recorded, same)
+    missing = missing.where(r.where.is_(None), x.number != 0)
     return [
-        Drift(kind="group", where=key[0], what=key[1], recorded=recorded.get(key, 0), actual=actual.get(key, 0))
-        for key in sorted(recorded.keys() | {key for key in actual if key[0] in groups})
-        if recorded.get(key, 0) != actual.get(key, 0)
+        Drift(kind=kind, where=where, what=what, recorded=before, actual=int(now))
+        for where, what, before, now in sorted([*conn.execute(wrong), *conn.execute(missing)])
     ]
 
 

@@ -10,8 +10,10 @@ from typing import TypedDict, cast
 import sqlalchemy as sa
 
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
+from micronova.db.services import is_up_at
 from micronova.db.tables import departures, instances, migrations, services
 from micronova.objects import migration_states, states
+from micronova.objects.clock import micros
 from micronova.objects.migration import MigrationRow
 from micronova.objects.service_names import COMPUTE
 
@@ -33,10 +35,21 @@ _HEARD = sa.and_(
     services.c.binary == COMPUTE,
     services.c.alive_at > departures.c.created_at,
 )
+_NOT_YET = sa.and_(~sa.exists().where(_HEARD), sa.exists().where(_MOVED))
 _HELD_BACK = (
     sa.select(departures.c.host, departures.c.instance_uuid, departures.c.epoch)
     .join(instances, _HAS_OTHER_HOST)
-    .where(one_of(departures.c.host, "hosts"), ~sa.exists().where(_HEARD), sa.exists().where(_MOVED))
+    .where(one_of(departures.c.host, "hosts"), _NOT_YET)
+)
+_OLDEST = (
+    sa.select(departures)
+    .outerjoin(instances, _HAS_OTHER_HOST)
+    .where(
+        departures.c.created_at < sa.bindparam("before"),
+        sa.or_(instances.c.uuid.is_(None), sa.not_(_NOT_YET)),
+    )
+    .order_by(departures.c.created_at)
+    .limit(sa.bindparam("most"))
 )
 _OTHERS = sa.select(departures).where(
     departures.c.instance_uuid == sa.bindparam("instance"), departures.c.host != sa.bindparam("host")
@@ -45,12 +58,15 @@ _PURGE = departures.delete().where(
     one_of(departures.c.instance_uuid, "instances"),
     ~sa.exists().where(services.c.host == departures.c.host, services.c.binary == COMPUTE),
 )
-_DELETE = {
-    dialect: departures.delete().where(
-        sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect))
+# PostgreSQL does not know how few triples there are: the list of instances lets it use an index.
+_GONE = {
+    dialect: sa.and_(
+        one_of(departures.c.instance_uuid, "instances"),
+        sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect)),
     )
     for dialect in DIALECTS
 }
+_DELETE = {dialect: departures.delete().where(_GONE[dialect]) for dialect in DIALECTS}
 
 # What a destination has removed of a live migration that failed or was aborted: that has ended with the departure, or
 # later. A later departure of the same instance has nothing to do with it.
@@ -66,7 +82,7 @@ _ROLLED_BACK = {
             migrations.c.updated_at >= departures.c.created_at,
         ),
     )
-    .where(sa.tuple_(departures.c.host, departures.c.instance_uuid, departures.c.epoch).in_(triples("gone", dialect)))
+    .where(_GONE[dialect])
     for dialect in DIALECTS
 }
 
@@ -91,10 +107,15 @@ def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
     return cast(list[DepartureRow], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
 
 
-def recorded_before(conn: sa.Connection, before: int, most: int) -> list[DepartureRow]:
-    """Return the oldest of the guests that hosts have had to destroy since a time."""
-    query = sa.select(departures).where(departures.c.created_at < before).order_by(departures.c.created_at).limit(most)
-    return cast(list[DepartureRow], list(conn.execute(query).mappings()))
+def overdue(conn: sa.Connection, now: int, down_time: float, most: int) -> list[DepartureRow]:
+    """Return the oldest of the guests that hosts which are up have had to destroy for `down_time` seconds.
+
+    Those that are held back, and those of hosts that are down, are not among them, however many they are.
+    """
+    up = sa.select(services.c.host).where(services.c.binary == COMPUTE, is_up_at(now, down_time))
+    query = _OLDEST.where(departures.c.host.in_(up))
+    found = conn.execute(query, {"before": now - micros(down_time), "most": most}).mappings()
+    return cast(list[DepartureRow], list(found))
 
 
 def elsewhere(conn: sa.Connection, instance_uuid: str, host: str) -> list[DepartureRow]:
@@ -133,11 +154,16 @@ def rolled_back(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> li
     """Return the live migrations that failed or were aborted, and of which these departures are the last trace."""
     if not gone:
         return []
-    found = conn.execute(_ROLLED_BACK[conn.dialect.name], {"gone": as_triples(gone)}).mappings()
+    found = conn.execute(_ROLLED_BACK[conn.dialect.name], _of(gone)).mappings()
     return cast(list[MigrationRow], list(found))
 
 
 def delete(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:
     """Delete these records (host, instance, epoch): the hosts have destroyed the guests."""
     if gone:
-        conn.execute(_DELETE[conn.dialect.name], {"gone": as_triples(gone)})
+        conn.execute(_DELETE[conn.dialect.name], _of(gone))
+
+
+def _of(gone: Sequence[tuple[str, str, int]]) -> dict[str, object]:
+    """Return the parameters of `_GONE`."""
+    return {"gone": as_triples(gone), "instances": sorted({instance for _, instance, _ in gone})}

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
+from micronova.db.locking import in_order
 from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     aggregate_hosts,
@@ -99,6 +100,7 @@ def _changed_between(query: Any, *columns: Any) -> Any:
     return changed.order_by(*columns).limit(bindparam("limit"))
 
 
+_TOUCH = compute_nodes.update().where(in_order(_n.uuid, one_of(_n.host, "hosts"))).values(changed_at=bindparam("now"))
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
 _CHANGED_AMOUNTS = Prepared(_changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class))
 _CHANGED_TOPOLOGIES = _changed_between(
@@ -181,7 +183,8 @@ def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: 
 
 def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
     """Make schedulers read hosts again, after changes in other tables such as aggregates."""
-    conn.execute(compute_nodes.update().where(_n.host.in_(sorted(hosts))).values(changed_at=now))
+    if hosts:
+        conn.execute(_TOUCH, {"hosts": sorted(hosts), "now": now})
 
 
 class _Node(Protocol):

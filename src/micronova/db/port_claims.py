@@ -16,6 +16,7 @@ from sqlalchemy import bindparam
 
 from micronova.db import allocations as allocation_rows
 from micronova.db import provider_trees, topologies, used_amounts
+from micronova.db.listed import one_of
 from micronova.db.tables import allocations, instances, topology_claims
 from micronova.objects.port_resources import BoundPort, PortResources, ServedPort
 from micronova.objects.topology import Assignment
@@ -39,6 +40,16 @@ _DELETE = allocations.delete().where(
     _a.consumer_uuid == bindparam("b_consumer"),
     _a.node_uuid == bindparam("b_provider"),
     _a.resource_class == bindparam("b_class"),
+)
+
+
+_t = topology_claims.c
+_WITH_PORTS = sa.select(_t.consumer_uuid).where(_t.assignment.contains('"ports"')).order_by(_t.consumer_uuid)
+_SERVERS = (
+    sa.select(_t.consumer_uuid, _t.assignment, instances.c.network_info)
+    .join(instances, instances.c.uuid == _t.consumer_uuid)
+    .where(one_of(_t.consumer_uuid, "uuids"))
+    .order_by(_t.consumer_uuid)
 )
 
 
@@ -184,16 +195,12 @@ def _unheld_of(bound: Iterable[BoundPort], ports: Sequence[ServedPort], held: Am
                 yield Unheld(port.server, port.port_id, provider, name, needed[provider, name], have)
 
 
-def strays(conn: sa.Connection) -> dict[str, list[str]]:
-    """Return servers that hold something for ports that they do not have, with these ports."""
-    t = topology_claims.c
-    query = sa.select(t.consumer_uuid, t.assignment, instances.c.network_info).join(
-        instances, instances.c.uuid == t.consumer_uuid
-    )
-    found: dict[str, list[str]] = {}
-    for row in conn.execute(query.where(t.assignment.contains('"ports"'))):
-        own = {vif["port_id"] for vif in row.network_info}
-        assignment = msgspec.json.decode(row.assignment, type=Assignment)
-        if others := [each.port_id for each in assignment.ports if each.port_id not in own]:
-            found[row.consumer_uuid] = others
-    return found
+def strays(conn: sa.Connection) -> Iterator[tuple[str, list[str]]]:
+    """Yield servers that hold something for ports that they do not have, with these ports; read in parts."""
+    servers = conn.execute(_WITH_PORTS).scalars().all()
+    for first in range(0, len(servers), PART):
+        for row in conn.execute(_SERVERS, {"uuids": servers[first : first + PART]}):
+            own = {vif["port_id"] for vif in row.network_info}
+            assignment = msgspec.json.decode(row.assignment, type=Assignment)
+            if others := [each.port_id for each in assignment.ports if each.port_id not in own]:
+                yield row.consumer_uuid, others

@@ -24,7 +24,8 @@ _o, _d = operations.c, block_devices.c
 
 def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
     """Seal the secrets of operations."""
-    sealed = sa.select(_o.id, _o.secrets).where(_o.secrets.is_not(None), _o.id > after)
+    # An operation that ends forgets its secrets: those that have ended, which are many more, are not read.
+    sealed = sa.select(_o.id, _o.secrets).where(_o.finished_at.is_(None), _o.secrets.is_not(None), _o.id > after)
     rows = conn.execute(sealed.order_by(_o.id).limit(TOGETHER).with_for_update()).all()
     changed, lost = 0, []
     for row in rows:

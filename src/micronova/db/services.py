@@ -329,9 +329,9 @@ def host_may_return(conn: sa.Connection, host: str, now: int, down_time: float) 
 def any_up(conn: sa.Connection, binary: str, now: int, down_time: float, *, besides: Sequence[str] = ()) -> bool:
     """Return whether a service that is enabled and up runs on another host than these."""
     up = sa.select(_s.uuid).where(
-        _s.binary == binary, _s.disabled.is_(False), _s.host.not_in(besides), is_up_at(now, down_time)
+        _s.binary == binary, _s.disabled.is_(False), ~one_of(_s.host, "besides"), is_up_at(now, down_time)
     )
-    return conn.execute(up.limit(1)).first() is not None
+    return conn.execute(up.limit(1), {"besides": list(besides)}).first() is not None
 
 
 def any_without_heartbeat(conn: sa.Connection, binary: str, now: int, down_time: float) -> bool:

@@ -288,6 +288,7 @@ departures = sa.Table(
     Column("instance_uuid", String(36), primary_key=True),
     Column("epoch", Integer, nullable=False),  # the host destroys guests of this instance up to this epoch
     Column("created_at", Time, nullable=False),
+    Index("departures_by_instance", "instance_uuid"),
 )
 
 # Moves of servers. While one is open, its uuid is the consumer that holds the resources of the source.

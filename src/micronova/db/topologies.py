@@ -14,7 +14,7 @@ ARCHITECTURE.md has the order of locks.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,6 +125,13 @@ _REWRITE = (
     .where(_c.consumer_uuid == bindparam("b_consumer"))
     .values(assignment=bindparam("b_assignment"))
 )
+_CLAIMS_ON = sa.select(topology_claims).where(one_of(_c.node_uuid, "uuids"))
+_RECORDED_OF = sa.select(_t.node_uuid, _t.topology, _t.held).where(one_of(_t.node_uuid, "uuids"))
+PART = 500
+"""Nodes that are read at once."""
+
+
+_NODES = sa.union(sa.select(_t.node_uuid).where(_t.held != EMPTY), sa.select(_c.node_uuid)).order_by("node_uuid")
 _RENAME = topology_claims.update().where(_c.consumer_uuid == bindparam("b_old")).values(
     consumer_uuid=bindparam("b_new")
 )  # fmt: skip
@@ -252,27 +259,21 @@ def repair_held(conn: sa.Connection, node_uuid: str, now: int) -> bool:
     return True
 
 
-def all_claims(conn: sa.Connection) -> list[NodeClaims]:
-    """Return the nodes of which instances hold parts, or should hold parts."""
-    claims: dict[str, dict[str, Assignment]] = {}
-    for row in conn.execute(sa.select(topology_claims)):
-        claims.setdefault(row.node_uuid, {})[row.consumer_uuid] = msgspec.json.decode(row.assignment, type=Assignment)
-    rows = conn.execute(
-        sa.select(_t.node_uuid, _t.topology, _t.held).where(
-            sa.or_(_t.held != EMPTY, _t.node_uuid.in_(sa.select(_c.node_uuid)))
-        )
-    )
-    found = []
-    for row in rows:
-        topology, of_node = usable_topology(row.topology), claims.pop(row.node_uuid, {})
-        found.append(
-            NodeClaims(
-                row.node_uuid, topology, decode_use(row.held), total_use(topology, of_node), tuple(sorted(of_node))
-            )
-        )
-    nowhere = NodeTopology()
-    found += [
-        NodeClaims(node, nowhere, NOTHING_USED, total_use(nowhere, of_node), tuple(sorted(of_node)))
-        for node, of_node in claims.items()
-    ]
-    return sorted(found, key=lambda each: each.node_uuid)
+def all_claims(conn: sa.Connection) -> Iterator[NodeClaims]:
+    """Yield the nodes of which instances hold parts, or should hold parts, in the order of their uuids.
+
+    They are read in parts: between two of them a conductor does other work.
+    """
+    nodes = conn.execute(_NODES).scalars().all()
+    for first in range(0, len(nodes), PART):
+        part = nodes[first : first + PART]
+        claims: dict[str, dict[str, Assignment]] = {node: {} for node in part}
+        for row in conn.execute(_CLAIMS_ON, {"uuids": part}):
+            assignment = msgspec.json.decode(row.assignment, type=Assignment)
+            claims[row.node_uuid][row.consumer_uuid] = assignment
+        recorded = {row.node_uuid: row for row in conn.execute(_RECORDED_OF, {"uuids": part})}
+        for node in part:
+            known, of_node = recorded.get(node), claims[node]
+            topology = NodeTopology() if known is None else usable_topology(known.topology)
+            held = NOTHING_USED if known is None else decode_use(known.held)
+            yield NodeClaims(node, topology, held, total_use(topology, of_node), tuple(sorted(of_node)))

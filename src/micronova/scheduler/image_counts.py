@@ -49,11 +49,11 @@ class ImageCounts:
         hosts: dict[str, dict[str, int]] = {}
         for host, id, count in await self._database.read(server_hosts.servers_by_image):
             hosts.setdefault(id, {})[host] = count
-        new = sorted(hosts.keys() - self._properties.keys())
-        if new:
-            for id, image in (await self._database.read(server_hosts.images_of_servers, new)).items():
-                self._properties[id] = _pairs(image)
-        self._hosts = hosts
+        known = {id: pairs for id, pairs in self._properties.items() if id in hosts}
+        if new := sorted(hosts.keys() - known.keys()):
+            images = await self._database.read(server_hosts.images_of_servers, new)
+            known |= {id: _pairs(image) for id, image in images.items()}
+        self._hosts, self._properties = hosts, known
 
 
 def _pairs(image: ImageMeta) -> frozenset[tuple[str, str]]:

@@ -94,6 +94,29 @@ async def test_much_work_of_one_project_does_not_stop_another(cloud: World, monk
     gate.opened.set()
 
 
+@pytest.mark.usefixtures("no_sweeps")
+async def test_what_waits_is_not_read_for_each_operation(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One project has much to do: each look at what waits reads all of it."""
+    monkeypatch.setattr(engine, "MOST_LISTED", 50)
+    count = 150
+    await cloud.do("PUT", "/os-quota-sets/p1", {"quota_set": {"volumes": 1000}}, token=ADMIN)
+    gate = hold(monkeypatch, "create_blank")
+    made = [(await cloud.create(wait=None))["id"] for _ in range(count)]
+    looks = cloud.role.core.database.statistics.by_function
+    assert gate.calls == engine.MOST_RUNNING_OF_PROJECT
+    assert looks["ready"] <= engine.MOST_LISTED + 10, "more of the same project let the engine look again"
+    other = await cloud.create(wait=None, token=BOB)  # is found although so much waits
+    async with asyncio.timeout(20):
+        while gate.calls == engine.MOST_RUNNING_OF_PROJECT:
+            await asyncio.sleep(0.005)
+    before = looks["ready"]
+    gate.opened.set()
+    for id in made:
+        await cloud.until(f"/volumes/{id}", "available")
+    await cloud.until(f"/volumes/{other['id']}", "available")
+    assert looks["ready"] - before <= count // 4
+
+
 async def test_copies_take_turns(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """More copies than there are threads are under way for as long as they like; another one ends meanwhile."""
     large, small = await cloud.create(name="large"), await cloud.create(name="small")

@@ -394,7 +394,9 @@ async def test_block_devices_that_are_refused(user: Caller, devices: list[dict[s
     assert text in await user.refused(400, "POST", "/servers", body)
 
 
-async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volumes: Volumes) -> None:
+async def test_the_audit_finds_contradictions(
+    cloud: Cloud, user: Caller, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = (await user.boot())["id"]
     leaked, lost, unseen = [await volumes.create() for _ in range(3)]
     path = f"/servers/{server}/os-volume_attachments"
@@ -430,8 +432,10 @@ async def test_the_audit_finds_contradictions(cloud: Cloud, user: Caller, volume
     assert stranger in found[leaked] and "gone" in found[leaked]
     assert "no such attachment" in found[lost] and "does not have the volume" in found[unseen]
     [repair] = [repair for each in findings for repair in each.get("repairs", ())]
-    assert made in await run_repair(cloud.process, repair)
-    assert await run_repair(cloud.process, repair) == ""
+    with monkeypatch.context() as patched:  # a region has a hundred thousand, and thousands of repairs after a restore
+        patched.delattr(VolumeClient, "server_attachments")
+        assert made in await run_repair(cloud.process, repair)
+        assert await run_repair(cloud.process, repair) == ""
     await user.delete(f"/servers/{server}")
     await user.gone(server)
     await cloud.assert_clean()

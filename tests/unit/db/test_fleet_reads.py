@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from micronova.conductor.host_guests import HOSTS_PER_STEP, hosts_down, hosts_up
 from micronova.conductor.host_users import HostUsers
 from micronova.db import aggregates, node_reports, nodes, services, tables, usages
 from micronova.db.engine import Database
@@ -14,6 +15,7 @@ from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, NotFound, StaleHeartbeat
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
+from tests.clocks import SetClock
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import add_instances
 
@@ -109,6 +111,27 @@ async def test_the_largest_ratio_of_the_hosts_of_an_aggregate(database: Database
     assert (await database.read(aggregates.largest_ratios, [b]))[b] == {"VCPU": 3.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}
 
 
+async def test_an_aggregate_may_have_more_hosts_than_a_statement_has_parameters(database: Database) -> None:
+    names = [f"host-{number}" for number in range(33_000)]
+
+    def add(conn: sa.Connection) -> int:
+        services.heartbeat(conn, COMPUTE, [names[-1]], NOW)
+        made = aggregates.insert(conn, "uuid-all", "all", None, NOW)
+        conn.execute(tables.aggregate_hosts.insert(), [{"aggregate_id": made.id, "host": name} for name in names])
+        return made.id
+
+    number = await database.write(add)
+    changed = await database.write(aggregates.update, number, "each", {"availability_zone": "red"}, NOW + 1)
+    assert (changed.name, changed.metadata) == ("each", {"availability_zone": "red"})
+
+
+async def test_hosts_that_a_build_avoids_may_be_more_than_a_statement_has_parameters(database: Database) -> None:
+    others = [f"host-{number}" for number in range(33_000)]
+    await database.write(services.heartbeat, COMPUTE, [others[0], "one"], NOW)
+    assert await database.read(services.any_up, COMPUTE, NOW, DOWN, besides=others)
+    assert not await database.read(services.any_up, COMPUTE, NOW, DOWN, besides=[*others, "one"])
+
+
 async def test_zones_are_available_while_a_service_is_enabled(database: Database) -> None:
     await database.write(_zones)
     assert await database.read(aggregates.zones_available, "nova") == {"a": True, "b": True, "nova": True}
@@ -173,6 +196,18 @@ async def test_the_database_adds_up_what_nodes_have(database: Database) -> None:
         "local_gb": 200,
         "local_gb_used": 0,
     }
+
+
+async def test_hosts_that_are_up_are_read_in_parts(database: Database) -> None:
+    """By conductors, which answer heartbeats in between."""
+    names = [f"host-{number}" for number in range(2 * HOSTS_PER_STEP + 1)]
+    await database.write(services.heartbeat, COMPUTE, names, NOW)
+    await database.write(services.heartbeat, COMPUTE, names[:3], LONG_AGO)
+    await database.write(services.heartbeat, "nova-conductor", ["control"], NOW)
+    clock = SetClock(NOW / 1e6)
+    assert sorted(await hosts_up(database, clock, DOWN)) == sorted(names[3:])
+    assert database.statistics.by_function["list_"] == 3
+    assert await hosts_down(database, clock, DOWN) == names[:3]
 
 
 async def test_services_are_read_by_host(database: Database) -> None:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
+from micronova.conductor.findings import images
 from micronova.db import (
     allocation_audit,
     allocations,
@@ -20,14 +21,17 @@ from micronova.db import (
     node_reports,
     nodes,
     operations,
+    port_claims,
     provider_allocations,
     provider_trees,
     providers,
     quotas,
+    reseal,
     retention,
     server_lists,
     server_migrations,
     services,
+    topologies,
     usages,
     volume_usages,
 )
@@ -35,6 +39,7 @@ from micronova.db import claims as claim_rows
 from micronova.db.claims import Claim
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
+from micronova.db.secrets import SecretBox
 from micronova.db.server_lists import Filters
 from micronova.db.tables import instances as table_of_instances
 from micronova.db.tables import metadata
@@ -52,7 +57,7 @@ SERVERS = 20_000
 HOSTS = 10_000
 MOVED = 2_000
 """Moves that ended long ago, of a project of its own."""
-SMALL = {"aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
+SMALL = {"aggregates", "aggregate_hosts", "flavors", "periodic_jobs"}
 """Tables that grow with the number of hosts at most."""
 MOST_READ = 1_100
 """Rows of a table that a hot path may read: the largest page, or two for each of 500 hosts."""
@@ -185,6 +190,12 @@ FILL: Rows = (
             "status": "'confirmed'",
             "updated_at": "0",
         },
+    ),
+    # Hosts that were lost, whose servers were evacuated or deleted, have many until they are back.
+    (
+        "departures",
+        SERVERS,
+        {"host": f"'host' || n % {HOSTS}", "instance_uuid": _id("living"), "epoch": "1", "created_at": "n"},
     ),
     ("consumers", SERVERS, {"uuid": _id("consumer"), "project_id": "'p' || n % 100", "generation": "1"}),
     ("quota_usages", SERVERS, {"project_id": "'p' || n", "resource": "'instances'"}),
@@ -353,6 +364,10 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: departures": lambda conn: departures.of_hosts(conn, NAMES),
     "heartbeat: departures that are held back": lambda conn: departures.held_back(conn, NAMES),
     "heartbeat: departures that are done": lambda conn: departures.delete(conn, [(name, MIDDLE, 1) for name in NAMES]),
+    "heartbeat: live migrations that were rolled back": lambda conn: departures.rolled_back(
+        conn, [(f"host{number}", _uuid("living", number), 1) for number in range(500)]
+    ),
+    "moves: guests of a server elsewhere": lambda conn: departures.elsewhere(conn, MIDDLE, "host7"),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
     "heartbeat: power states": lambda conn: instances.update_many(conn, LIVING, NOW, {"power_state": 4}),
     "heartbeat: actions": lambda conn: instance_actions.record_finished(
@@ -372,6 +387,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     ),
     "usage, a page of a long span": lambda conn: _usage_of_a_long_span(conn, None),
     "usage, a page of a project and a long span": lambda conn: _usage_of_a_long_span(conn, "p7"),
+    "aggregates: hosts are read again": lambda conn: host_states.touch_hosts(conn, NAMES[:100], NOW),
     "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
     "shelved for too long": lambda conn: instances.shelved_before(conn, NOW, 100, after=""),
     "rescued for too long": lambda conn: instances.rescued_before(conn, NOW, 100),
@@ -420,6 +436,11 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         NOW,
     ),
     "placement: what a project of many old moves uses": lambda conn: provider_allocations.usages(conn, "moved", None),
+    "audit: whether an image may be deleted": lambda conn: (
+        images.needless_images(conn, OPERATIONS[7]),
+        images.failed_images(conn, OPERATIONS[7]),
+    ),
+    "key rotation: secrets of operations": lambda conn: reseal.of_operations(conn, SecretBox(bytes(32)), ""),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: volume usage": lambda conn: volume_usages.purge(conn, NOW),
     "volume usage: servers of 100 hosts": lambda conn: volume_usages.servers_with_volumes(
@@ -440,6 +461,19 @@ async def test_few_rows_are_read(database: Database, name: str) -> None:
     """A walk through a whole index, whose rows a filter drops, is no sequential scan."""
     read = await rolled_back(database, rows_read, HOT[name])
     assert too_many(read, MORE_READ.get(name, MOST_READ), SMALL) == {}
+
+
+IN_PARTS: dict[str, Callable[[sa.Connection], Any]] = {
+    "claims of cells and devices": lambda conn: list(topologies.all_claims(conn)),
+    "ports that servers do not have": lambda conn: list(port_claims.strays(conn)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+async def test_what_is_read_in_parts_is_read_once(database: Database, name: str) -> None:
+    """And its ids once before: no part looks for its beginning."""
+    read = await rolled_back(database, rows_read, IN_PARTS[name])
+    assert too_many(read, 2 * SERVERS) == {}
 
 
 SHORT_LISTS: dict[str, Callable[[sa.Connection], Any]] = {

@@ -328,7 +328,7 @@ def held_cpus(conn: sa.Connection) -> dict[str, tuple[int, ...]]:
 
 def nothing_wrong(conn: sa.Connection) -> bool:
     """Return whether the counters are right, and no host has less than is held."""
-    nodes = topologies.all_claims(conn)
+    nodes = list(topologies.all_claims(conn))
     counted = all(node.held == node.claimed for node in nodes)
     there = all(lacking(node.topology, node.claimed) == [] for node in nodes)
     return counted and there and allocation_audit.audit(conn) == []

@@ -191,9 +191,9 @@ async def _names(subject: Subject) -> list[Finding]:
 
 
 def _one_operation(conn: sa.Connection) -> Any:
-    return conn.execute(
-        sa.select(operations.c.id, operations.c.secrets).where(operations.c.secrets.is_not(None)).limit(1)
-    ).first()
+    stored = sa.select(operations.c.id, operations.c.secrets)
+    # One that has ended has no secrets any more.
+    return conn.execute(stored.where(operations.c.finished_at.is_(None), operations.c.secrets.is_not(None))).first()
 
 
 def _one_volume_key(conn: sa.Connection) -> Any:

@@ -74,7 +74,7 @@ def drifted_counters(conn: sa.Connection, busy: set[str]) -> list[Finding]:
             message=f"The server holds resources for port {port}, which it does not have.",
             repairs=(offer("port", StrayPort(server, port), "Release them."),),
         )
-        for server, strays in port_claims.strays(conn).items()
+        for server, strays in port_claims.strays(conn)
         if server not in busy
         for port in strays
     ]

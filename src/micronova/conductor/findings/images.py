@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -47,11 +47,20 @@ class AuditedImages(Protocol):
         """Return the status of an image that was made from a server; None if there is none."""
 
 
-def _failed_images(conn: sa.Connection) -> dict[str, str]:
-    """Return the images that the newest failed operations had to make, with their servers; both have one id."""
+def failed_images(conn: sa.Connection, image: str | None = None) -> dict[str, str]:
+    """Return the images that the newest failed operations had to make, with their servers; both have one id.
+
+    With `image` look at this one only.
+    """
     failed = sa.and_(operations.c.kind.in_(IMAGE_KINDS), operations.c.result.in_(("error", "cancelled")))
-    found = sa.select(operations.c.id, operations.c.instance_uuid).where(failed)
-    rows = conn.execute(found.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES))
+    return _newest(conn, sa.select(operations.c.id, operations.c.instance_uuid).where(failed), image)
+
+
+def _newest(conn: sa.Connection, made: sa.Select[Any], image: str | None) -> dict[str, str]:
+    """Return the images of the operations that ended last, with their servers, or of one operation."""
+    if image is not None:
+        made = made.where(operations.c.id == image)
+    rows = conn.execute(made.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES))
     return {row.id: row.instance_uuid for row in rows}
 
 
@@ -60,7 +69,7 @@ async def compare_images(
 ) -> list[Finding]:
     """Return images that are left without data, images that are missing, and images that nobody needs."""
     asked = _AskedImages(images, progress)
-    findings = await _unfilled(asked, await database.read(_failed_images))
+    findings = await _unfilled(asked, await database.read(failed_images))
     return findings + await _wrong_shelved_images(asked, database)
 
 
@@ -124,16 +133,18 @@ def _still_needed(conn: sa.Connection, servers: Sequence[str]) -> dict[str, str 
     return {row.uuid: row.image for row in conn.execute(still, {"servers": list(servers)})}
 
 
-def _needless_images(conn: sa.Connection) -> dict[str, str]:
-    """Return the newest images of shelves that have ended whose servers do not have them any more, with the servers."""
+def needless_images(conn: sa.Connection, image: str | None = None) -> dict[str, str]:
+    """Return the newest images of shelves that have ended whose servers do not have them any more, with the servers.
+
+    With `image` look at this one only.
+    """
     made = sa.select(operations.c.id, operations.c.instance_uuid).outerjoin(
         instances, sa.and_(instances.c.uuid == operations.c.instance_uuid, operations.c.id == _IMAGE)
     )
     needless = made.where(
         operations.c.kind == "shelve", instances.c.uuid.is_(None), operations.c.instance_uuid.not_in(_BUSY)
     )
-    rows = conn.execute(needless.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES))
-    return {row.id: row.instance_uuid for row in rows}
+    return _newest(conn, needless, image)
 
 
 async def _wrong_shelved_images(images: _AskedImages, database: Database) -> list[Finding]:
@@ -155,9 +166,9 @@ async def _wrong_shelved_images(images: _AskedImages, database: Database) -> lis
             for id, image in still.items()
             if needed[id] == image
         ]
-    needless = await database.read(_needless_images)
+    needless = await database.read(needless_images)
     status = await images.statuses(needless)
-    left = await database.read(_needless_images)
+    left = await database.read(needless_images)
     return findings + [
         Finding(
             kind="image",
@@ -179,14 +190,15 @@ async def _delete_image(dependencies: RepairDependencies, about: ImageOfServer) 
 
     def needed(conn: sa.Connection) -> bool:
         refuse_busy(conn, server)
-        return conn.execute(sa.select(instances.c.uuid).where(image == _IMAGE)).first() is not None
+        # No other server can need it: the image of a shelve is its server's.
+        return bool(conn.execute(sa.select(_IMAGE).where(instances.c.uuid == server)).scalar() == image)
 
     if dependencies.image_client is None:
         raise Unavailable("There is no image service.")
     if await dependencies.database.read(needed):
         raise Conflict(f"A shelved server needs image {image}: it stays.")
-    if image not in await dependencies.database.read(_needless_images):
-        if image not in await dependencies.database.read(_failed_images):
+    if (await dependencies.database.read(needless_images, image)).get(image) != server:
+        if (await dependencies.database.read(failed_images, image)).get(image) != server:
             return ""
         if await dependencies.image_client.status_of_made(image) == "active":
             raise Conflict(f"Image {image} is complete by now: it stays.")

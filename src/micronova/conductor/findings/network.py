@@ -94,9 +94,9 @@ def compare_bound_ports(conn: sa.Connection, bound: Iterable[BoundPort], servers
 
 def compare_agents(agents: Iterable[NetworkAgent], up: Sequence[str]) -> list[Finding]:
     """Return agents that do not report although their host is up, and what agents cannot do."""
-    findings = []
+    findings, hosts_up = [], set(up)
     for agent in agents:
-        if not agent.alive and agent.host in up:
+        if not agent.alive and agent.host in hosts_up:
             findings.append(
                 Finding(
                     kind="network",

@@ -1,6 +1,6 @@
 """The part of the audit about volumes: the volume service's attachments, the servers' devices, and what guests have."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -79,13 +79,14 @@ async def compare_volumes(database: Database, clock: Clock, volumes: AuditedVolu
     if not first:
         return []
     await clock.sleep(ACCEPTED_WITHIN)
-    again = await look()
-    return [each for each in again if each in first]
+    before = {(each.subject, each.message): each for each in first}
+    return [each for each in await look() if before.get((each.subject, each.message)) == each]
 
 
 def _differences(attachments: Mapping[str, tuple[str, str]], devices: Devices, answers: Answers) -> list[Finding]:
     found: list[Finding] = []
     recorded = {device.attachment_id for each in devices.by_server.values() for device in each}
+    guests = _guests_of_servers(answers)
     for id, (volume, server) in attachments.items():
         # Users may write any id into an attachment of their own: one without a server of that id is not compared.
         if server in devices.busy or id in recorded or not (server in devices.known or server in devices.gone):
@@ -93,7 +94,7 @@ def _differences(attachments: Mapping[str, tuple[str, str]], devices: Devices, a
         why = "which does not have the volume" if server in devices.known else "which is gone"
         text = f"Delete attachment {id} of the volume."
         # The guest uses the volume, if the database was restored and the volume was attached after the backup.
-        used = _may_use(server, volume, devices, answers)
+        used = _may_use(server, volume, devices, answers, guests.get(server, ()))
         if used:
             text += f" {used}, and others can get the volume then."
         found.append(
@@ -115,23 +116,36 @@ def _differences(attachments: Mapping[str, tuple[str, str]], devices: Devices, a
     attached: dict[str, set[str]] = {}
     for volume, server in attachments.values():
         attached.setdefault(server, set()).add(volume)
-    for host, guests in answered(answers):
-        for guest in guests:
+    for of_server in guests.values():
+        for host, guest in of_server:
             found += _of_guest(host, guest, devices, attached.get(guest.uuid, set()))
     return found
 
 
-def _may_use(server: str, volume: str, devices: Devices, answers: Answers) -> str | None:
-    """Return who may use a volume by an attachment that is not recorded; None if nobody does."""
+def _guests_of_servers(answers: Answers) -> dict[str, list[tuple[str, Guest]]]:
+    """Return the guests of each server, with their hosts."""
+    found: dict[str, list[tuple[str, Guest]]] = {}
+    for host, guests in answered(answers):
+        for guest in guests:
+            found.setdefault(guest.uuid, []).append((host, guest))
+    return found
+
+
+def _may_use(
+    server: str, volume: str, devices: Devices, answers: Answers, guests: Iterable[tuple[str, Guest]]
+) -> str | None:
+    """Return who may use a volume by an attachment that is not recorded; None if nobody does.
+
+    `guests` are those of the server.
+    """
     if volume in {device.volume_id for device in devices.by_server.get(server, ())}:
         return None  # it is used by the attachment that is recorded
     own = devices.known.get(server)
     if own is not None and not isinstance(answers.get(own), tuple):
         return f"The server's host {own} has not said whether the guest uses it"
-    for host, guests in answered(answers):
-        for guest in guests:
-            if guest.uuid == server and (guest.volumes is None or volume in guest.volumes):
-                return f"The guest on {host} uses it" if guest.volumes else f"The guest on {host} may use it"
+    for host, guest in guests:
+        if guest.volumes is None or volume in guest.volumes:
+            return f"The guest on {host} uses it" if guest.volumes else f"The guest on {host} may use it"
     return None
 
 
@@ -171,7 +185,7 @@ async def _delete_attachment(dependencies: RepairDependencies, about: Attachment
     id, server = about.attachment, about.server
     if dependencies.volume_client is None:
         raise Unavailable("There is no volume service.")
-    if id not in await dependencies.volume_client.server_attachments():
+    if id not in await dependencies.volume_client.attachments_of(server):
         return ""
 
     def refuse_held(conn: sa.Connection) -> None:

@@ -113,14 +113,12 @@ def _check_bound(conn: sa.Connection, policies: Collection[str | None], own: sa.
 
 def check_rule_change(conn: sa.Connection, policy: str) -> None:
     """Raise Conflict if bound ports have a policy of which a minimum bandwidth is being changed."""
-    own = ports.c.qos_policy_id == policy
-    of_network = sa.and_(
-        ports.c.qos_policy_id.is_(None),
-        ports.c.network_id.in_(sa.select(networks.c.id).where(networks.c.qos_policy_id == policy)),
-    )
-    found = conn.execute(sa.select(ports.c.id).where(_BOUND, own | of_network).limit(1)).scalar()
-    if found is not None:
-        raise _is_claimed(found)
+    of_network = ports.c.network_id.in_(sa.select(networks.c.id).where(networks.c.qos_policy_id == policy))
+    # Not in one condition: an OR would make PostgreSQL read all ports.
+    for own in (ports.c.qos_policy_id == policy, sa.and_(ports.c.qos_policy_id.is_(None), of_network)):
+        found = conn.execute(sa.select(ports.c.id).where(_BOUND, own).limit(1)).scalar()
+        if found is not None:
+            raise _is_claimed(found)
 
 
 def _is_claimed(port: str) -> Exception:

@@ -15,6 +15,7 @@ from micronova.embedded.network.change_feed import Question, read_changes, recen
 from micronova.embedded.network.core import Core, NetworkServiceSettings
 from micronova.embedded.network.port_events import OUTBOX
 from micronova.embedded.network.port_rows import read_port_facts, remove_port
+from micronova.embedded.network.qos_use import check_rule_change
 from micronova.embedded.network.sharing import (
     ALL,
     EXTERNAL,
@@ -98,6 +99,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         .order_by(subnets.c.created_at)
     ).all(),
     "deleting a port": lambda conn: remove_port(conn, id_of("port", PORTS - 7), NOW),
+    "whether bound ports have a QoS policy": lambda conn: check_rule_change(conn, "policy"),
     "events that are due": lambda conn: OUTBOX.claim_due(conn, NOW, 1_000_000),
 }
 

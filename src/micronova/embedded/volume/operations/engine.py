@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 SWEEP: Final = 5.0  # seconds between searches for operations that other processes have left
 MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
 MOST_RUNNING_OF_PROJECT: Final = 8  # operations of one project among these
+MOST_LISTED: Final = 200  # operations that one look finds; the next look comes when those of a project are begun
+RECENT: Final = 5.0  # seconds in which a transaction that begins an operation has ended
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 
@@ -64,13 +66,18 @@ class Engine:
         self._projects: Counter[str] = Counter()  # how many operations run, by project
         self._attempts: dict[str, Attempt] = {}
         self._set_aside: set[str] = set()  # operations that this process does not try again before the next sweep
+        # What the last look has found and was not begun. It waits for no other operation whatever happens meanwhile.
+        self._listed: Sequence[Ready] = ()
+        self._all_listed = True  # the last look has found all that could begin
+        self._begun = False  # since then requests have begun operations
+        self._ended: set[str] = set()  # projects of which operations have ended since then
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Take up what is left of earlier processes, and wait for more."""
-        self._core.on_operation = self._wake.set
-        self._wake.set()
+        self._core.on_operation = self._on_operation
+        self._on_operation()
         clock = self._core.clock
         self._tasks = [
             keep_running(self._take_forever, name="volume-operations", clock=clock),
@@ -94,6 +101,11 @@ class Engine:
         if progress:
             await self._core.database.write(operation_queries.note_progress, progress)
         self._set_aside.clear()
+        self._listed, self._all_listed = (), True
+        self._on_operation()
+
+    def _on_operation(self) -> None:
+        self._begun = True
         self._wake.set()
 
     async def _take_forever(self) -> None:
@@ -101,9 +113,10 @@ class Engine:
             await self._wake.wait()
             self._wake.clear()
             await self._note_cancelled()
-            core, limits = self._core, (2 * MOST_RUNNING_OF_PROJECT, 2 * MOST_RUNNING)
-            for ready in await core.database.read(operation_queries.ready, core.host, core.now(), *limits):
-                self._take(ready)
+            if len(self._running) < MOST_RUNNING:
+                if await self._may_find_more():
+                    await self._look()
+                self._take_listed()
 
     async def _note_cancelled(self) -> None:
         """Let attempts at operations that were cancelled end."""
@@ -112,15 +125,39 @@ class Engine:
                 if attempt := self._attempts.get(id):
                     attempt.cancelled = True
 
-    def _take(self, ready: Ready) -> None:
-        """Begin to work on an operation, unless it runs, waits for the next sweep or exceeds a limit."""
-        if ready.id in self._running or ready.id in self._set_aside or len(self._running) >= MOST_RUNNING:
-            return
-        if self._projects[ready.project_id] >= MOST_RUNNING_OF_PROJECT:
-            return
-        self._projects[ready.project_id] += 1
-        run = self._run(ready.id, ready.project_id)
-        self._running[ready.id] = asyncio.get_running_loop().create_task(run, name=ready.kind)
+    async def _may_find_more(self) -> bool:
+        """Return whether a look may find the operation of a project of which none is listed.
+
+        A look reads all operations that wait. One project may have thousands of them, and end and begin some all the
+        time.
+        """
+        changed, self._ended = self._ended, set()
+        if self._begun:
+            self._begun = False
+            if self._all_listed:  # few wait
+                return True
+            since = self._core.now() - micros(RECENT)
+            changed |= await self._core.database.read(operation_queries.projects_since, self._core.host, since)
+        return not changed.issubset(each.project_id for each in self._listed)
+
+    async def _look(self) -> None:
+        now = self._core.now()
+        self._listed = await self._core.database.read(operation_queries.ready, self._core.host, now, MOST_LISTED)
+        self._all_listed = len(self._listed) < MOST_LISTED
+
+    def _take_listed(self) -> None:
+        """Begin to work on operations, except those that run, wait for the next sweep or exceed a limit."""
+        left = []
+        for ready in self._listed:
+            if ready.id in self._running or ready.id in self._set_aside:
+                continue
+            if len(self._running) >= MOST_RUNNING or self._projects[ready.project_id] >= MOST_RUNNING_OF_PROJECT:
+                left.append(ready)
+                continue
+            self._projects[ready.project_id] += 1
+            run = self._run(ready.id, ready.project_id)
+            self._running[ready.id] = asyncio.get_running_loop().create_task(run, name=ready.kind)
+        self._listed = left
 
     async def _run(self, id: str, project_id: str) -> None:
         try:
@@ -130,7 +167,7 @@ class Engine:
                 return
             try:
                 operation = await self._core.database.read(operation_queries.get, id)
-                if operation is not None:
+                if operation is not None and operation.not_before <= self._core.now():  # else another process tried it
                     await self._attempt(operation)
             finally:
                 self._files.unlock(id, lock)
@@ -141,6 +178,7 @@ class Engine:
             self._attempts.pop(id, None)
             del self._running[id]
             self._projects -= Counter((project_id,))  # removes a project of which no operation runs
+            self._ended.add(project_id)
             self._wake.set()  # operations that waited for this one, or for a limit, may run now
 
     async def _attempt(self, operation: Operation) -> None:

@@ -39,8 +39,10 @@ async def remove_leftovers(core: Core, files: Files) -> int:
                 *(len(unknown), directory, files.path(directory, min(unknown))),
             )
     if files.live_copies is not None:
-        for path in await files.run(files.live_copies.leftovers):
-            if path.name.partition(".")[0] not in await core.database.read(operation_queries.ids):
+        copies = await files.run(files.live_copies.leftovers)
+        working = await core.database.read(operation_queries.ids)
+        for path in copies:
+            if path.name.partition(".")[0] not in working:
                 await files.discard(path)
                 removed += 1
     if removed:

@@ -38,7 +38,7 @@ _waiting = (
 )
 _READY = (
     sa.select(_waiting.c.id, _waiting.c.kind, _waiting.c.project_id)
-    .where(_waiting.c.turn <= sa.bindparam("most_of_project"))
+    .where(_waiting.c.turn <= sa.bindparam("most"))
     .order_by(_waiting.c.turn, _waiting.c.created_at, _waiting.c.id)
     .limit(sa.bindparam("most"))
 )
@@ -52,10 +52,15 @@ class Ready(NamedTuple):
     project_id: str
 
 
-def ready(conn: sa.Connection, host: str, now: int, most_of_project: int, most: int) -> list[Ready]:
+def ready(conn: sa.Connection, host: str, now: int, most: int) -> list[Ready]:
     """Return the next operations of a host, those of projects in turn."""
-    limits = {"most_of_project": most_of_project, "most": most}
-    return [Ready(*row) for row in conn.execute(_READY, {"here": host, "now": now, **limits})]
+    return [Ready(*row) for row in conn.execute(_READY, {"here": host, "now": now, "most": most})]
+
+
+def projects_since(conn: sa.Connection, host: str, since: int) -> set[str]:
+    """Return the projects that have begun operations of a host since a time."""
+    begun = sa.select(operations.c.project_id).where(operations.c.host == host, operations.c.created_at >= since)
+    return set(conn.execute(begun.distinct()).scalars())
 
 
 def begin(
