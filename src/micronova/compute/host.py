@@ -35,6 +35,7 @@ from micronova.virt.driver import (
     Lifecycle,
     capability_traits,
     if_capable,
+    topology_traits,
 )
 
 log = logging.getLogger(__name__)
@@ -309,7 +310,7 @@ class Host:
                         running_vms=sum(guest.node == tracker.node for guest in self._guests.values()),
                         current_workload=workload,
                         capabilities={**report.capabilities, **self._capabilities},
-                        traits=tuple(sorted({*report.traits, *self._traits})),
+                        traits=tuple(sorted({*report.traits, *self._traits, *topology_traits(report.topology)})),
                     )
                 )
         return tuple(found)
