@@ -1,7 +1,7 @@
 """What the agent knows of one compute host: its driver, its nodes' resources, its guests and the orders it works on."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -291,6 +291,12 @@ class Host:
     def _power_of(self, uuid: str) -> int | None:
         guest = self._guests.get(uuid)
         return None if guest is None else guest.power
+
+    def ratios_told(self, ratios: Mapping[str, Mapping[str, float]]) -> None:
+        """Take over the allocation ratios of nodes, by name."""
+        for node, of_node in ratios.items():
+            if node in self._trackers:
+                self._trackers[node].ratios_told(of_node)
 
     # --- what heartbeats report ---
 
