@@ -17,7 +17,6 @@ from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import NodeResources
-from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity, whole
 from micronova.placement.standard import COMPUTE_NODE, HOST_TRAIT, OWNER, reported_traits, standard_traits
 
@@ -133,7 +132,7 @@ def record(
     before = {row.uuid: row for row in found}
     chosen = {node.node_uuid: _ratios(node, before.get(node.node_uuid), ratios) for _, node in pairs}
     reported = {
-        node.node_uuid: _topology(has, chosen[node.node_uuid])
+        node.node_uuid: topologies.with_ratios(has, chosen[node.node_uuid])
         for _, node in pairs
         if (has := node.topology) is not None
     }
@@ -276,13 +275,6 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
         "created_at": now,
         "changed_at": now,
     }
-
-
-def _topology(topology: NodeTopology, ratios: Mapping[str, float]) -> NodeTopology:
-    """Return a node's topology with the ratios of its inventories."""
-    return msgspec.structs.replace(
-        topology, cpu_allocation_ratio=ratios["VCPU"], ram_allocation_ratio=ratios["MEMORY_MB"]
-    )
 
 
 def _ratios(node: NodeResources, before: Any | None, initial: Mapping[str, float]) -> dict[str, float]:

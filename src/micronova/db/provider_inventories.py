@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
-from micronova.db import placement_names, providers
+from micronova.db import placement_names, providers, topologies
 from micronova.db.providers import ProviderRow
 from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -65,6 +65,7 @@ def change(
     providers.touch(conn, uuid, now)
     providers.advance(conn, uuid, generation, now, f"Update conflict: {providers.GENERATION_CONFLICT}")
     _check_classes(conn, [name])
+    topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
     row = _row(uuid, name, values, now)
     del row["used"]
     if (
@@ -83,6 +84,8 @@ def replace_all(
     providers.touch(conn, uuid, now)
     providers.advance(conn, uuid, generation, now)
     _check_classes(conn, wanted)
+    ratios = {name: values["allocation_ratio"] for name, values in wanted.items()}
+    topologies.follow_ratios(conn, uuid, ratios, now)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     remove_unused(conn, uuid, [row for name, row in known.items() if name not in wanted])
     for name, values in sorted(wanted.items()):

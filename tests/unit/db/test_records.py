@@ -149,16 +149,22 @@ async def test_a_ratio_that_no_setting_fixes_stays_as_the_placement_api_has_it(d
         rows = await database.read(provider_inventories.list_, "uuid-n1")
         return {row.resource_class: (row.allocation_ratio, row.capacity) for row in rows}
 
+    async def of_cells() -> tuple[float, float]:
+        text = sa.select(node_topologies.c.topology)
+        topology = usable_topology(await database.read(lambda conn: conn.execute(text).scalar_one()))
+        return topology.cpu_allocation_ratio, topology.ram_allocation_ratio
+
     initial = {"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0}
     assert await report() == {"uuid-n1": initial}
     assert await shown() == {"VCPU": (4.0, 32), "MEMORY_MB": (1.5, 11520), "DISK_GB": (1.0, 100)}
     wanted = {"total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 16.0}
     await database.write(provider_inventories.change, "uuid-n1", "VCPU", wanted, None, 20)
+    assert await of_cells() == (16.0, 1.5)  # at once: the host may not report for long
     assert await report(running_vms=1) == {"uuid-n1": {**initial, "VCPU": 16.0}}
-    assert (await shown())["VCPU"] == (16.0, 128)
-    text = sa.select(node_topologies.c.topology)
-    topology = usable_topology(await database.read(lambda conn: conn.execute(text).scalar_one()))
-    assert (topology.cpu_allocation_ratio, topology.ram_allocation_ratio) == (16.0, 1.5)
+    assert (await shown())["VCPU"] == (16.0, 128) and await of_cells() == (16.0, 1.5)
+    await database.write(provider_inventories.change, "uuid-n1", "VCPU", {**wanted, "allocation_ratio": 0}, None, 30)
+    assert await report() == {"uuid-n1": {**initial, "VCPU": 0.0}}
+    assert 0 < (await of_cells())[0] < 1e-9  # what schedulers can read
     # The setting of the host counts for everything, also after that.
     fixed = await report(allocation_ratios={"VCPU": 2.0})
     assert fixed == {"uuid-n1": {"MEMORY_MB": 1.5, "DISK_GB": 1.0}} and (await shown())["VCPU"] == (2.0, 16)
