@@ -63,9 +63,9 @@ def change(
 ) -> None:
     """Change an inventory; raise Invalid if the provider has none."""
     providers.touch(conn, uuid, now)
+    topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
     providers.advance(conn, uuid, generation, now, f"Update conflict: {providers.GENERATION_CONFLICT}")
     _check_classes(conn, [name])
-    topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
     row = _row(uuid, name, values, now)
     del row["used"]
     if (
@@ -82,10 +82,9 @@ def replace_all(
 ) -> None:
     """Give a provider exactly these inventories; raise Conflict if one that is in use is missing among them."""
     providers.touch(conn, uuid, now)
+    topologies.follow_ratios(conn, uuid, {name: each["allocation_ratio"] for name, each in wanted.items()}, now)
     providers.advance(conn, uuid, generation, now)
     _check_classes(conn, wanted)
-    ratios = {name: values["allocation_ratio"] for name, values in wanted.items()}
-    topologies.follow_ratios(conn, uuid, ratios, now)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     remove_unused(conn, uuid, [row for name, row in known.items() if name not in wanted])
     for name, values in sorted(wanted.items()):

@@ -152,10 +152,7 @@ def with_ratios(topology: NodeTopology, ratios: Mapping[str, float]) -> NodeTopo
 
 
 def follow_ratios(conn: sa.Connection, uuid: str, ratios: Mapping[str, float], now: int) -> None:
-    """Give a compute node the ratios of inventories that are about to be written; other providers have no topology.
-
-    Inventories are locked after topologies.
-    """
+    """Give a compute node the ratios of inventories that are about to be written; other providers have no topology."""
     if ratios.keys().isdisjoint(("VCPU", "MEMORY_MB")):
         return
     for row in conn.execute(_LOCK, {"uuids": [uuid]}):
