@@ -3,6 +3,7 @@
 import asyncio
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -208,6 +209,52 @@ async def test_a_pinned_guest_with_numa_nodes(host: Host) -> None:
             await driver.spawn(other)
         await driver.destroy(uuid)
     assert host.leftovers() == []
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    """Give the machine 2 MiB pages for a guest, and as many for others that start meanwhile, such as PostgreSQL."""
+    pages = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+    before = int(pages.read_text())
+    wanted = before + 2 * FLAVOR.ram // 2
+    pages.write_text(str(wanted))
+    try:
+        if int(pages.read_text()) < wanted:
+            pytest.skip("the kernel has no memory in pieces that are large enough")
+        yield
+    finally:
+        pages.write_text(str(before))
+
+
+@pytest.mark.usefixtures("huge_pages")
+async def test_a_guest_with_huge_pages(host: Host) -> None:
+    """The memory of a real guest is in huge pages of its host, also after it was stopped and started."""
+    flavor = msgspec.structs.replace(FLAVOR, extra_specs={"hw:mem_page_size": "2048"})
+    async with host.agent() as (driver, events):
+        [node] = await driver.get_available_resources()
+        assert node.topology is not None
+        assert sum(pages.total for cell in node.topology.cells for pages in cell.pages if pages.size_kib == 2048)
+        place = await _place(driver, flavor, host.images.image)
+        assert place is not None and place.cells[0].page_kib == 2048
+        plan = host.plan(flavor=flavor, assignment=place)
+        uuid = plan.instance.uuid
+        await driver.spawn(plan)
+        await console(driver, uuid, READY)
+        [pid] = host.qemus(uuid)
+        assert _huge_kib(pid) == FLAVOR.ram * 1024
+        await driver.power_off(uuid, TIMEOUT)
+        await events.wait(uuid, "stopped")
+        await driver.power_on(plan)
+        [pid] = host.qemus(uuid)
+        assert _huge_kib(pid) == FLAVOR.ram * 1024
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
+def _huge_kib(pid: int) -> int:
+    """Return how much of the memory of a process is in huge pages."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(size) for size in re.findall(r"^(?:Private|Shared)_Hugetlb: +(\d+) kB$", rollup, re.MULTILINE))
 
 
 async def test_a_mediated_device_that_a_real_host_cannot_have(host: Host) -> None:

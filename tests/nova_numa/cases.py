@@ -21,6 +21,7 @@ from micronova.objects.topology import (
     TopologyUse,
 )
 from micronova.objects.topology_request import topology_request
+from micronova.placement import extra_specs
 from tests.unit.scheduler.fitting_oracle import free
 
 Case = dict[str, Any]
@@ -250,6 +251,15 @@ def request_case(chance: random.Random) -> Case:
         if chance.random() < (0.5 if extra.get("hw:cpu_policy") == "mixed" else 0.1):
             extra[name] = chance.choice(values)
     vcpus, ram = chance.choice((2, 4, 4, 6)), chance.choice((1024, 2048))
+    if chance.random() < 0.2:
+        extra["resources:PCPU"] = str(chance.choice((0, vcpus, vcpus, vcpus, vcpus + 1)))
+    if chance.random() < 0.1:
+        extra["resources:VCPU"] = str(chance.choice((0, 0, vcpus)))
+    if chance.random() < 0.1:
+        place = extra if chance.random() < 0.7 else properties
+        place["trait:HW_CPU_HYPERTHREADING"] = (
+            chance.choice(("required", "forbidden")) if place is extra else "required"
+        )
     if chance.random() < 0.3:
         prefix, place = ("hw:", extra) if chance.random() < 0.7 else ("hw_", properties)
         for number in range(int(extra.get("hw:numa_nodes", "1").replace("x", "2"))):
@@ -274,7 +284,9 @@ def our_request(case: Case) -> Any:
     )
     image = ImageMeta(id="x", properties=dict(case["properties"]))
     try:
-        cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)  # which every request has to pass
+        # What every request has to pass.
+        extra_specs.check(flavor, image)
+        cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
         found = topology_request(flavor, image, {})
     except Invalid:
         return False

@@ -46,6 +46,9 @@ def providers(osc: OpenStackClient) -> None:
     osc("resource provider aggregate set", id, "--aggregate", aggregate, "--generation", generation)
     assert osc.column("resource provider aggregate list", id, name="uuid") == [aggregate]
     assert osc.column("resource provider list", "--member-of", aggregate, name="uuid") == [id]
+    ratio = ("--resource", "CUSTOM_TOUR:allocation_ratio=2.0")
+    osc("resource provider inventory set", aggregate, "--aggregate", "--amend", *ratio)
+    assert osc.json("resource provider inventory show", id, "CUSTOM_TOUR")["allocation_ratio"] == 2.0
     for command in ("resource provider list", "trait list"):
         assert "403" in osc.refused(command, cloud=DEMO)
 

@@ -1,7 +1,7 @@
 """What the agent knows of one compute host: its driver, its nodes' resources, its guests and the orders it works on."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -36,6 +36,7 @@ from micronova.virt.driver import (
     Lifecycle,
     capability_traits,
     if_capable,
+    topology_traits,
 )
 
 log = logging.getLogger(__name__)
@@ -298,6 +299,12 @@ class Host:
         guest = self._guests.get(uuid)
         return None if guest is None else guest.power
 
+    def ratios_told(self, ratios: Mapping[str, Mapping[str, float]]) -> None:
+        """Take over the allocation ratios of nodes, by name."""
+        for node, of_node in ratios.items():
+            if node in self._trackers:
+                self._trackers[node].ratios_told(of_node)
+
     # --- what heartbeats report ---
 
     def nodes(self, *, include_unchanged: bool) -> tuple[NodeResources, ...]:
@@ -316,7 +323,7 @@ class Host:
                         running_vms=sum(guest.node == tracker.node for guest in self._guests.values()),
                         current_workload=workload,
                         capabilities={**report.capabilities, **self._capabilities},
-                        traits=tuple(sorted({*report.traits, *self._traits})),
+                        traits=tuple(sorted({*report.traits, *self._traits, *topology_traits(report.topology)})),
                     )
                 )
         return tuple(found)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from micronova.compute.settings import ComputeAgentSettings
-from micronova.objects.errors import InsufficientResources
+from micronova.objects.errors import InsufficientResources, Unavailable
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
 from micronova.placement import extra_specs
 from micronova.placement.model import capacity
@@ -28,12 +28,15 @@ class ResourceTracker:
 
     def __init__(self, resources: NodeResources, settings: ComputeAgentSettings) -> None:
         self._reserved = settings.reserved()
-        self._ratios = settings.allocation_ratios()
+        self._fixed = settings.fixed_allocation_ratios
+        self._initial = settings.initial_allocation_ratios
+        self._ratios = self._initial | self._fixed
+        # A claim did not fit by ratios that are not fixed: whether they are asked for, and were told since.
+        self._asks = self._is_certain = False
         self._held: dict[str, dict[str, int]] = {}
         self._used: dict[str, int] = {}
         self._foreign: dict[str, int] = {}
         self._resources = resources
-        self._limits: dict[str, int] = {}
         self.changed = True
         """Whether the resources differ from those of the last report to the conductor."""
 
@@ -59,7 +62,8 @@ class ResourceTracker:
     def hold(self, order: WorkOrder) -> None:
         """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit.
 
-        What the instance holds already is never refused, even if the node has less than that by now.
+        What the instance holds already is never refused, even if the node has less than that by now. Raise Unavailable
+        if the allocation ratio may have changed: the next heartbeat asks for it.
         """
         uuid = order.instance.uuid
         wanted = _claimed(order)
@@ -68,12 +72,17 @@ class ResourceTracker:
         for name, amount in held.items():
             used[name] -= amount
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
-        missing = _shortage(more, used, self._limits)
-        if missing is not None:
+        shortage = _shortage(more, used, self._limits())
+        if shortage is not None:
+            lacking, missing = shortage
             # The owner of the server reads the message; which node it is and what others use are for admins.
-            raise InsufficientResources(
-                "The host has not enough resources left for the server.", details=f"{self.node}: {missing}"
-            )
+            message, details = "The host has not enough resources left for the server.", f"{self.node}: {missing}"
+            asks = lacking not in self._fixed and not self._is_certain
+            self._asks, self._is_certain = asks, False
+            if asks:
+                self.changed = True
+                raise Unavailable(message, details=details)
+            raise InsufficientResources(message, details=details)
         self.keep(order)
 
     def keep(self, order: WorkOrder) -> None:
@@ -93,11 +102,6 @@ class ResourceTracker:
         """Take over what the hypervisor reports; instances that are worked on keep what they hold."""
         before = self.report()
         self._resources = resources
-        # Dedicated CPUs have no limit here: they are claimed by name, and drivers refuse those that a guest still has.
-        total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
-        self._limits = {
-            name: capacity(amount, self._reserved[name], self._ratios[name]) for name, amount in total.items()
-        }
         ours = dict.fromkeys(NODE_CLASSES, 0)
         present = set()
         for guest in guests:
@@ -134,8 +138,23 @@ class ResourceTracker:
             memory_mb_used=used["MEMORY_MB"],
             local_gb_used=used["DISK_GB"],
             reserved=self._reserved,
-            allocation_ratios=self._ratios,
+            allocation_ratios=self._fixed,
+            initial_allocation_ratios=self._initial,
         )
+
+    def ratios_told(self, ratios: Mapping[str, float]) -> None:
+        """Take over the allocation ratios of the node's inventories, except those that settings fix."""
+        self._ratios = {**self._initial, **ratios, **self._fixed}
+        self._is_certain = self._asks
+
+    def _limits(self) -> dict[str, int]:
+        """Return how much may be used, by resource class.
+
+        Dedicated CPUs have no limit here: they are claimed by name, and drivers refuse those that a guest still has.
+        """
+        has = self._resources
+        total = {"VCPU": has.vcpus, "MEMORY_MB": has.memory_mb, "DISK_GB": has.local_gb}
+        return {name: capacity(amount, self._reserved[name], self._ratios[name]) for name, amount in total.items()}
 
     def _set_held(self, uuid: str, amounts: dict[str, int]) -> None:
         for name, amount in self._held.get(uuid, {}).items():
@@ -154,11 +173,14 @@ def _counted(amounts: Mapping[str, int]) -> dict[str, int]:
     return {name: amounts[name] for name in NODE_CLASSES if name in amounts}
 
 
-def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> str | None:
-    """Return which resource does not suffice, or None if everything fits; a class without a limit always fits."""
+def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return which resource does not suffice, and how much is left, or None if everything fits.
+
+    A class without a limit always fits.
+    """
     for name, amount in wanted.items():
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) + amount > limit:
             left = max(0, limit - used.get(name, 0))
-            return f"{amount} {_NAMES.get(name, name)} asked for, {left} left"
+            return name, f"{amount} {_NAMES.get(name, name)} asked for, {left} left"
     return None

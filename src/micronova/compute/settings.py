@@ -21,9 +21,8 @@ class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     reserved_host_cpus: int
     reserved_host_memory_mb: int
     reserved_host_disk_mb: int
-    cpu_allocation_ratio: float
-    ram_allocation_ratio: float
-    disk_allocation_ratio: float
+    fixed_allocation_ratios: dict[str, float]  # by resource class; others are those of the inventories
+    initial_allocation_ratios: dict[str, float]  # with which the inventories of a new host begin
     compute_monitors: tuple[str, ...]
     console_relay_listen: str  # ADDRESS:PORT for console proxies on other machines
 
@@ -33,12 +32,4 @@ class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
             "VCPU": self.reserved_host_cpus,
             "MEMORY_MB": self.reserved_host_memory_mb,
             "DISK_GB": -(-self.reserved_host_disk_mb // 1024),
-        }
-
-    def allocation_ratios(self) -> dict[str, float]:
-        """Return the allocation ratio of each resource class."""
-        return {
-            "VCPU": self.cpu_allocation_ratio,
-            "MEMORY_MB": self.ram_allocation_ratio,
-            "DISK_GB": self.disk_allocation_ratio,
         }

@@ -74,7 +74,7 @@ class HeartbeatTransaction:
         ratios: Mapping[str, float],
         stored_metrics: Collection[str] = (),
     ) -> None:
-        """`ratios` are the allocation ratios of hosts that report none, by resource class.
+        """`ratios` are the allocation ratios with which hosts begin that report none, by resource class.
 
         `stored_metrics` are those by which the scheduler places servers.
         """
@@ -138,7 +138,11 @@ class HeartbeatTransaction:
         ]
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
         with_nodes = nodes.hosts_with_nodes(conn, names)
-        node_reports.record(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        ratios = node_reports.record(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        of_nodes = {
+            each.host: {node.node: ratios[node.node_uuid] for node in each.nodes if node.node_uuid in ratios}
+            for each in beats
+        }
         down_since = now - micros(self._service_down_time)
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
@@ -160,7 +164,10 @@ class HeartbeatTransaction:
             nodes.note_metrics(conn, {(host, each.node): self._stored(each) for host, each in metrics}, now)
         return Applied(
             newer,
-            [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
+            [
+                msgspec.structs.replace(reply, resend_nodes=reply.host in asked, allocation_ratios=of_nodes[reply.host])
+                for reply in replies
+            ],
             continued,
             back,
             recorded.notifications,

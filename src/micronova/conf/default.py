@@ -146,26 +146,41 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cpu_allocation_ratio: Annotated[
         float,
         Meta(
-            gt=0,
-            description="Virtual CPUs that guests may have per CPU of a host. Raise it if "
-            "guests are mostly idle and do not fit.",
+            ge=0,
+            description="Virtual CPUs that guests may have per CPU of a host, whatever the Placement API says. 0: the "
+            "ratio is that of the host's inventory, which begins with initial_cpu_allocation_ratio and which the "
+            "Placement API changes. Set it, and raise it if guests are mostly idle and do not fit.",
         ),
-    ] = 4.0
+    ] = 0.0
     ram_allocation_ratio: Annotated[
         float,
         Meta(
-            gt=0,
-            description="MiB of memory that guests may have per MiB of a host. Above 1 the host may have to swap. "
-            "Raise it only if guests leave much of their memory unused.",
+            ge=0,
+            description="MiB of memory that guests may have per MiB of a host; 0: as cpu_allocation_ratio. Above 1 the "
+            "host may have to swap. Raise it only if guests leave much of their memory unused.",
         ),
-    ] = 1.0
+    ] = 0.0
     disk_allocation_ratio: Annotated[
         float,
         Meta(
-            gt=0,
-            description="GiB of disk that guests may have per GiB of a host. Above 1 disks that fill up can "
-            "exhaust the disk of the host. Raise it if guests leave much of their disks empty.",
+            ge=0,
+            description="GiB of disk that guests may have per GiB of a host; 0: as cpu_allocation_ratio. Above 1 disks "
+            "that fill up can exhaust the disk of the host. Raise it if guests leave much of their disks empty.",
         ),
+    ] = 0.0
+    initial_cpu_allocation_ratio: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="The ratio of virtual CPUs with which a new host begins, if cpu_allocation_ratio is 0. Set it "
+            "if new hosts should have another one.",
+        ),
+    ] = 4.0
+    initial_ram_allocation_ratio: Annotated[
+        float, Meta(gt=0, description="The same for memory. Set it if new hosts should have another one.")
+    ] = 1.0
+    initial_disk_allocation_ratio: Annotated[
+        float, Meta(gt=0, description="The same for disks. Set it if new hosts should have another one.")
     ] = 1.0
     max_concurrent_builds: Annotated[
         int,
@@ -437,3 +452,21 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "file is removed; 0: no limit. Raise it if the log has to go back further.",
         ),
     ] = 104_857_600
+
+    def fixed_allocation_ratios(self) -> dict[str, float]:
+        """Return the allocation ratios that hosts have whatever their inventories say, by resource class."""
+        fixed = {
+            "VCPU": self.cpu_allocation_ratio,
+            "MEMORY_MB": self.ram_allocation_ratio,
+            "DISK_GB": self.disk_allocation_ratio,
+        }
+        return {name: ratio for name, ratio in fixed.items() if ratio}
+
+    def initial_allocation_ratios(self) -> dict[str, float]:
+        """Return the allocation ratios that new hosts have, by resource class."""
+        initial = {
+            "VCPU": self.initial_cpu_allocation_ratio,
+            "MEMORY_MB": self.initial_ram_allocation_ratio,
+            "DISK_GB": self.initial_disk_allocation_ratio,
+        }
+        return initial | self.fixed_allocation_ratios()

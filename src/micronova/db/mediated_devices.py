@@ -108,6 +108,7 @@ class MediatedDevices:
                 "capacity": total,
                 "used": 0,
                 "changed_at": now,
+                "is_fixed": True,
             }
             for (uuid, name), total in amounts.items()
         ]

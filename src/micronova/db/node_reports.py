@@ -17,7 +17,6 @@ from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
 from micronova.objects.orders import NodeResources
-from micronova.objects.topology import NodeTopology
 from micronova.placement.model import capacity, whole
 from micronova.placement.standard import COMPUTE_NODE, HOST_TRAIT, OWNER, reported_traits, standard_traits
 
@@ -32,6 +31,14 @@ _UPDATE = (
 
 
 _child = resource_providers.alias().c
+_RATIO_OF = {"VCPU": "cpu_ratio", "MEMORY_MB": "memory_ratio", "DISK_GB": "disk_ratio"}
+
+
+def _ratio_of(resource: str) -> sa.ColumnElement[float | None]:
+    known = sa.select(_i.allocation_ratio).where(_i.node_uuid == _n.uuid, _i.resource_class == resource)
+    return known.scalar_subquery().label(_RATIO_OF[resource])
+
+
 _KNOWN = (
     sa.select(
         _n.uuid,
@@ -40,6 +47,7 @@ _KNOWN = (
         resource_providers.c.uuid.label("provider"),
         sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == "PCPU").label("has_dedicated"),
         sa.exists().where(_child.parent_uuid == _n.uuid).label("has_children"),
+        *(_ratio_of(resource) for resource in _RATIO_OF),
     )
     .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
     .where(one_of(_n.uuid, "uuids"))
@@ -54,10 +62,12 @@ def _upsert_inventory(insert: Any) -> sa.Executable:
     statement = insert(inventories)
     new = statement.excluded
     names = ("total", "reserved", "max_unit", "allocation_ratio", "capacity")
+    # A ratio that no setting of the host fixes may have been changed by the Placement API since it was read.
+    is_current = sa.or_(sa.bindparam("is_fixed", type_=sa.Boolean), _i.allocation_ratio == new.allocation_ratio)
     kept: sa.Executable = statement.on_conflict_do_update(
         index_elements=[_i.node_uuid, _i.resource_class],
         set_={**{name: new[name] for name in names}, "changed_at": new.changed_at},
-        where=sa.or_(*(_i[name] != new[name] for name in names)),
+        where=sa.and_(is_current, sa.or_(*(_i[name] != new[name] for name in names))),
     )
     return kept
 
@@ -91,14 +101,16 @@ def record(
     now: int,
     *,
     ratios: Mapping[str, float] = RATIOS,
-) -> None:
+) -> dict[str, dict[str, float]]:
     """Record what the nodes of hosts are and have: four statements, unless there are new ones.
 
+    Return the allocation ratios that nodes have by their inventories, by uuid and resource class. `ratios` are those
+    with which inventories begin, if the host does not say.
     Raise Conflict if a node belongs to another host, or if a host has too many nodes or too long descriptions of them.
     """
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
-        return
+        return {}
     found = conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]}).all()
     known = {row.uuid: row.host for row in found}
     for host, node in pairs:
@@ -117,7 +129,13 @@ def record(
     ]
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
-    reported = {node.node_uuid: _topology(node, has, ratios) for _, node in pairs if (has := node.topology) is not None}
+    before = {row.uuid: row for row in found}
+    chosen = {node.node_uuid: _ratios(node, before.get(node.node_uuid), ratios) for _, node in pairs}
+    reported = {
+        node.node_uuid: topologies.with_ratios(has, chosen[node.node_uuid])
+        for _, node in pairs
+        if (has := node.topology) is not None
+    }
     above = {row.uuid for row in found if row.has_children}
     with_mdevs = {
         node.node_uuid: (node.node, has.mdevs)
@@ -139,7 +157,7 @@ def record(
     rows_of_inventories = [
         each
         for _, node in pairs
-        for each in _inventory_rows(node, now, ratios)
+        for each in _inventory_rows(node, now, chosen[node.node_uuid])
         # A node without dedicated CPUs has no inventory of them. If it had one, that becomes 0: servers may hold some.
         if each["resource_class"] != "PCPU" or each["total"] or node.node_uuid in had_dedicated
     ]
@@ -148,6 +166,17 @@ def record(
     in_order = sorted(rows_of_inventories, key=lambda row: (row["node_uuid"], row["resource_class"]))
     conn.execute(_UPSERT_INVENTORY.on(conn), in_order)
     mdevs.remove_unused(of_mdevs)
+    return {
+        node.node_uuid: own
+        for _, node in pairs
+        if (
+            own := {
+                name: ratio
+                for name, ratio in chosen[node.node_uuid].items()
+                if name in _RATIO_OF and name not in node.allocation_ratios
+            }
+        )
+    }
 
 
 def _size(node: NodeResources) -> int:
@@ -248,17 +277,12 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
     }
 
 
-def _topology(node: NodeResources, topology: NodeTopology, ratios: Mapping[str, float]) -> NodeTopology:
-    """Return a node's topology with the ratios of its inventories."""
-    return msgspec.structs.replace(
-        topology,
-        cpu_allocation_ratio=_ratio(node, "VCPU", ratios),
-        ram_allocation_ratio=_ratio(node, "MEMORY_MB", ratios),
-    )
-
-
-def _ratio(node: NodeResources, resource: str, ratios: Mapping[str, float]) -> float:
-    return 1.0 if resource == "PCPU" else node.allocation_ratios.get(resource, ratios.get(resource, 1.0))
+def _ratios(node: NodeResources, before: Any | None, initial: Mapping[str, float]) -> dict[str, float]:
+    """Return a node's allocation ratios: as its host fixes them, or as its inventories have them, or as they begin."""
+    found = {name: initial.get(name, 1.0) for name in _RATIO_OF} | node.initial_allocation_ratios
+    if before is not None:
+        found |= {name: known for name, label in _RATIO_OF.items() if (known := getattr(before, label)) is not None}
+    return found | node.allocation_ratios | {"PCPU": 1.0}
 
 
 def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -268,7 +292,7 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
     rows = []
     for resource, total in totals.items():
         reserved = min(node.reserved.get(resource, 0), total)
-        ratio = _ratio(node, resource, ratios)
+        ratio = ratios[resource]
         rows.append(
             {
                 "node_uuid": node.node_uuid,
@@ -280,6 +304,7 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
                 "capacity": capacity(total, reserved, ratio),
                 "used": 0,
                 "changed_at": now,
+                "is_fixed": resource == "PCPU" or resource in node.allocation_ratios,
             }
         )
     return rows

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
-from micronova.db import placement_names, providers
+from micronova.db import placement_names, providers, topologies
 from micronova.db.providers import ProviderRow
 from micronova.db.tables import inventories
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -63,6 +63,7 @@ def change(
 ) -> None:
     """Change an inventory; raise Invalid if the provider has none."""
     providers.touch(conn, uuid, now)
+    topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
     providers.advance(conn, uuid, generation, now, f"Update conflict: {providers.GENERATION_CONFLICT}")
     _check_classes(conn, [name])
     row = _row(uuid, name, values, now)
@@ -81,6 +82,7 @@ def replace_all(
 ) -> None:
     """Give a provider exactly these inventories; raise Conflict if one that is in use is missing among them."""
     providers.touch(conn, uuid, now)
+    topologies.follow_ratios(conn, uuid, {name: each["allocation_ratio"] for name, each in wanted.items()}, now)
     providers.advance(conn, uuid, generation, now)
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}

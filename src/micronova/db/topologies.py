@@ -14,6 +14,7 @@ ARCHITECTURE.md has the order of locks.
 """
 
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -145,6 +146,24 @@ def report(conn: sa.Connection, topologies: Mapping[str, NodeTopology], now: int
     ]
     if rows:
         conn.execute(_UPSERT.on(conn), rows)
+
+
+def with_ratios(topology: NodeTopology, ratios: Mapping[str, float]) -> NodeTopology:
+    """Return what a node has with the allocation ratios of its inventories, by resource class.
+
+    The Placement API takes ratios of 0 and less, by which nothing is left; that of a topology is larger.
+    """
+    fields = {"VCPU": "cpu_allocation_ratio", "MEMORY_MB": "ram_allocation_ratio"}
+    changed = {fields[name]: max(ratio, sys.float_info.min) for name, ratio in ratios.items() if name in fields}
+    return msgspec.structs.replace(topology, **changed)
+
+
+def follow_ratios(conn: sa.Connection, uuid: str, ratios: Mapping[str, float], now: int) -> None:
+    """Give a compute node the ratios of inventories that are about to be written; other providers have no topology."""
+    if ratios.keys().isdisjoint(("VCPU", "MEMORY_MB")):
+        return
+    for row in conn.execute(_LOCK, {"uuids": [uuid]}):
+        report(conn, {uuid: with_ratios(usable_topology(row.topology), ratios)}, now)
 
 
 def plan(conn: sa.Connection, wanted: Sequence[TopologyClaim], leaving: Collection[str]) -> Plan:

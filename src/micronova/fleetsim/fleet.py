@@ -130,16 +130,15 @@ def make_hosts(fleet: Fleet, count: int, settings: DefaultSettings) -> list[Host
 
 def _pattern(kind: HostKind, settings: DefaultSettings) -> HostState:
     """Return a host of a kind, as conductors record one that reports this hardware."""
+    ratios = settings.initial_allocation_ratios()
     topology = msgspec.structs.replace(
-        topology_of(kind.hardware),
-        cpu_allocation_ratio=settings.cpu_allocation_ratio,
-        ram_allocation_ratio=settings.ram_allocation_ratio,
+        topology_of(kind.hardware), cpu_allocation_ratio=ratios["VCPU"], ram_allocation_ratio=ratios["MEMORY_MB"]
     )
     dedicated = sum(len(cell.dedicated) for cell in topology.cells)
     amounts = {  # total, reserved, allocation ratio
-        "VCPU": (kind.hardware.vcpus - dedicated, settings.reserved_host_cpus, settings.cpu_allocation_ratio),
-        "MEMORY_MB": (kind.hardware.memory_mb, settings.reserved_host_memory_mb, settings.ram_allocation_ratio),
-        "DISK_GB": (kind.hardware.local_gb, -(-settings.reserved_host_disk_mb // 1024), settings.disk_allocation_ratio),
+        "VCPU": (kind.hardware.vcpus - dedicated, settings.reserved_host_cpus, ratios["VCPU"]),
+        "MEMORY_MB": (kind.hardware.memory_mb, settings.reserved_host_memory_mb, ratios["MEMORY_MB"]),
+        "DISK_GB": (kind.hardware.local_gb, -(-settings.reserved_host_disk_mb // 1024), ratios["DISK_GB"]),
         **({"PCPU": (dedicated, 0, 1.0)} if dedicated else {}),
     }
     reserved = {name: min(kept, total) for name, (total, kept, _) in amounts.items()}

@@ -13,6 +13,10 @@ from micronova.objects.guest_properties import GuestProperties, choices, whole_n
 
 _POLICIES: Final = choices("hw_cpu_policy")
 _THREAD_POLICIES: Final = choices("hw_cpu_thread_policy")
+AMOUNT: Final = "resources:PCPU"
+"""The extra spec by which a flavor asks for dedicated CPUs in another way than by hw:cpu_policy."""
+THREADS: Final = "trait:HW_CPU_HYPERTHREADING"
+"""The extra spec, or property, that is another form of a thread policy."""
 _PARTS: Final = ("sockets", "cores", "threads")
 _UNITS: Final = {"kb": 1, "kib": 1, "": 1, "mb": 1024, "mib": 1024, "gb": 1024 * 1024, "gib": 1024 * 1024}
 
@@ -50,11 +54,13 @@ class CpuRequest:
 def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuRequest:
     """Return what flavor and image ask for; raise Invalid if that is impossible or they contradict each other."""
     sockets, cores, threads = cpu_topology(properties, vcpus)
-    policy = _policy(properties)
     thread_policy = _thread_policy(properties)
     emulator = properties.choice(
         properties.flavor("hw:emulator_threads_policy"), "hw:emulator_threads_policy", ("share", "isolate"), ""
     )
+    policy = _policy(properties)
+    if _has_amount(properties, vcpus + (emulator == "isolate")):
+        policy = "dedicated"
     mask = properties.flavor("hw:cpu_dedicated_mask")
     if policy == "shared":
         if thread_policy is not None:
@@ -73,7 +79,7 @@ def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuR
         cores=cores,
         threads=threads,
         pinned=_pinned(policy, mask or "", vcpus),
-        thread_policy=thread_policy or "prefer",
+        thread_policy=thread_policy or (_of_trait(properties) if policy != "shared" else None) or "prefer",
         isolates_emulator=emulator == "isolate",
         shares_emulator=emulator == "share",
         page_size=page,
@@ -166,6 +172,17 @@ def _policy(properties: GuestProperties) -> str:
     return policy
 
 
+def _has_amount(properties: GuestProperties, needed: int) -> bool:
+    """Return whether the flavor asks for dedicated CPUs by their amount; raise Invalid if it is not the one needed."""
+    amount = properties.number(properties.flavor(AMOUNT), AMOUNT)
+    if amount and amount != needed:
+        raise Invalid(
+            f"{AMOUNT} is {amount}: it should be {needed}, the number of the flavor's CPUs, and one more with "
+            "hw:emulator_threads_policy isolate."
+        )
+    return bool(amount)
+
+
 def _thread_policy(properties: GuestProperties) -> str | None:
     flavor, image = properties.both("cpu_thread_policy")
     for value, name in ((flavor, "hw:cpu_thread_policy"), (image, "hw_cpu_thread_policy")):
@@ -175,6 +192,11 @@ def _thread_policy(properties: GuestProperties) -> str | None:
     if image and image != flavor:
         raise Invalid(f"The image's hw_cpu_thread_policy {image} is not allowed: the flavor has {flavor}.")
     return flavor
+
+
+def _of_trait(properties: GuestProperties) -> str | None:
+    trait = properties.flavor(THREADS) or properties.image(THREADS)
+    return {"required": "require", "forbidden": "isolate"}.get((trait or "").strip())
 
 
 def _pinned(policy: str, mask: str, vcpus: int) -> tuple[int, ...]:

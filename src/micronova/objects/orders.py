@@ -234,8 +234,9 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     # By the names of os-traits, or custom ones.
     traits: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)] = ()
     reserved: Annotated[dict[Name, Count], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
-    # Resource class -> the host's setting; absent: the conductor's setting.
+    # Resource class -> the host's setting; absent: what the inventory has, which begins with the initial one.
     allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}
+    initial_allocation_ratios: Annotated[dict[Name, Ratio], _PROPERTIES] = {}  # absent: the conductor's setting
 
     def __post_init__(self) -> None:
         check_data("The description of the CPU", self.cpu_info)
@@ -392,6 +393,8 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     # Instances whose boot result came during an operation: report it again. Messages have the name of earlier releases.
     repeat_boots: tuple[str, ...] = msgspec.field(name="repeat_verdicts", default=())
     repeat_power: tuple[str, ...] = ()  # instances whose power change came during an operation: report it again
+    # Of the nodes in the heartbeat, by name: the allocation ratios that count, by resource class.
+    allocation_ratios: dict[str, dict[str, float]] = {}
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from micronova.objects.flavor import Flavor
-from micronova.objects.guest_cpus import CpuRequest, cpu_request
+from micronova.objects.guest_cpus import AMOUNT, CpuRequest, cpu_request
 from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 from micronova.objects.pci_devices import Alias, device_requests
@@ -11,7 +11,7 @@ from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology import CellRequest, TopologyRequest
 
 # Extra specs and properties without which an instance has no NUMA nodes and no devices of its own.
-_CONCERNED = ("hw:cpu_policy", "hw:numa_nodes", "hw:mem_page_size", "pci_passthrough:alias")
+_CONCERNED = ("hw:cpu_policy", AMOUNT, "hw:numa_nodes", "hw:mem_page_size", "pci_passthrough:alias")
 _CONCERNED_IMAGE = ("hw_cpu_policy", "hw_numa_nodes", "hw_mem_page_size")
 
 

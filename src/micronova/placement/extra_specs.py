@@ -4,8 +4,8 @@ Without a suffix, `resources:CLASS=N` replaces the amount of CPUs, memory or dis
 the compute node itself has these. Another class is served by any provider of the node's tree. `trait:NAME=required` is
 about the compute node and the providers that serve such classes, together; none of them has a trait that is
 `forbidden`. With a suffix (`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one
-provider of the tree serves. `hw:cpu_policy` asks for dedicated CPUs (PCPU): they are claimed by name, so an amount of
-them is refused.
+provider of the tree serves. Dedicated CPUs (PCPU) are claimed by name: how many follows from `hw:cpu_policy`, or from
+`resources:PCPU`, which must name as many as the flavor has.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
+from micronova.objects.guest_cpus import THREADS
 from micronova.objects.image import ImageMeta
 from micronova.objects.port_resources import PortResources
 from micronova.objects.remember_last import RememberLast
@@ -38,7 +39,7 @@ def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, i
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
-    own = {name: amount for name, amount in _own(flavor).items() if name in NODE_CLASSES}
+    own = {name: amount for name, amount in _own(flavor).items() if name in NODE_CLASSES and name != "PCPU"}
     return {name: amount for name, amount in (amounts | own).items() if amount}
 
 
@@ -150,7 +151,7 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
     required, forbidden = traits(flavor, image)
     if both := required & forbidden:
         raise Invalid(f"The trait {min(both)} is both required and forbidden by flavor {flavor.name} or the image.")
-    _own(flavor)
+    own = _own(flavor)
     policy = flavor.extra_specs.get("hw:cpu_policy") or (image and image.properties.get("hw_cpu_policy"))
     for kind, suffix, name, value in _parts(flavor.extra_specs):
         if kind == "resources" and name in ("VCPU", "PCPU") and policy and _amount(name, value):
@@ -158,11 +159,14 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
                 f"The extra spec resources{suffix}:{name} of flavor {flavor.name} contradicts the CPU policy {policy} "
                 "of the flavor or the image, from which the CPUs follow. Use one of them."
             )
-        if kind == "resources" and name == "PCPU":
+        if kind == "resources" and name == "PCPU" and suffix:
             raise Invalid(
-                f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: hw:cpu_policy "
-                "dedicated or mixed asks for dedicated CPUs."
+                f"The extra spec resources{suffix}:PCPU of flavor {flavor.name} is not supported: dedicated CPUs are "
+                "always those of the compute node. Use resources:PCPU."
             )
+    if own.get("VCPU") and own.get("PCPU"):
+        raise Invalid(f"Flavor {flavor.name} has both resources:VCPU and resources:PCPU: use one of them.")
+    _check_threads(flavor, image, is_pinned=bool(own.get("PCPU")) or policy in ("dedicated", "mixed"))
     named = {suffix for kind, suffix, _, _ in _parts(flavor.extra_specs) if suffix and kind == "trait"}
     request = resource_request(flavor, image)
     asked = {group.suffix for group in request.groups if group.suffix} if request is not None else set()
@@ -174,6 +178,17 @@ def check(flavor: Flavor, image: ImageMeta | None = None) -> None:
         raise Invalid(f"The extra spec {GROUP_POLICY} of flavor {flavor.name} must be none or isolate.")
     if len(asked) > 1 and group_policy is None:
         raise Invalid(f"Flavor {flavor.name} has several request groups: {GROUP_POLICY} must be none or isolate.")
+
+
+def _check_threads(flavor: Flavor, image: ImageMeta | None, *, is_pinned: bool) -> None:
+    """Raise Invalid for the trait of threads where it is no thread policy; servers that exist may have it so."""
+    properties = {} if image is None else image.properties
+    if THREADS not in flavor.extra_specs and THREADS not in properties:
+        return
+    if not is_pinned:
+        raise Invalid(f"{THREADS} needs dedicated CPUs: hw:cpu_policy dedicated or mixed, or resources:PCPU.")
+    if flavor.extra_specs.get("hw:cpu_thread_policy") or properties.get("hw_cpu_thread_policy"):
+        raise Invalid(f"{THREADS} and a cpu_thread_policy say the same: use one of them.")
 
 
 def _check_image(image: ImageMeta | None) -> None:

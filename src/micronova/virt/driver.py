@@ -31,6 +31,7 @@ from micronova.objects.errors import MicronovaError, NotSupported
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, InjectedFile, InstanceSpec, NodeResources
+from micronova.objects.topology import NodeTopology
 from micronova.objects.volume import AttachedVolume
 
 T = TypeVar("T")
@@ -543,6 +544,12 @@ def capability_traits(capabilities: Collection[str]) -> tuple[str, ...]:
     """
     named = (trait for name, traits in _TRAITS.items() if name in capabilities for trait in traits)
     return (*_OF_EVERY_DRIVER, *named)
+
+
+def topology_traits(topology: NodeTopology | None) -> tuple[str, ...]:
+    """Return the trait that Nova's nodes have if a core of theirs has several threads."""
+    cells = () if topology is None else topology.cells
+    return ("HW_CPU_HYPERTHREADING",) if any(len(core) > 1 for cell in cells for core in cell.siblings) else ()
 
 
 def verifies(driver: Driver, image: ImageMeta) -> bool:

@@ -312,7 +312,15 @@ async def test_a_server_with_live_migratable_devices_is_moved_while_it_runs(clou
     [
         ({"pci_passthrough:alias": "fpga:1"}, "PCI alias fpga is not defined"),
         ({"pci_passthrough:alias": "gpu:99"}, "NAME:COUNT"),
-        ({"resources:PCPU": "1"}, "hw:cpu_policy dedicated or mixed asks for dedicated CPUs"),
+        ({"resources:PCPU": "2"}, "resources:PCPU is 2: it should be 1, the number of the flavor's CPUs"),
+        ({"resources:PCPU": "1", "hw:emulator_threads_policy": "isolate"}, "it should be 2"),
+        ({"resources:PCPU": "1", "resources:VCPU": "1"}, "both resources:VCPU and resources:PCPU"),
+        ({"resources1:PCPU": "1"}, "resources1:PCPU of flavor"),
+        ({"trait:HW_CPU_HYPERTHREADING": "required"}, "trait:HW_CPU_HYPERTHREADING needs dedicated CPUs"),
+        (
+            DEDICATED | {"trait:HW_CPU_HYPERTHREADING": "required", "hw:cpu_thread_policy": "require"},
+            "trait:HW_CPU_HYPERTHREADING and a cpu_thread_policy",
+        ),
         ({"resources:VCPU": "1"} | DEDICATED, "resources:VCPU of flavor"),
         ({"resources1:VCPU": "1", "hw:cpu_policy": "shared"}, "contradicts the CPU policy shared"),
         ({"resources:PCPU": "1"} | DEDICATED, "contradicts the CPU policy dedicated"),
@@ -328,6 +336,23 @@ async def test_a_host_that_an_admin_names_needs_room_too(cloud: Cloud, user: Cal
     for _ in range(2):
         await _boot(user.admin, flavor, availability_zone="nova:fake-1")
     await _not_placed(user.admin, flavor, availability_zone="nova:fake-1")
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_an_amount_of_dedicated_cpus_and_a_trait_ask_for_what_policies_do(cloud: Cloud, user: Caller) -> None:
+    """Nova's newer form of `hw:cpu_policy` and `hw:cpu_thread_policy`; the hosts have two threads in each core."""
+    amounts = {"resources:PCPU": "3", "resources:VCPU": "0", "hw:emulator_threads_policy": "isolate"}
+    id = await _boot(user, await _flavor(user, amounts, vcpus=2))
+    assert len(await _cpus(user, id)) == 2
+    [held] = (await ok(user.admin, "GET", f"/placement/allocations/{id}"))["allocations"].values()
+    assert held["resources"] == {"PCPU": 3, "MEMORY_MB": 256, "DISK_GB": 1}
+    threads = {"resources:PCPU": "2", "trait:HW_CPU_HYPERTHREADING": "required"}
+    paired = await _boot(user, await _flavor(user, threads, vcpus=2))
+    first, second = sorted(await _cpus(user, paired))
+    assert second - first == 1  # threads of one core
+    await _not_placed(user, await _flavor(user, {**DEDICATED, "trait:HW_CPU_HYPERTHREADING": "forbidden"}, vcpus=1))
+    await cloud.assert_clean()
     await cloud.delete_all()
     await cloud.assert_clean()
 

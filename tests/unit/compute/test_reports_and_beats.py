@@ -83,7 +83,7 @@ async def test_the_first_beat_comes_at_once_and_lists_the_nodes(harness: AgentHa
     assert len(harness.conductor.beats) == 1
     node = beat.nodes[0]
     assert (node.node, node.vcpus, node.memory_mb, node.vcpus_used) == ("host-1", 64, 262_144, 0)
-    assert node.allocation_ratios["VCPU"] == 4.0
+    assert (node.allocation_ratios, node.initial_allocation_ratios["VCPU"]) == ({}, 4.0)
     assert (await harness.beat()).nodes == ()
 
 

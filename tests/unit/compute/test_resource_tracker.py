@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from micronova.compute.epochs import REMEMBERED, Epochs
 from micronova.compute.resource_tracker import ResourceTracker
-from micronova.objects.errors import InsufficientResources
+from micronova.objects.errors import InsufficientResources, Unavailable
 from micronova.objects.orders import Guest, NodeResources
 from tests.compute_settings import compute_settings
 from tests.unit.compute.agent_harness import TINY, order
@@ -54,7 +54,7 @@ def test_a_repeated_claim_counts_once() -> None:
 
 
 def test_capacity_is_total_less_reserved_times_ratio() -> None:
-    tracker = make_tracker(reserved_host_memory_mb=512, ram_allocation_ratio=2.0)
+    tracker = make_tracker(reserved_host_memory_mb=512, fixed_allocation_ratios={"MEMORY_MB": 2.0})
     for number in range(6):  # (2048 - 512) * 2 / 512
         tracker.hold(order(uuid=f"i-{number}"))
     with pytest.raises(InsufficientResources) as refused:
@@ -100,14 +100,39 @@ def test_an_instance_holds_what_the_scheduler_claims() -> None:
 
 
 def test_guests_of_other_clouds_use_resources() -> None:
-    tracker = make_tracker()
+    tracker = make_tracker(fixed_allocation_ratios={"MEMORY_MB": 1.0})
     tracker.update(msgspec.structs.replace(NODE, memory_mb_used=1800), [], ())
     with pytest.raises(InsufficientResources):
         tracker.hold(order())
 
 
-def test_what_an_instance_holds_is_never_refused() -> None:
+def test_allocation_ratios_are_asked_for_before_a_claim_is_refused() -> None:
+    """Somebody may have changed those of the inventories by the Placement API."""
     tracker = make_tracker()
+    tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})
+    for number in range(4):
+        tracker.hold(order(uuid=f"i-{number}"))
+    tracker.changed = False
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            tracker.hold(order(uuid="i-4"))
+        assert tracker.changed
+    tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0})
+    tracker.hold(order(uuid="i-4"))
+    tracker.hold(order(uuid="i-5"))
+    with pytest.raises(InsufficientResources):
+        tracker.hold(order(uuid="i-6"))
+    assert (tracker.report().allocation_ratios, tracker.report().initial_allocation_ratios["MEMORY_MB"]) == ({}, 1.0)
+    fixed = make_tracker(fixed_allocation_ratios={"MEMORY_MB": 1.0})
+    fixed.ratios_told({"VCPU": 4.0, "MEMORY_MB": 9.0, "DISK_GB": 1.0})
+    for number in range(4):
+        fixed.hold(order(uuid=f"i-{number}"))
+    with pytest.raises(InsufficientResources):
+        fixed.hold(order(uuid="i-4"))
+
+
+def test_what_an_instance_holds_is_never_refused() -> None:
+    tracker = make_tracker(fixed_allocation_ratios={"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})
     guest = Guest(uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
     full = msgspec.structs.replace(NODE, vcpus_used=9, memory_mb_used=9999, local_gb_used=999)
     tracker.update(full, [guest], ())
@@ -128,7 +153,7 @@ def test_an_update_that_finds_nothing_new_changes_nothing() -> None:
 
 
 def test_shortages_are_named() -> None:
-    tracker = make_tracker()
+    tracker = make_tracker(fixed_allocation_ratios={"MEMORY_MB": 1.0})
     tracker.update(msgspec.structs.replace(NODE, memory_mb_used=1800), [], ())
     with pytest.raises(InsufficientResources) as refused:
         tracker.hold(order())
@@ -149,7 +174,7 @@ def test_usage_always_equals_what_the_instances_hold(steps: list[tuple[str, int]
         elif step == "claim":
             try:
                 tracker.hold(order(uuid=uuid))
-            except InsufficientResources:
+            except (InsufficientResources, Unavailable):
                 assert len(held - {uuid}) == 4  # the memory is full
             else:
                 held.add(uuid)

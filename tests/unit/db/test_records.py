@@ -8,16 +8,23 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, node_reports, nodes, placement_names, providers, services
+from micronova.db import flavors, node_reports, nodes, placement_names, provider_inventories, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
-from micronova.db.tables import inventories, provider_traits, resource_classes, resource_providers, traits
+from micronova.db.tables import (
+    inventories,
+    node_topologies,
+    provider_traits,
+    resource_classes,
+    resource_providers,
+    traits,
+)
 from micronova.objects import mediated_devices
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS
 from micronova.objects.orders import HostBeat, NodeResources
-from micronova.objects.topology import MOST_MDEV_PARENTS, HostCell, MdevParent, NodeTopology
+from micronova.objects.topology import MOST_MDEV_PARENTS, HostCell, MdevParent, NodeTopology, usable_topology
 from micronova.placement.model import MOST_UNITS
 from tests.unit.db.databases import KINDS, compute_database
 
@@ -129,6 +136,38 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
         )
     await database.write(nodes.delete_of_host, "h1")
     assert await database.read(nodes.list_) == []
+
+
+async def test_a_ratio_that_no_setting_fixes_stays_as_the_placement_api_has_it(database: Database) -> None:
+    cells = NodeTopology(cells=(HostCell(id=0, memory_mb=8192, shared=(0, 1)),))
+
+    async def report(**more: Any) -> dict[str, dict[str, float]]:
+        node = _node("n1", topology=cells, initial_allocation_ratios={"VCPU": 4.0}, **more)
+        return await database.write(node_reports.record, {"h1": [node]}, 10, ratios={"VCPU": 3.0, "MEMORY_MB": 1.5})
+
+    async def shown() -> dict[str, tuple[float, int]]:
+        rows = await database.read(provider_inventories.list_, "uuid-n1")
+        return {row.resource_class: (row.allocation_ratio, row.capacity) for row in rows}
+
+    async def of_cells() -> tuple[float, float]:
+        text = sa.select(node_topologies.c.topology)
+        topology = usable_topology(await database.read(lambda conn: conn.execute(text).scalar_one()))
+        return topology.cpu_allocation_ratio, topology.ram_allocation_ratio
+
+    initial = {"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0}
+    assert await report() == {"uuid-n1": initial}
+    assert await shown() == {"VCPU": (4.0, 32), "MEMORY_MB": (1.5, 11520), "DISK_GB": (1.0, 100)}
+    wanted = {"total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 16.0}
+    await database.write(provider_inventories.change, "uuid-n1", "VCPU", wanted, None, 20)
+    assert await of_cells() == (16.0, 1.5)  # at once: the host may not report for long
+    assert await report(running_vms=1) == {"uuid-n1": {**initial, "VCPU": 16.0}}
+    assert (await shown())["VCPU"] == (16.0, 128) and await of_cells() == (16.0, 1.5)
+    await database.write(provider_inventories.change, "uuid-n1", "VCPU", {**wanted, "allocation_ratio": 0}, None, 30)
+    assert await report() == {"uuid-n1": {**initial, "VCPU": 0.0}}
+    assert 0 < (await of_cells())[0] < 1e-9  # what schedulers can read
+    # The setting of the host counts for everything, also after that.
+    fixed = await report(allocation_ratios={"VCPU": 2.0})
+    assert fixed == {"uuid-n1": {"MEMORY_MB": 1.5, "DISK_GB": 1.0}} and (await shown())["VCPU"] == (2.0, 16)
 
 
 async def test_a_capacity_is_never_larger_than_a_column_holds(database: Database) -> None:

@@ -61,7 +61,7 @@ def test_the_environment_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
         ("a=ram_multiplier=1", "cannot have the setting ram_multiplier: it may have"),
         ("a=scheduler.ram_weight_multiplier=1", "cannot have the setting scheduler.ram_weight_multiplier"),
         ("a=ram_weight_multiplier=much", "filter_scheduler.ram_weight_multiplier is"),
-        ("a=cpu_allocation_ratio=0", "default.cpu_allocation_ratio is"),
+        ("a=cpu_allocation_ratio=-1", "default.cpu_allocation_ratio is"),
         ("a=image_props_weight_multiplier=1", "cannot have the setting image_props_weight_multiplier"),
         ("a=/nowhere/cloud.toml", "Cannot read /nowhere/cloud.toml"),
     ],

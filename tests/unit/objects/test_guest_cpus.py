@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
-from micronova.objects.guest_cpus import cpu_request, cpu_topology, page_size
+from micronova.objects.guest_cpus import CpuRequest, cpu_request, cpu_topology, page_size
 from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 
@@ -92,6 +92,32 @@ def test_the_vcpus_that_are_pinned() -> None:
     assert pinned("dedicated") == (0, 1, 2, 3)
     assert pinned("mixed", cpu_dedicated_mask="1-2") == (1, 2)
     assert pinned("mixed", cpu_dedicated_mask="^0") == (1, 2, 3)
+
+
+def _of_specs(specs: dict[str, str], image: dict[str, object]) -> CpuRequest:
+    flavor = Flavor(id="1", name="f", ram=512, vcpus=2, disk=1, extra_specs=specs)
+    return cpu_request(GuestProperties(flavor, ImageMeta(id="i", properties=image)), 2, 512)
+
+
+def test_an_amount_of_dedicated_cpus() -> None:
+    assert _of_specs({"resources:PCPU": "2"}, {}).pinned == (0, 1)
+    assert _of_specs({"resources:PCPU": "0"}, {}).pinned == ()
+    assert _of_specs({"resources:PCPU": "3", "hw:emulator_threads_policy": "isolate"}, {}).dedicated == 3
+    for amount in ("1", "3"):
+        with pytest.raises(Invalid, match=f"resources:PCPU is {amount}: it should be 2"):
+            _of_specs({"resources:PCPU": amount}, {})
+
+
+@pytest.mark.parametrize("policy", [{"resources:PCPU": "2"}, {"hw:cpu_policy": "dedicated"}])
+def test_the_trait_of_threads_is_a_thread_policy(policy: dict[str, str]) -> None:
+    trait = "trait:HW_CPU_HYPERTHREADING"
+    assert _of_specs(policy | {trait: "required"}, {}).thread_policy == "require"
+    assert _of_specs(policy | {trait: "forbidden"}, {}).thread_policy == "isolate"
+    assert _of_specs(policy, {trait: "required"}).thread_policy == "require"
+
+
+def test_the_trait_of_threads_means_nothing_without_dedicated_cpus() -> None:
+    assert _of_specs({"trait:HW_CPU_HYPERTHREADING": "required"}, {}).thread_policy == "prefer"
 
 
 def _with_nodes(image: dict[str, object]) -> GuestProperties:

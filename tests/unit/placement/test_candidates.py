@@ -290,9 +290,22 @@ def test_dedicated_cpus_follow_from_the_policy_of_flavor_or_image() -> None:
     assert extra_specs.node_resources(_flavor(hw__cpu_policy="dedicated"), None) == dedicated
     image = ImageMeta(id="i", properties={"hw_cpu_policy": "dedicated"})
     assert extra_specs.node_resources(_flavor(resources__VGPU="1"), image) == dedicated
-    for specs in ({"resources__PCPU": "2"}, {"resources1__PCPU": "2"}):
-        with pytest.raises(Invalid, match="hw:cpu_policy"):
+    assert extra_specs.node_resources(_flavor(resources__PCPU="2"), None) == dedicated
+    assert extra_specs.node_resources(_flavor(resources__PCPU="0", hw__cpu_policy="dedicated"), None) == dedicated
+    extra_specs.check(_flavor(resources__PCPU="2", resources__VCPU="0"))
+    for specs in ({"resources__PCPU": "2", "resources__VCPU": "2"}, {"resources1__PCPU": "2"}):
+        with pytest.raises(Invalid, match="PCPU"):
             extra_specs.check(_flavor(**specs))
+
+
+def test_the_trait_of_threads_needs_dedicated_cpus_and_no_thread_policy() -> None:
+    threads = {"trait__HW_CPU_HYPERTHREADING": "required"}
+    prefers = ImageMeta(id="i", properties={"hw_cpu_thread_policy": "prefer"})
+    extra_specs.check(_flavor(**threads, resources__PCPU="2"))
+    extra_specs.check(_flavor(**threads, hw__cpu_policy="dedicated"))
+    for specs, image in (({}, None), ({"hw__cpu_policy": "shared"}, None), ({"resources__PCPU": "2"}, prefers)):
+        with pytest.raises(Invalid, match="trait:HW_CPU_HYPERTHREADING"):
+            extra_specs.check(_flavor(**threads, **specs), image)
 
 
 def test_amounts_of_cpus_contradict_a_policy_of_flavor_or_image() -> None:

@@ -57,9 +57,8 @@ async def make(process: Process) -> Role:
         reserved_host_cpus=default.reserved_host_cpus,
         reserved_host_memory_mb=default.reserved_host_memory_mb,
         reserved_host_disk_mb=default.reserved_host_disk_mb,
-        cpu_allocation_ratio=default.cpu_allocation_ratio,
-        ram_allocation_ratio=default.ram_allocation_ratio,
-        disk_allocation_ratio=default.disk_allocation_ratio,
+        fixed_allocation_ratios=default.fixed_allocation_ratios(),
+        initial_allocation_ratios=default.initial_allocation_ratios(),
         compute_monitors=default.compute_monitors,
         console_relay_listen=process.settings.console.relay_listen,
     )

@@ -79,7 +79,7 @@ async def make(process: Process) -> Role:
         dependencies=dependencies,
         host=process.host,
         report_interval=settings.default.report_interval,
-        ratios=_allocation_ratios(settings),
+        ratios=settings.default.initial_allocation_ratios(),
         stored_metrics=settings.metrics.ratios(),
         max_attempts=settings.scheduler.max_attempts,
         shelved_offload_time=settings.default.shelved_offload_time,
@@ -144,13 +144,3 @@ def _proof_valid(settings: Settings) -> float:
     down = settings.default.service_down_time
     wanted = max(2 * settings.default.report_interval + PING_TIMEOUT, min(settings.conductor.lease, down) / 2)
     return min(wanted, 0.75 * down)
-
-
-def _allocation_ratios(settings: Settings) -> dict[str, float]:
-    """Return the allocation ratios of hosts that report none."""
-    default = settings.default
-    return {
-        "VCPU": default.cpu_allocation_ratio,
-        "MEMORY_MB": default.ram_allocation_ratio,
-        "DISK_GB": default.disk_allocation_ratio,
-    }

@@ -56,6 +56,7 @@ PROGRAMS = {
 _SOCKETS = {"libvirtd": "libvirt-sock", "virtlogd": "virtlogd-sock"}
 _SECURITY = (("selinuxfs", "rw", "/sys/fs/selinux"), ("securityfs", "rw", "/sys/kernel/security"))
 """By these libvirt finds SELinux and AppArmor, and separates guests by them. A new /sys does not have them."""
+_PAGES = Path("/sys/kernel/mm/hugepages")
 _SHADOWED = ("/etc/libvirt", "/var/lib/libvirt", "/var/log/libvirt", "/var/cache/libvirt")
 
 # The working directory is the daemon's directory. $1: "fresh" if /sys must show another network namespace; $2: "hide"
@@ -80,7 +81,7 @@ if [ "$kvm" = hide ] && [ -e /dev/kvm ]; then
 fi
 while [ "$1" != -- ]; do
     mkdir -p "$3"
-    mount -t "$1" -o "$2" "$1" "$3"
+    mount -t "$1" -o "$2" "$1" "$3" || [ "$1" = hugetlbfs ]
     shift 3
 done
 shift
@@ -277,7 +278,8 @@ class PrivateLibvirtd:
         command += ["sh", "-c", _ENTER, daemon]
         command += ["fresh" if self._namespace else "same", "show" if self._kvm else "hide"]
         security = [mount for mount in _SECURITY if self._namespace and os.path.ismount(mount[2])]
-        for mount in (*security, *(self._group.mounts if in_group else ())):
+        pages = _huge_pages() if daemon == "libvirtd" else ()
+        for mount in (*security, *pages, *(self._group.mounts if in_group else ())):
             command += mount
         command += ["--", path, "--daemon", "--config", f"/etc/libvirt/{daemon}.conf"]
         command += ["--pid-file", f"/run/libvirt/{daemon}.pid"]
@@ -359,6 +361,15 @@ def _open_own(directory: Path) -> int | None:
         os.close(found)
         raise LibvirtMissing(f"{directory} does not belong to root: move it away, or choose another directory.")
     return found
+
+
+def _huge_pages() -> list[tuple[str, str, str]]:
+    """Return type, options and place of a file system for each size of huge pages; libvirt finds them by their type.
+
+    The machine may have none mounted. Where none can be mounted, guests with huge pages cannot be started.
+    """
+    sizes = [folder.name.removeprefix("hugepages-").removesuffix("kB") for folder in _PAGES.glob("hugepages-*kB")]
+    return [("hugetlbfs", f"pagesize={size}K", f"/run/hugepages/{size}kB") for size in sorted(sizes)]
 
 
 def missing_directories() -> list[str]:
