@@ -103,7 +103,7 @@ async def rebuild_volume_backed(cloud: SimulatedCloud, name: str = "rebuilt") ->
     await act(cloud, id, {"rebuild": {"imageRef": OTHER_IMAGE}}, "active")
     await has_status(cloud, root, "in-use")
     assert cloud.volumes.image_of(root) == OTHER_IMAGE
-    assert len(cloud.guest_powers(id)) == 1
+    await cloud.until(lambda: len(cloud.guest_powers(id)) == 1, "one guest of the server")
 
 
 async def rescue_volume_backed(cloud: SimulatedCloud, name: str = "rescued") -> None:
