@@ -7,6 +7,7 @@ import msgspec
 from tests.simulation.scenarios import OTHER_IMAGE, act, make_base_image, migrated, resized, settled
 from tests.simulation.simulated_cloud import IMAGE, VOLUME, SimulatedCloud
 
+AGENT_IMAGE = "44444444-4444-4444-8444-444444444444"
 RESCUE_IMAGE = "33333333-3333-4333-8333-333333333333"
 
 
@@ -69,8 +70,9 @@ async def boot_from_volumes(cloud: SimulatedCloud, name: str = "from-volumes") -
 
 
 async def image_volume_backed(cloud: SimulatedCloud, name: str = "imaged") -> None:
-    """Make an image of a server that boots from a volume: a snapshot of it."""
-    [id] = await booted(cloud, name)
+    """Make an image of a server that boots from a volume: a snapshot of it, for which its guest is frozen."""
+    await image(cloud, AGENT_IMAGE, hw_qemu_guest_agent="yes")
+    [id] = await booted(cloud, name, AGENT_IMAGE)
     cloud.fault_plan.armed = True
     # If the answer is lost, the user looks for the image after the operation has ended before asking again.
     while "available" not in cloud.volumes.snapshots().values():
@@ -190,9 +192,14 @@ async def upload_a_volume(cloud: SimulatedCloud) -> None:
     """Make an image of a volume."""
     id = await volume(cloud, "uploaded")
     cloud.fault_plan.armed = True
-    await changed(cloud, id, {"os-volume_upload_image": {"image_name": "of-volume"}})
+    # If the answer is lost, the volume is being uploaded (400), or the service gives it back after a while.
+    while "active" not in cloud.images("of-volume").values():
+        body = {"os-volume_upload_image": {"image_name": "of-volume"}}
+        answer = await cloud.request("POST", f"/volumes/{id}/action", body, service=VOLUME)
+        assert answer is None or answer.status in (202, 400, 409, 503), answer
+        await has_status(cloud, id, "available")
+        await cloud.clock.sleep(1.0)
     # A request that fails may leave an image without data, which its user deletes.
-    await cloud.until(lambda: [*cloud.images().values()].count("active") > 0, "the image to have its data")
     for id, status in cloud.images().items():
         if status == "queued":
             await cloud.insist("DELETE", f"/images/{id}", None, 204, 404, service="/image/v2")
@@ -280,10 +287,10 @@ def new_volume(source: str, **more: Any) -> dict[str, Any]:
     return {"source_type": source, "destination_type": "volume", "volume_size": 1, **more}
 
 
-async def booted(cloud: SimulatedCloud, name: str, **more: Any) -> list[str]:
+async def booted(cloud: SimulatedCloud, name: str, image_id: str = IMAGE, **more: Any) -> list[str]:
     """Boot a server from a new volume that goes with it, before there are faults."""
     await make_base_image(cloud)
-    root = new_volume("image", uuid=IMAGE, boot_index=0, delete_on_termination=True)
+    root = new_volume("image", uuid=image_id, boot_index=0, delete_on_termination=True)
     ids = await cloud.create(name, imageRef="", block_device_mapping_v2=[root], **more)
     for id in ids:
         await cloud.becomes(id, "active")
