@@ -22,8 +22,8 @@ from tests.functional.servers.test_volumes import Volumes
 CLOUD = CloudOptions(roles=("volume", "image"), settings={"conductor": {"lease": 1.0, "sweep_interval": 0.1}})
 pytestmark = only_in_one_process("the cluster of the tests has no volume service")
 
-AGENT = {"hw_qemu_guest_agent": "yes"}
-REQUIRED = {**AGENT, "os_require_quiesce": "yes"}
+AGENT: dict[str, Any] = {"hw_qemu_guest_agent": "yes"}
+REQUIRED: dict[str, Any] = {**AGENT, "os_require_quiesce": "yes"}
 BODY = {"createImage": {"name": "i"}}
 
 
@@ -32,7 +32,7 @@ async def volumes(user: Caller) -> AsyncIterator[Volumes]:
     yield Volumes(user)
 
 
-async def _server(user: Caller, properties: dict[str, str], **fields: Any) -> str:
+async def _server(user: Caller, properties: dict[str, Any], **fields: Any) -> str:
     """Boot a server from a volume that is made of an image with these properties, with a second volume."""
     source = await image(user, **properties)
     blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True}
@@ -82,7 +82,7 @@ async def test_the_guest_is_frozen_until_all_snapshots_are_complete(
 
 @pytest.mark.parametrize("properties", [{}, {"hw_qemu_guest_agent": "no"}])
 async def test_a_guest_without_an_agent_is_not_frozen(
-    user: Caller, copies: dict[str, bool], properties: dict[str, str]
+    user: Caller, copies: dict[str, bool], properties: dict[str, Any]
 ) -> None:
     server = await _server(user, properties)
     copies[server] = False
