@@ -58,7 +58,14 @@ ADMIN_ACTIONS = frozenset(
         "removeFixedIp",
     }
 )
-ADMIN_BODIES = ADMIN_ACTIONS | {"flavor", "extra_specs", "volume_type", "os-reimage"}
+ADMIN_BODIES = ADMIN_ACTIONS | {
+    "flavor",
+    "extra_specs",
+    "volume_type",
+    "os-reimage",
+    "os-reset_status",
+    "os-force_delete",
+}
 OLD_ACTIONS = {
     **dict.fromkeys(("os-getVNCConsole", "os-getSPICEConsole", "os-getSerialConsole"), 5),
     **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),

@@ -19,7 +19,7 @@ async def attach_and_detach_volumes(cloud: SimulatedCloud, name: str = "with-vol
     cloud.fault_plan.armed = True
     await attached(cloud, id, first)
     await attached(cloud, id, second, delete_on_termination=True)
-    await cloud.insist("DELETE", f"/servers/{id}/os-volume_attachments/{first}", None, 202, 404)
+    await given_back(cloud, id, first)
     await has_status(cloud, first, "available")
     await deleted(cloud, id)
     await has_status(cloud, second, "gone")
@@ -163,11 +163,120 @@ async def share_a_volume(cloud: SimulatedCloud, name: str = "sharing") -> None:
     cloud.fault_plan.armed = True
     for id in (first, second):
         await attached(cloud, id, held)
-    await cloud.insist("DELETE", f"/servers/{first}/os-volume_attachments/{held}", None, 202, 404)
+    await given_back(cloud, first, held)
     await cloud.until(lambda: not cloud.volumes.has(first, held), "the first server to have given the volume back")
     await has_status(cloud, held, "in-use")
     await deleted(cloud, second)
     await has_status(cloud, held, "available")
+
+
+async def attach_at_rest(cloud: SimulatedCloud, name: str = "at-rest") -> None:
+    """Attach a volume to a server that is off, extend it, start the server, and detach it when it is off again."""
+    held = await volume(cloud, "held")
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    await act(cloud, id, {"os-stop": None}, "stopped")
+    await attached(cloud, id, held, "stopped")
+    await cloud.insist("POST", f"/volumes/{held}/action", {"os-extend": {"new_size": 2}}, 202, 400, service=VOLUME)
+    await cloud.until(lambda: [each.size_gb for each in cloud.volumes.of_server(id)] == [2], "compute to be told")
+    await settled(cloud, id, "stopped")
+    await act(cloud, id, {"os-start": None}, "active")
+    await act(cloud, id, {"os-stop": None}, "stopped")
+    await given_back(cloud, id, held)
+    await has_status(cloud, held, "available")
+
+
+async def attach_while_shelved(cloud: SimulatedCloud, name: str = "resting") -> None:
+    """Attach two volumes to a server without a host, detach one, and unshelve it: it has the other one."""
+    first, second = await volume(cloud, "first"), await volume(cloud, "second")
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    while await act(cloud, id, {"shelve": None}, "shelved_offloaded") != "shelved_offloaded":
+        pass
+    cloud.fault_plan.armed = True
+    await attached(cloud, id, first, "shelved_offloaded")
+    await attached(cloud, id, second, "shelved_offloaded")
+    await given_back(cloud, id, first)
+    await has_status(cloud, first, "available")
+    while await act(cloud, id, {"unshelve": None}, "active", "shelved_offloaded") != "active":
+        await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+    assert [str(each.volume_id) for each in cloud.volumes.of_server(id)] == [root, second]
+    await has_status(cloud, second, "in-use")
+
+
+async def delete_during_work(cloud: SimulatedCloud, name: str = "brief") -> None:
+    """Delete a server that is being built with new volumes, and servers that are given a volume or give one back."""
+    await make_base_image(cloud)
+    held, coming = await volume(cloud, "held"), await volume(cloud, "coming")
+    giving, taking = await cloud.create(f"{name}-old", 2)
+    for id in (giving, taking):
+        await cloud.becomes(id, "active")
+    await attached(cloud, giving, held)
+    cloud.fault_plan.armed = True
+    root = new_volume("image", uuid=IMAGE, boot_index=0, delete_on_termination=True)
+    blank = new_volume("blank", delete_on_termination=True)
+    [building] = await cloud.create(f"{name}-new", imageRef="", block_device_mapping_v2=[root, blank])
+    await cloud.request("DELETE", f"/servers/{giving}/os-volume_attachments/{held}")
+    body = {"volumeAttachment": {"volumeId": coming}}
+    attaching = cloud.spawn(cloud.request("POST", f"/servers/{taking}/os-volume_attachments", body))
+    await cloud.until(lambda: cloud.volumes.status(coming) != "available", "the volume to be reserved")
+    for id in (building, giving, taking):
+        await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
+    for id in (building, giving, taking):
+        await cloud.gone(id)
+    await attaching
+    for id in (held, coming):
+        await has_status(cloud, id, "available")
+    await cloud.until(lambda: cloud.volumes.all().keys() == {held, coming}, "the new volumes to be gone")
+
+
+async def soft_delete_with_volumes(cloud: SimulatedCloud, name: str = "kept") -> None:
+    """Delete a server where deletion is deferred, restore it, and delete it for good: its volume goes with it."""
+    held = await volume(cloud, "held")
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    await attached(cloud, id, held)
+    cloud.fault_plan.armed = True
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204)
+    await cloud.becomes(id, "soft-delete")
+    await act(cloud, id, {"restore": None}, "active")
+    await has_status(cloud, held, "in-use")
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204)
+    await cloud.becomes(id, "soft-delete")
+    await cloud.insist("POST", f"/servers/{id}/action", {"forceDelete": None}, 202, 404)
+    await cloud.gone(id)
+    await has_status(cloud, held, "available")
+    await has_status(cloud, root, "gone")
+
+
+async def use_volumes_by_hand(cloud: SimulatedCloud) -> None:
+    """Do with a volume what compute does otherwise, what changes its row only, and what administrators do."""
+    id = await volume(cloud, "by-hand")
+    cloud.fault_plan.armed = True
+    connector = {"connector": {"host": "elsewhere"}}
+    for action, body, status in (
+        ("os-reserve", {}, "attaching"),
+        ("os-unreserve", {}, "available"),
+        ("os-reserve", {}, "attaching"),
+        ("os-initialize_connection", connector, "attaching"),
+        ("os-attach", {"instance_uuid": OTHER_IMAGE, "mountpoint": "/dev/vdb"}, "in-use"),
+        ("os-begin_detaching", {}, "detaching"),
+        ("os-roll_detaching", {}, "in-use"),
+        ("os-begin_detaching", {}, "detaching"),
+        ("os-terminate_connection", connector, "detaching"),
+        ("os-detach", {}, "available"),
+        ("os-update_readonly_flag", {"readonly": True}, "available"),
+        ("os-set_bootable", {"bootable": True}, "available"),
+        ("os-set_image_metadata", {"metadata": {"os_distro": "zork"}}, "available"),
+        ("os-unset_image_metadata", {"key": "os_distro"}, "available"),
+        ("os-reset_status", {"status": "error"}, "error"),
+    ):
+        # If the answer is lost, it may be done already.
+        await cloud.insist("POST", f"/volumes/{id}/action", {action: body}, 200, 202, 400, 404, service=VOLUME)
+        await has_status(cloud, id, status)
+    await cloud.insist("POST", f"/volumes/{id}/action", {"os-force_delete": {}}, 202, 404, service=VOLUME)
+    await has_status(cloud, id, "gone")
 
 
 async def copy_volumes(cloud: SimulatedCloud) -> None:
@@ -298,15 +407,20 @@ async def booted(cloud: SimulatedCloud, name: str, image_id: str = IMAGE, **more
     return ids
 
 
-async def attached(cloud: SimulatedCloud, id: str, volume_id: str, **more: Any) -> None:
-    """Attach a volume to a server: if the answer is lost, look whether the server has it before asking again."""
+async def attached(cloud: SimulatedCloud, id: str, volume_id: str, state: str = "active", **more: Any) -> None:
+    """Attach a volume to a server in a state: if the answer is lost, look whether the server has it before asking again."""
     while not cloud.volumes.has(id, volume_id):
         answer = await cloud.request(
             "POST", f"/servers/{id}/os-volume_attachments", {"volumeAttachment": {"volumeId": volume_id, **more}}
         )
         assert answer is None or answer.status in (200, 409, 500, 503), answer
-        await settled(cloud, id)
+        await settled(cloud, id, state)
     await has_status(cloud, volume_id, "in-use")
+
+
+async def given_back(cloud: SimulatedCloud, id: str, volume_id: str) -> None:
+    """Ask for a volume of a server. If the answer was lost, it is being detached (400) or the server has it no more."""
+    await cloud.insist("DELETE", f"/servers/{id}/os-volume_attachments/{volume_id}", None, 202, 400, 404)
 
 
 async def has_status(cloud: SimulatedCloud, id: str, status: str, noun: str = "volume") -> None:
