@@ -162,6 +162,38 @@ async def test_the_agent_in_a_guest_freezes_its_file_systems(host: Host) -> None
     assert host.leftovers() == []
 
 
+async def test_a_guest_is_frozen_for_snapshots_of_its_volumes(host: Host) -> None:
+    """The next agent thaws what a killed one has left frozen."""
+    image = msgspec.structs.replace(host.images.image, properties={"hw_qemu_guest_agent": "yes"})
+    plan = host.plan(image=image, flavor=msgspec.structs.replace(FLAVOR, ephemeral=1))
+    plan.block_devices = (
+        BlockDevice(uuid=str(uuid4()), boot_index=0, image_id=image.id),
+        BlockDevice(uuid=str(uuid4()), source_type="blank", boot_index=-1, size_gb=1, guest_format="ext4"),
+    )
+    uuid = plan.instance.uuid
+    write = "echo alive >/tmp/d/file; sync; echo $?-wrote"
+    async with host.agent() as (driver, _):
+        await driver.spawn(plan)
+        await console(driver, uuid, READY)
+        await _type(driver, uuid, "mkdir /tmp/d; mount /dev/vdb /tmp/d; echo $?-mounted", expect="0-mounted")
+        await driver.quiesce(uuid)
+        log = await console(driver, uuid, "MICRONOVA-GUEST-AGENT")
+        assert "MICRONOVA-GUEST-AGENT --freeze 1" in log and "--unfreeze" not in log
+        await driver.unquiesce(uuid)
+        await driver.unquiesce(uuid)  # it is thawed
+        log = await console(driver, uuid, "MICRONOVA-GUEST-AGENT --unfreeze 1")
+        assert log.count("--unfreeze") == 1
+        await _type(driver, uuid, write, expect="0-wrote")
+        await driver.quiesce(uuid)
+    async with host.agent() as (driver, _):
+        await _type(driver, uuid, write.replace("wrote", "again"), expect="0-again")
+        await driver.pause(uuid)
+        with pytest.raises(Conflict, match="does not run"):
+            await driver.quiesce(uuid)
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
 async def test_an_image_that_requires_an_agent_and_has_none(host: Host) -> None:
     image = msgspec.structs.replace(host.images.image, properties={"os_require_quiesce": "yes"})
     plan = host.plan(image=image)

@@ -356,10 +356,10 @@ async def delete_during_move(cloud: SimulatedCloud, name: str = "moved", after: 
     await cloud.gone(id)
 
 
-async def settled(cloud: SimulatedCloud, id: str) -> None:
-    """Wait until all operations have ended and the server is active."""
+async def settled(cloud: SimulatedCloud, id: str, state: str = "active") -> None:
+    """Wait until all operations have ended and the server is active, or in another state."""
     await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
-    await cloud.becomes(id, "active")
+    await cloud.becomes(id, state)
 
 
 async def act(cloud: SimulatedCloud, id: str, action: dict[str, object], *states: str) -> str:

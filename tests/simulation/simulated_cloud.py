@@ -58,7 +58,14 @@ ADMIN_ACTIONS = frozenset(
         "removeFixedIp",
     }
 )
-ADMIN_BODIES = ADMIN_ACTIONS | {"flavor", "extra_specs", "volume_type", "os-reimage"}
+ADMIN_BODIES = ADMIN_ACTIONS | {
+    "flavor",
+    "extra_specs",
+    "volume_type",
+    "os-reimage",
+    "os-reset_status",
+    "os-force_delete",
+}
 OLD_ACTIONS = {
     **dict.fromkeys(("os-getVNCConsole", "os-getSPICEConsole", "os-getSerialConsole"), 5),
     **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),
@@ -73,7 +80,7 @@ REQUESTS = {
 DRIVER = (
     "info", "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
     "rescue", "unrescue", "set_admin_password", "trigger_crash_dump", "attach_interface", "detach_interface",
-    "snapshot", "rebuild", "attach_volume", "detach_volume", "swap_volume", "extend_volume",
+    "snapshot", "quiesce", "unquiesce", "rebuild", "attach_volume", "detach_volume", "swap_volume", "extend_volume",
     "resize", "confirm_resize", "revert_resize", "export_disks", "import_guest",
     "check_live_migration", "live_migrate", "rollback_live_migration", "receive_live_guest",
     "get_console_output", "get_vnc_console", "get_serial_console",
@@ -464,9 +471,10 @@ class SimulatedCloud:
         found = self.rows(sa.select(addresses), "network")
         return {row["address"] for row in found if row["port_id"] in self.ports()}
 
-    def images(self) -> dict[str, str]:
-        """Return the status of each image; there are none without the image service."""
-        found = self.rows(sa.select(images), "image") if "image" in self.databases else []
+    def images(self, name: str | None = None) -> dict[str, str]:
+        """Return the status of each image, or of those with a name; there are none without the image service."""
+        wanted = sa.select(images) if name is None else sa.select(images).where(images.c.name == name)
+        found = self.rows(wanted, "image") if "image" in self.databases else []
         return {row["id"]: row["status"] for row in found}
 
     def images_of(self, server: str, kind: str) -> list[str]:
@@ -543,6 +551,7 @@ class SimulatedCloud:
                 cells = () if guest.assignment is None else guest.assignment.cells
                 cpus = {cpu for cell in cells for cpu in cell.pins.values()}
                 assert cpus == self.dedicated_cpus(guest.uuid)
+        assert not any(guest.frozen for driver in self.drivers() for guest in driver._store)
         assert set(self.images().values()) <= {"active"}
         assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
         if "volume" in self.databases:

@@ -7,6 +7,7 @@ import msgspec
 from tests.simulation.scenarios import OTHER_IMAGE, act, make_base_image, migrated, resized, settled
 from tests.simulation.simulated_cloud import IMAGE, VOLUME, SimulatedCloud
 
+AGENT_IMAGE = "44444444-4444-4444-8444-444444444444"
 RESCUE_IMAGE = "33333333-3333-4333-8333-333333333333"
 
 
@@ -18,7 +19,7 @@ async def attach_and_detach_volumes(cloud: SimulatedCloud, name: str = "with-vol
     cloud.fault_plan.armed = True
     await attached(cloud, id, first)
     await attached(cloud, id, second, delete_on_termination=True)
-    await cloud.insist("DELETE", f"/servers/{id}/os-volume_attachments/{first}", None, 202, 404)
+    await given_back(cloud, id, first)
     await has_status(cloud, first, "available")
     await deleted(cloud, id)
     await has_status(cloud, second, "gone")
@@ -69,8 +70,9 @@ async def boot_from_volumes(cloud: SimulatedCloud, name: str = "from-volumes") -
 
 
 async def image_volume_backed(cloud: SimulatedCloud, name: str = "imaged") -> None:
-    """Make an image of a server that boots from a volume: a snapshot of it."""
-    [id] = await booted(cloud, name)
+    """Make an image of a server that boots from a volume: a snapshot of it, for which its guest is frozen."""
+    await image(cloud, AGENT_IMAGE, hw_qemu_guest_agent="yes")
+    [id] = await booted(cloud, name, AGENT_IMAGE)
     cloud.fault_plan.armed = True
     # If the answer is lost, the user looks for the image after the operation has ended before asking again.
     while "available" not in cloud.volumes.snapshots().values():
@@ -103,7 +105,7 @@ async def rebuild_volume_backed(cloud: SimulatedCloud, name: str = "rebuilt") ->
     await act(cloud, id, {"rebuild": {"imageRef": OTHER_IMAGE}}, "active")
     await has_status(cloud, root, "in-use")
     assert cloud.volumes.image_of(root) == OTHER_IMAGE
-    assert len(cloud.guest_powers(id)) == 1
+    await cloud.until(lambda: len(cloud.guest_powers(id)) == 1, "one guest of the server")
 
 
 async def rescue_volume_backed(cloud: SimulatedCloud, name: str = "rescued") -> None:
@@ -161,11 +163,120 @@ async def share_a_volume(cloud: SimulatedCloud, name: str = "sharing") -> None:
     cloud.fault_plan.armed = True
     for id in (first, second):
         await attached(cloud, id, held)
-    await cloud.insist("DELETE", f"/servers/{first}/os-volume_attachments/{held}", None, 202, 404)
+    await given_back(cloud, first, held)
     await cloud.until(lambda: not cloud.volumes.has(first, held), "the first server to have given the volume back")
     await has_status(cloud, held, "in-use")
     await deleted(cloud, second)
     await has_status(cloud, held, "available")
+
+
+async def attach_at_rest(cloud: SimulatedCloud, name: str = "at-rest") -> None:
+    """Attach a volume to a server that is off, extend it, start the server, and detach it when it is off again."""
+    held = await volume(cloud, "held")
+    [id] = await cloud.create(name)
+    await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    await act(cloud, id, {"os-stop": None}, "stopped")
+    await attached(cloud, id, held, "stopped")
+    await cloud.insist("POST", f"/volumes/{held}/action", {"os-extend": {"new_size": 2}}, 202, 400, service=VOLUME)
+    await cloud.until(lambda: [each.size_gb for each in cloud.volumes.of_server(id)] == [2], "compute to be told")
+    await settled(cloud, id, "stopped")
+    await act(cloud, id, {"os-start": None}, "active")
+    await act(cloud, id, {"os-stop": None}, "stopped")
+    await given_back(cloud, id, held)
+    await has_status(cloud, held, "available")
+
+
+async def attach_while_shelved(cloud: SimulatedCloud, name: str = "resting") -> None:
+    """Attach two volumes to a server without a host, detach one, and unshelve it: it has the other one."""
+    first, second = await volume(cloud, "first"), await volume(cloud, "second")
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    while await act(cloud, id, {"shelve": None}, "shelved_offloaded") != "shelved_offloaded":
+        pass
+    cloud.fault_plan.armed = True
+    await attached(cloud, id, first, "shelved_offloaded")
+    await attached(cloud, id, second, "shelved_offloaded")
+    await given_back(cloud, id, first)
+    await has_status(cloud, first, "available")
+    while await act(cloud, id, {"unshelve": None}, "active", "shelved_offloaded") != "active":
+        await cloud.until(lambda: not cloud.open_operations(), "all operations to end")
+    assert [str(each.volume_id) for each in cloud.volumes.of_server(id)] == [root, second]
+    await has_status(cloud, second, "in-use")
+
+
+async def delete_during_work(cloud: SimulatedCloud, name: str = "brief") -> None:
+    """Delete a server that is being built with new volumes, and servers that are given a volume or give one back."""
+    await make_base_image(cloud)
+    held, coming = await volume(cloud, "held"), await volume(cloud, "coming")
+    giving, taking = await cloud.create(f"{name}-old", 2)
+    for id in (giving, taking):
+        await cloud.becomes(id, "active")
+    await attached(cloud, giving, held)
+    cloud.fault_plan.armed = True
+    root = new_volume("image", uuid=IMAGE, boot_index=0, delete_on_termination=True)
+    blank = new_volume("blank", delete_on_termination=True)
+    [building] = await cloud.create(f"{name}-new", imageRef="", block_device_mapping_v2=[root, blank])
+    await cloud.request("DELETE", f"/servers/{giving}/os-volume_attachments/{held}")
+    body = {"volumeAttachment": {"volumeId": coming}}
+    attaching = cloud.spawn(cloud.request("POST", f"/servers/{taking}/os-volume_attachments", body))
+    await cloud.until(lambda: cloud.volumes.status(coming) != "available", "the volume to be reserved")
+    for id in (building, giving, taking):
+        await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
+    for id in (building, giving, taking):
+        await cloud.gone(id)
+    await attaching
+    for id in (held, coming):
+        await has_status(cloud, id, "available")
+    await cloud.until(lambda: cloud.volumes.all().keys() == {held, coming}, "the new volumes to be gone")
+
+
+async def soft_delete_with_volumes(cloud: SimulatedCloud, name: str = "kept") -> None:
+    """Delete a server where deletion is deferred, restore it, and delete it for good: its volume goes with it."""
+    held = await volume(cloud, "held")
+    [id] = await booted(cloud, name)
+    [root] = (str(each.volume_id) for each in cloud.volumes.of_server(id))
+    await attached(cloud, id, held)
+    cloud.fault_plan.armed = True
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204)
+    await cloud.becomes(id, "soft-delete")
+    await act(cloud, id, {"restore": None}, "active")
+    await has_status(cloud, held, "in-use")
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204)
+    await cloud.becomes(id, "soft-delete")
+    await cloud.insist("POST", f"/servers/{id}/action", {"forceDelete": None}, 202, 404)
+    await cloud.gone(id)
+    await has_status(cloud, held, "available")
+    await has_status(cloud, root, "gone")
+
+
+async def use_volumes_by_hand(cloud: SimulatedCloud) -> None:
+    """Do with a volume what compute does otherwise, what changes its row only, and what administrators do."""
+    id = await volume(cloud, "by-hand")
+    cloud.fault_plan.armed = True
+    connector = {"connector": {"host": "elsewhere"}}
+    for action, body, status in (
+        ("os-reserve", {}, "attaching"),
+        ("os-unreserve", {}, "available"),
+        ("os-reserve", {}, "attaching"),
+        ("os-initialize_connection", connector, "attaching"),
+        ("os-attach", {"instance_uuid": OTHER_IMAGE, "mountpoint": "/dev/vdb"}, "in-use"),
+        ("os-begin_detaching", {}, "detaching"),
+        ("os-roll_detaching", {}, "in-use"),
+        ("os-begin_detaching", {}, "detaching"),
+        ("os-terminate_connection", connector, "detaching"),
+        ("os-detach", {}, "available"),
+        ("os-update_readonly_flag", {"readonly": True}, "available"),
+        ("os-set_bootable", {"bootable": True}, "available"),
+        ("os-set_image_metadata", {"metadata": {"os_distro": "zork"}}, "available"),
+        ("os-unset_image_metadata", {"key": "os_distro"}, "available"),
+        ("os-reset_status", {"status": "error"}, "error"),
+    ):
+        # If the answer is lost, it may be done already.
+        await cloud.insist("POST", f"/volumes/{id}/action", {action: body}, 200, 202, 400, 404, service=VOLUME)
+        await has_status(cloud, id, status)
+    await cloud.insist("POST", f"/volumes/{id}/action", {"os-force_delete": {}}, 202, 404, service=VOLUME)
+    await has_status(cloud, id, "gone")
 
 
 async def copy_volumes(cloud: SimulatedCloud) -> None:
@@ -190,9 +301,14 @@ async def upload_a_volume(cloud: SimulatedCloud) -> None:
     """Make an image of a volume."""
     id = await volume(cloud, "uploaded")
     cloud.fault_plan.armed = True
-    await changed(cloud, id, {"os-volume_upload_image": {"image_name": "of-volume"}})
+    # If the answer is lost, the volume is being uploaded (400), or the service gives it back after a while.
+    while "active" not in cloud.images("of-volume").values():
+        body = {"os-volume_upload_image": {"image_name": "of-volume"}}
+        answer = await cloud.request("POST", f"/volumes/{id}/action", body, service=VOLUME)
+        assert answer is None or answer.status in (202, 400, 409, 503), answer
+        await has_status(cloud, id, "available")
+        await cloud.clock.sleep(1.0)
     # A request that fails may leave an image without data, which its user deletes.
-    await cloud.until(lambda: [*cloud.images().values()].count("active") > 0, "the image to have its data")
     for id, status in cloud.images().items():
         if status == "queued":
             await cloud.insist("DELETE", f"/images/{id}", None, 204, 404, service="/image/v2")
@@ -280,10 +396,10 @@ def new_volume(source: str, **more: Any) -> dict[str, Any]:
     return {"source_type": source, "destination_type": "volume", "volume_size": 1, **more}
 
 
-async def booted(cloud: SimulatedCloud, name: str, **more: Any) -> list[str]:
+async def booted(cloud: SimulatedCloud, name: str, image_id: str = IMAGE, **more: Any) -> list[str]:
     """Boot a server from a new volume that goes with it, before there are faults."""
     await make_base_image(cloud)
-    root = new_volume("image", uuid=IMAGE, boot_index=0, delete_on_termination=True)
+    root = new_volume("image", uuid=image_id, boot_index=0, delete_on_termination=True)
     ids = await cloud.create(name, imageRef="", block_device_mapping_v2=[root], **more)
     for id in ids:
         await cloud.becomes(id, "active")
@@ -291,15 +407,20 @@ async def booted(cloud: SimulatedCloud, name: str, **more: Any) -> list[str]:
     return ids
 
 
-async def attached(cloud: SimulatedCloud, id: str, volume_id: str, **more: Any) -> None:
-    """Attach a volume to a server: if the answer is lost, look whether the server has it before asking again."""
+async def attached(cloud: SimulatedCloud, id: str, volume_id: str, state: str = "active", **more: Any) -> None:
+    """Attach a volume to a server in a state; if an answer is lost, ask again only if the server does not have it."""
     while not cloud.volumes.has(id, volume_id):
         answer = await cloud.request(
             "POST", f"/servers/{id}/os-volume_attachments", {"volumeAttachment": {"volumeId": volume_id, **more}}
         )
         assert answer is None or answer.status in (200, 409, 500, 503), answer
-        await settled(cloud, id)
+        await settled(cloud, id, state)
     await has_status(cloud, volume_id, "in-use")
+
+
+async def given_back(cloud: SimulatedCloud, id: str, volume_id: str) -> None:
+    """Ask for a volume of a server. If the answer was lost, it is being detached (400) or the server has it no more."""
+    await cloud.insist("DELETE", f"/servers/{id}/os-volume_attachments/{volume_id}", None, 202, 400, 404)
 
 
 async def has_status(cloud: SimulatedCloud, id: str, status: str, noun: str = "volume") -> None:

@@ -10,6 +10,7 @@ from micronova.compute import cpu_monitor
 from micronova.compute.boot_watch import BootWatch
 from micronova.compute.cpu_monitor import CPUMonitor
 from micronova.compute.image_caching import ImageFetches
+from micronova.compute.quiesced_guests import QuiescedGuests
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.slots import Slots
@@ -94,6 +95,7 @@ class Host:
         self.uploads = uploads or ImageUploads()
         self.cpu_monitor = _cpu_monitor(name, driver, settings, clock)
         self.image_caching = ImageFetches(name, driver, clock)
+        self.quiesced_guests = QuiescedGuests(name, driver, clock)
         self.build_slots = Slots(settings.max_concurrent_builds)
         self.live_migration_slots = Slots(settings.max_concurrent_live_migrations)
         self.snapshot_slots = Slots(settings.max_concurrent_snapshots)

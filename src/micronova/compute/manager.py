@@ -28,7 +28,9 @@ from micronova.compute.rpcapi import (
     InstanceEvent,
     LiveMigrationRequest,
     Nothing,
+    QuiesceRequest,
     StopGuestRequest,
+    UnquiesceReply,
     VolumeStatisticsReply,
     VolumeStatisticsRequest,
 )
@@ -131,6 +133,15 @@ class HostManager:
         await _answer(driver.force_complete_live_migration(request.instance_uuid))
         return Nothing()
 
+    async def quiesce_guest(self, context: Context, request: QuiesceRequest) -> Nothing:
+        """Freeze the file systems of a guest."""
+        await _answer(self._host.quiesced_guests.quiesce(request.instance_uuid))
+        return Nothing()
+
+    async def unquiesce_guest(self, context: Context, request: QuiesceRequest) -> UnquiesceReply:
+        """Thaw the file systems of a guest."""
+        return UnquiesceReply(await self._host.quiesced_guests.unquiesce(request.instance_uuid))
+
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
         """List the guests of the hypervisor."""
         return GuestList(tuple(await self._host.driver.list_guests()))
@@ -229,6 +240,7 @@ class ComputeManager:
         await self._wait(UNDO_TIME)
         await self._relay.stop()
         for agent in agents:
+            await agent.host.quiesced_guests.stop(UNDO_TIME)
             await agent.host.driver.close()
         await self._last_beat()
 

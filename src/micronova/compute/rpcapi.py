@@ -66,6 +66,18 @@ class ConsoleRequest(msgspec.Struct, frozen=True, kw_only=True):
     protocol: ConsoleProtocol
 
 
+class QuiesceRequest(msgspec.Struct, frozen=True):
+    """The instance whose file systems are frozen, or thawed."""
+
+    instance_uuid: str
+
+
+class UnquiesceReply(msgspec.Struct, frozen=True):
+    """Whether the file systems were frozen until now."""
+
+    held: bool
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """For messages that need no parameters."""
 
@@ -128,7 +140,7 @@ class VolumeStatisticsReply(msgspec.Struct, frozen=True):
     ]
 
 
-COMPUTE_INTERFACE = Interface("compute", version="2.4")
+COMPUTE_INTERFACE = Interface("compute", version="2.5")
 
 EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0", expires=ORDER_LIFETIME)
 EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
@@ -145,6 +157,8 @@ STOP_GUEST = COMPUTE_INTERFACE.method("stop_guest", StopGuestRequest, Nothing, s
 GET_VOLUME_STATISTICS = COMPUTE_INTERFACE.method(
     "get_volume_statistics", VolumeStatisticsRequest, VolumeStatisticsReply, since="2.4"
 )
+QUIESCE_GUEST = COMPUTE_INTERFACE.method("quiesce_guest", QuiesceRequest, Nothing, since="2.5")
+UNQUIESCE_GUEST = COMPUTE_INTERFACE.method("unquiesce_guest", QuiesceRequest, UnquiesceReply, since="2.5")
 FAULT_RULES = COMPUTE_INTERFACE.method("fault_rules", FaultRules, FaultRules, since="2.0")
 
 
@@ -209,6 +223,19 @@ class ComputeAPI:
         """Let a host switch off the guest of a server that is deleted, unless the guest is newer than this epoch."""
         request = StopGuestRequest(uuid, epoch)
         await self._bus.call(COMPUTE_INTERFACE.target(host), STOP_GUEST, request, context=context, timeout=CALL_TIMEOUT)
+
+    async def quiesce_guest(self, context: Context, host: str, uuid: str, timeout: float) -> None:
+        """Let a host freeze the file systems of a guest for a short time."""
+        request = QuiesceRequest(uuid)
+        await self._bus.call(COMPUTE_INTERFACE.target(host), QUIESCE_GUEST, request, context=context, timeout=timeout)
+
+    async def unquiesce_guest(self, context: Context, host: str, uuid: str) -> bool:
+        """Let a host thaw the file systems of a guest; return whether they were frozen until now."""
+        request = QuiesceRequest(uuid)
+        answer = await self._bus.call(
+            COMPUTE_INTERFACE.target(host), UNQUIESCE_GUEST, request, context=context, timeout=CALL_TIMEOUT
+        )
+        return answer.held
 
     async def get_volume_statistics(
         self, context: Context, host: str, uuids: Sequence[str]

@@ -28,6 +28,7 @@ from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload, Step
 from micronova.servers.actions import ServerActions, check_state
 from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_devices import NEW_FORM, mapping_of
+from micronova.servers.quiescing import Quiescing
 from micronova.servers.waiting import wait_for_operation
 
 ANSWER_TIME: Final = IMAGE_CREATION_TIME / 2
@@ -54,13 +55,19 @@ class ServerImages:
     """Accepts requests for images of servers."""
 
     def __init__(
-        self, dependencies: RequestDependencies, actions: ServerActions, *, non_inheritable: tuple[str, ...]
+        self,
+        dependencies: RequestDependencies,
+        actions: ServerActions,
+        quiescing: Quiescing,
+        *,
+        non_inheritable: tuple[str, ...],
     ) -> None:
         self._dependencies = dependencies
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
         self._actions = actions
+        self._quiescing = quiescing
         self._conductor = dependencies.conductor
         self._image_client = dependencies.image_client
         self._quota_defaults = dependencies.quota_defaults
@@ -111,7 +118,7 @@ class ServerImages:
         # No host takes part: whether its driver can copy disks does not matter.
         action = dataclasses.replace(states.ACTIONS["create_image"], capability=None)
         check_state(action, row)
-        self._check_no_quiesce(row)
+        self._quiescing.check(row)
         image_client, client = self._client(), self._dependencies.require_volume_client()
         document = self._document(context, row, name, SNAPSHOT, metadata)
         for key in ("image_type", "instance_uuid", "user_id"):  # Nova has them in images of local disks alone
@@ -127,13 +134,17 @@ class ServerImages:
         operations = await self._record(context, row, "create_volume_image", action, id, payload)
 
         async def make() -> None:
-            mapping = []
-            for device in found:
-                snapshot = None
-                if device.is_volume and device.volume_id:
-                    title = f"snapshot for {name}"[:LONGEST_NAME]
-                    snapshot = await client.create_snapshot(device.volume_id, title, context.token, image_id=id)
-                mapping.append(mapping_of(device, snapshot))
+            mapping, snapshots = [], []
+            async with self._quiescing.quiesced(context, row) as quiesced:
+                for device in found:
+                    snapshot = None
+                    if device.is_volume and device.volume_id:
+                        title = f"snapshot for {name}"[:LONGEST_NAME]
+                        snapshot = await client.create_snapshot(device.volume_id, title, context.token, image_id=id)
+                        snapshots.append(snapshot)
+                    mapping.append(mapping_of(device, snapshot))
+                if quiesced:
+                    await self._quiescing.wait_for_snapshots(row, client, snapshots, context.token)
             own = {MAPPING: msgspec.json.encode(mapping).decode(), NEW_FORM: "True"}
             if row["root_device_name"]:
                 own["root_device_name"] = row["root_device_name"]
@@ -149,15 +160,6 @@ class ServerImages:
         if overtaken or (ended is not None and ended["result"] != "success"):
             raise _overtaken(action, row)
         return id
-
-    def _check_no_quiesce(self, row: InstanceRow) -> None:
-        image = row["image"]
-        wanted = "" if image is None else image["properties"].get("os_require_quiesce", "")
-        if str(wanted).lower() in ("yes", "true", "1"):
-            raise Invalid(
-                "The image of the server requires that its file systems are quiesced (os_require_quiesce), which is "
-                "not supported for servers whose root disk is a volume."
-            )
 
     async def of_shelved(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept a request for the image of a server that is shelved: `ServerShelving.shelve`."""

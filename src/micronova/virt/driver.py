@@ -225,6 +225,20 @@ class Snapshot(Protocol):
         """
 
 
+@runtime_checkable
+class Quiesce(Protocol):
+    """Freezes the file systems of guests that run and have an agent.
+
+    `init_host` thaws the guests that an earlier agent of the host has left frozen, or lets them be thawed soon.
+    """
+
+    async def quiesce(self, uuid: str) -> None:
+        """Freeze the guest's file systems; raise Conflict if it does not run or its agent does not do it."""
+
+    async def unquiesce(self, uuid: str) -> None:
+        """Thaw the guest's file systems; do nothing if none are frozen."""
+
+
 def do_nothing() -> None:
     """Do nothing."""
 
@@ -491,6 +505,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "pause": Pause,
     "suspend": Suspend,
     "snapshot": Snapshot,
+    "quiesce": Quiesce,
     "rebuild": Rebuild,
     "hot_plug": HotPlug,
     "volumes": Volumes,

@@ -119,6 +119,25 @@ async def test_a_server_is_stopped_since_2_95(
     await user.wait_for(lost, "ACTIVE")
 
 
+async def test_a_server_that_cannot_be_stopped_says_why(
+    cloud: Cloud,
+    user: Caller,
+    killable_host: KillableHost,
+    lost: str,
+) -> None:
+    async with cloud.faults({"operation": "power_off", "message": "no way to stop it"}):
+        await user.admin.act(lost, "evacuate", {}, 200)
+        await user.wait_for(lost, "ACTIVE")
+    assert await user.host_of(lost) in cloud.hosts and await _status(cloud, lost) == "done"
+    path = f"/servers/{lost}/os-instance-actions"
+    [evacuation] = [each for each in (await user.get(path))["instanceActions"] if each["action"] == "evacuate"]
+    assert evacuation["message"] == "Error"
+    shown = (await user.admin.get(f"{path}/{evacuation['request_id']}"))["instanceAction"]
+    [stop] = [event for event in shown["events"] if event["event"] == "compute_stop_instance"]
+    assert stop["result"] == "Error" and "no way to stop it" in stop["details"]
+    await _back(cloud, killable_host, lost)
+
+
 async def test_what_is_refused(cloud: Cloud, user: Caller, killable_host: KillableHost, lost: str) -> None:
     admin, path = user.admin, f"/servers/{lost}/action"
     unknown = await admin.refused(404, "POST", path, {"evacuate": {"host": "nowhere"}})

@@ -214,10 +214,3 @@ async def test_a_delete_overtakes_the_request(
 
     await cloud.until(cleaned, "the snapshots to be deleted")
     await cloud.assert_clean()
-
-
-async def test_an_image_that_requires_a_quiesce(user: Caller) -> None:
-    source = await image(user, os_require_quiesce="yes", hw_qemu_guest_agent="yes")
-    server = (await user.boot(imageRef=None, block_device_mapping_v2=[device(source)]))["id"]
-    message = await user.refused(400, "POST", f"/servers/{server}/action", {"createImage": {"name": "i"}})
-    assert "os_require_quiesce" in message

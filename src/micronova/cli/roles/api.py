@@ -37,6 +37,7 @@ from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
 from micronova.servers.live_migrations import LiveMigrations
 from micronova.servers.moves import ServerMoves
+from micronova.servers.quiescing import Quiescing
 from micronova.servers.rebuild import ServerRebuilder
 from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
@@ -122,7 +123,8 @@ def _api_dependencies(process: Process) -> APIDependencies:
         check_host=guests.check_host,
     )
     volumes = ServerVolumes(shared, actions, guests.check_host)
-    images = ServerImages(shared, actions, non_inheritable=default.non_inheritable_image_properties)
+    non_inheritable = default.non_inheritable_image_properties
+    images = ServerImages(shared, actions, Quiescing(compute, clock), non_inheritable=non_inheritable)
     return APIDependencies(
         database=database,
         clock=clock,

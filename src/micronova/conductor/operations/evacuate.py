@@ -24,6 +24,7 @@ from micronova.conductor.operations.build_elsewhere import BuildElsewhere
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.destinations import Destinations
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import reported_error
 from micronova.conductor.operations.move import MOVE_KINDS
 from micronova.conductor.operations.move_kind import MoveKind
 from micronova.conductor.operations.operation_kind import Continue, FailedTask, NoMoreWork, StepResult
@@ -332,16 +333,26 @@ class Evacuate(MoveKind):
         return result
 
     def _stopped(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
-        """End the evacuation. A guest that could not be stopped runs: it is there, which is what counts."""
-        changes: InstanceChanges = {"task_state": None}
-        names = ["rebuild.end"]
-        if report.outcome == "done":
-            changes |= {"vm_state": states.STOPPED, "power_state": power_state.SHUTDOWN}
-            names = ["power_off.end", *names]
+        if report.outcome != "done":
+            return self._not_stopped(conn, operation, row, reported_error(report))
+        changes: InstanceChanges = {
+            "task_state": None,
+            "vm_state": states.STOPPED,
+            "power_state": power_state.SHUTDOWN,
+        }
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host, event=STOP_EVENT)
         after = changed(row, changes)
+        names = ("power_off.end", "rebuild.end")
         return NoMoreWork(ended="success", notifications=[Notification(name, after) for name in names])
+
+    def _not_stopped(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        """End the evacuation: the server is there and runs; the event of the stop says why."""
+        now, changes = self._engine.now(), InstanceChanges(task_state=None)
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        fault = fault_of(error, now)
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=STOP_EVENT)
+        return NoMoreWork(ended="error", notifications=[Notification("rebuild.end", changed(row, changes))])
 
     # --- failures --------------------------------------------------------------------------------------------
 
@@ -353,11 +364,8 @@ class Evacuate(MoveKind):
             await self.overtaken(operation)
 
     def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> StepResult:
-        if operation.step == "finish":  # the server is there, and runs
-            changes: InstanceChanges = {"task_state": None}
-            instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-            self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
-            return NoMoreWork(ended="success", notifications=[Notification("rebuild.end", changed(row, changes))])
+        if operation.step == "finish":
+            return self._not_stopped(conn, operation, row, error)
         # The host of the last attempt may be at work.
         return self._give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
 

@@ -72,8 +72,10 @@ class FakeDriver:
         self._capabilities = implemented(self)
 
     async def init_host(self, events: DriverEvents) -> None:
-        """Remember the agent's callbacks."""
+        """Remember the agent's callbacks; thaw the guests that an earlier agent has left frozen."""
         self._simulated.events = events
+        for guest in self._simulated:
+            self._simulated.set_frozen(guest, frozen=False)
 
     async def close(self) -> None:
         """Leave the guests as they are."""
@@ -189,6 +191,19 @@ class FakeDriver:
             await self._simulated.call("upload", guest)
 
         return FakeDiskCopy(disk_content(guest), during_upload)
+
+    async def quiesce(self, uuid: str) -> None:
+        """Freeze the file systems of a guest."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("quiesce", guest)
+        expect(guest, power_state.RUNNING, "quiesced")
+        self._simulated.set_frozen(guest, frozen=True)
+
+    async def unquiesce(self, uuid: str) -> None:
+        """Thaw the file systems of a guest."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("unquiesce", guest)
+        self._simulated.set_frozen(guest, frozen=False)
 
     async def rescue(self, plan: GuestPlan, timeout: float, *, stopping: Callable[[], None] = do_nothing) -> None:
         """Boot a guest from its rescue image, unless this order has done that."""

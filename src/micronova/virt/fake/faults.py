@@ -23,6 +23,8 @@ DriverCall = Literal[
     "resume",
     "snapshot",
     "upload",
+    "quiesce",
+    "unquiesce",
     "rescue",
     "unrescue",
     "set_admin_password",

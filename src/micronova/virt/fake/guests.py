@@ -101,6 +101,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     rescue_epoch: int | None = None  # of the order that rescued it; None if it boots from its own disk
     rescues: tuple[tuple[int, str], ...] = ()  # numbers of the boots from rescue images, with the images' names
     rescue_kernels: tuple[tuple[int, str], ...] = ()  # likewise with the names of the kernels, if there are any
+    frozen: bool = False  # its file systems, for a snapshot of its volumes
     interrupts: int = 0  # non-maskable ones since its last boot
 
     @property

@@ -182,6 +182,7 @@ class SimulatedHost:
         fault = self._faults.draw("boot", self._name, guest.name, guest.metadata)
         guest.boots += 1
         guest.interrupts = 0
+        guest.frozen = False
         guest.disks = moves.booted(guest.disks)
         guest.booted_at = self._clock.now()
         guest.silent_for = fault.delay
@@ -212,6 +213,12 @@ class SimulatedHost:
             self.consoles.end(guest.uuid)
         if self.events is not None:
             self.events.lifecycle(guest.uuid, event)
+
+    def set_frozen(self, guest: FakeGuest, *, frozen: bool) -> None:
+        """Freeze or thaw the file systems of a guest, unless they are."""
+        if guest.frozen != frozen:
+            guest.frozen = frozen
+            self._store.put(guest)
 
     def plug(self, guest: FakeGuest, vif: VIF) -> None:
         """Give a guest an interface."""

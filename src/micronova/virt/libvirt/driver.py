@@ -230,6 +230,7 @@ class LibvirtDriver:
                 "console_log",
                 "boot_signs",
                 "snapshot",
+                "quiesce",
                 "admin_password",
                 "crash_dump",
                 "volumes",
@@ -342,6 +343,14 @@ class LibvirtDriver:
     async def snapshot(self, plan: GuestPlan) -> CopiedDisk:
         """Copy the guest's root disk; a guest that runs goes on."""
         return await self._snapshots.take(plan)
+
+    async def quiesce(self, uuid: str) -> None:
+        """Have the guest's agent freeze its file systems."""
+        await self._snapshots.quiesce(uuid)
+
+    async def unquiesce(self, uuid: str) -> None:
+        """Have the guest's agent thaw its file systems."""
+        await self._snapshots.unquiesce(uuid)
 
     async def rescue(self, plan: GuestPlan, timeout: float, *, stopping: Callable[[], None] = do_nothing) -> None:
         """Boot a guest from a rescue disk; its own disks are as its record has them, and nothing else is changed."""

@@ -1,10 +1,13 @@
-"""Copying the root disks of guests into flat qcow2 files.
+"""Copying the root disks of guests into flat qcow2 files, and freezing guests while others copy their volumes.
 
 A running or paused guest is copied by a backup job of QEMU: the copy has the content of the moment at which the job
 begins, and the guest goes on meanwhile. Its file systems are frozen only for that moment. A guest at rest is copied by
 qemu-img. The copy is in the guest's directory, so that it goes with the guest. What an interrupted agent has left there
 is removed at the next start, its job is aborted, and the guest is thawed. If libvirtd goes away meanwhile, the same is
 done when it is back, whether the copy is asked for again or not.
+
+A guest that is frozen for snapshots of its volumes has an empty file in its directory until it is thawed, so that the
+next start thaws it, too.
 """
 
 import asyncio
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 COPY: Final = "snapshot.qcow2"
 """The file in the guest's directory."""
+FROZEN: Final = "frozen"
+"""The file in the directory of a guest that is frozen for snapshots of its volumes."""
 CHUNK: Final = 1024 * 1024
 POLL_INTERVAL: Final = 0.5
 AGENT_SECONDS: Final = 45
@@ -124,8 +129,23 @@ class Snapshots:
             del self._reserved[target]
         return CopiedDisk(target, copied, self._files)
 
+    async def quiesce(self, uuid: str) -> None:
+        """Freeze the file systems of a guest that runs; its agent has to be there."""
+        _, power = await self._guests.require(uuid)
+        if power != power_state.RUNNING:
+            raise Conflict(f"The guest {uuid} does not run: its file systems cannot be frozen.")
+        await self._files.run((self._layout.guest(uuid) / FROZEN).touch)
+        await self._freeze_now(uuid)
+
+    async def unquiesce(self, uuid: str) -> None:
+        """Thaw the file systems of a guest that was frozen by `quiesce`; raise an error if its agent does not do it."""
+        frozen = self._layout.guest(uuid) / FROZEN
+        if await self._files.run(os.path.lexists, frozen):
+            await self._guests.change_if_there(uuid, _thaw_now, "thaw the guest", timeout=AGENT_TIMEOUT, lane="freeze")
+            await self._files.run(_remove, frozen)
+
     async def clear_all(self) -> None:
-        """Remove what an earlier agent has left of copies of the disks of all guests."""
+        """Remove what an earlier agent has left of copies of the disks of all guests, and thaw guests."""
         for record in await self._files.run(self._records.all):
             if self._guests.owns(record):
                 await self._clear_now_or_later(record.uuid)
@@ -169,12 +189,14 @@ class Snapshots:
 
     async def clear(self, uuid: str) -> None:
         """Remove what an interrupted copy has left: its job, the frozen state of file systems, its file."""
-        target = self._layout.guest(uuid) / COPY
-        if not await self._files.run(os.path.lexists, target):
-            return
-        await self._guests.change_if_there(uuid, _abort, "abort the copy of the guest's disk")
-        await self._guests.change_if_there(uuid, _thaw, "thaw the guest", timeout=AGENT_TIMEOUT, lane="freeze")
-        await self._files.run(_remove, target)
+        target, frozen = (self._layout.guest(uuid) / name for name in (COPY, FROZEN))
+        copied, quiesced = [await self._files.run(os.path.lexists, path) for path in (target, frozen)]
+        if copied:
+            await self._guests.change_if_there(uuid, _abort, "abort the copy of the guest's disk")
+        if copied or quiesced:
+            await self._guests.change_if_there(uuid, _thaw, "thaw the guest", timeout=AGENT_TIMEOUT, lane="freeze")
+            await self._files.run(_remove, target)
+            await self._files.run(_remove, frozen)
 
     async def _copy_running(self, plan: GuestPlan, record: GuestRecord, disk: DiskRecord, power: int) -> None:
         uuid = record.uuid
@@ -362,9 +384,15 @@ def _thaw(domain: Domain) -> None:
     if not domain.isActive() or agent.channel_state(domain) != "connected":
         return
     try:
-        domain.agentSetResponseTimeout(AGENT_SECONDS, 0)
-        domain.fsThaw()
+        _thaw_now(domain)
     except Exception as error:
         if not has_code(error, "VIR_ERR_AGENT_UNRESPONSIVE", "VIR_ERR_OPERATION_INVALID"):
             raise
         log.warning("guest %s could not be thawed: %s", domain.UUIDString(), error)
+
+
+def _thaw_now(domain: Domain) -> None:
+    """Thaw the file systems of a guest, if it runs."""
+    if domain.isActive():
+        domain.agentSetResponseTimeout(AGENT_SECONDS, 0)
+        domain.fsThaw()
