@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
-from micronova.cli.process_record import ONE_OF_A_HOST
+from micronova.cli.process_name import ONE_OF_A_NAME
 from micronova.cli.region_status import SILENT_AFTER
 from micronova.db import processes, schema, services
 from micronova.db.secrets import SecretBox, key_id
@@ -174,7 +174,7 @@ async def _names(subject: Subject) -> list[Finding]:
     """Find conductors and schedulers that share a host name, and so a row of `openstack compute service list`."""
     places: dict[tuple[str, str], list[int]] = {}
     for row in await _running(subject):
-        for role in ONE_OF_A_HOST.intersection(row.roles.split()):
+        for role in ONE_OF_A_NAME.intersection(row.roles.split()):
             places.setdefault((role, row.host), []).append(row.pid)
     return [
         Finding(
