@@ -22,6 +22,7 @@ from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.client import HTTPTransport
+from micronova.http.server import check_certificate
 from micronova.objects.errors import Unavailable
 from micronova.rpc.amqp.url import parse
 from tests.command import micronova, ok, refused
@@ -298,6 +299,37 @@ def test_the_certificate_is_for_all_parts_and_signed_by_the_authority(tmp_path: 
     assert parse(settings.default.transport_url).ssl_context() is not None
     assert "sslmode=verify-full" in settings.database.connection
     assert not (place / "etc" / "tls" / "ca.key").exists()
+
+
+def test_a_certificate_is_renewed_by_the_same_authority(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls", "--address", "192.0.2.1", "--broker", "a.example,b.example")
+    from cryptography import x509
+
+    def read(name: str) -> x509.Certificate:
+        return x509.load_pem_x509_certificate((place / "etc" / "tls" / name).read_bytes())
+
+    def names(certificate: x509.Certificate) -> object:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+    tls = place / "etc" / "tls"
+    authority, before, key = read("ca.pem"), read("certificate.pem"), (tls / "key.pem").read_bytes()
+    for name, mode in (("certificate.pem", 0o644), ("key.pem", 0o640)):
+        (tls / name).chmod(mode)
+    said = ok("region", "renew", "--dir", place)
+    after = read("certificate.pem")
+    assert f"{after.not_valid_after_utc:%Y-%m-%d}" in said and "docs/tls.md" in said
+    assert after != before and names(after) == names(before) and read("ca.pem") == authority
+    after.verify_directly_issued_by(authority)
+    check_certificate(str(tls / "certificate.pem"), str(tls / "key.pem"))  # they belong together
+    assert (tls / "key.pem").read_bytes() != key and (tls / "key.pem").stat().st_mode & 0o777 == 0o640
+    assert sorted(file.name for file in tls.iterdir()) == ["ca.pem", "certificate.pem", "key.pem"]
+    hidden = place / "authority" / "ca.key"
+    hidden.rename(tmp_path / "ca.key")
+    assert "copy it back" in refused("region", "renew", "--dir", place)
+    hidden.write_bytes((tls / "key.pem").read_bytes())
+    assert "is not the key of" in refused("region", "renew", "--dir", place)
+    plain = init(tmp_path / "plain")
+    assert "without --tls" in refused("region", "renew", "--dir", plain)
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "::1", "control.example"])
