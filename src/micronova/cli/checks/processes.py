@@ -41,8 +41,7 @@ async def _read(subject: Subject, function: Any, *args: Any) -> Any:
     """Ask the compute database; raise NotAsked if it cannot be asked, because the check of it says why."""
     try:
         database = await subject.database()
-        at = await database.read(schema.current)
-        if at != schema.head("micronova.db.migrations"):
+        if not await database.read(schema.usable, "micronova.db.migrations"):
             raise NotAsked("the database has not the schema of this release")
         return await database.read(function, *args)
     except (MicronovaError, sa.exc.SQLAlchemyError):

@@ -91,12 +91,14 @@ class Trial:
         if len(control) > 1:
             # Once, and not by each process, which would wait for the others.
             self._micronova("db", "upgrade", "--config", str(self._plan.settings), "--dir", str(self._tool))
+        if control:
             self._start_all({name: self._control_process(name) for name in control})
         hosts = [name for name in names if name in self.hosts and not self.runs(name)]
         for name in hosts:
             if not self._host_settings(name).exists():
                 self._add_host(name)
         if hosts:
+            _share_settings(self._plan)  # also those of new hosts
             self._start_all({name: self._host_process(name) for name in hosts})
 
     def _refuse_taken_ports(self, names: list[str]) -> None:
@@ -447,7 +449,7 @@ def _share_settings(plan: RegionPlan) -> None:
                 f"PostgreSQL and the services do not run as root and cannot pass through {parent}: choose a directory "
                 "that all users can reach, such as one in /var/lib."
             )
-    for path in (plan.etc, *plan.etc.rglob("*"), plan.hosts_directory):
+    for path in (plan.etc, *plan.etc.rglob("*"), plan.hosts_directory, *plan.hosts_directory.iterdir()):
         os.chown(path, 0, user.gid)
         path.chmod(0o750 if path.is_dir() else 0o640)
     if plan.tls:
