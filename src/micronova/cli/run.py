@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -91,12 +92,24 @@ async def _serve(
     source: SettingsSource,
     name: str,
 ) -> None:
+    from micronova.cli.connections import when_available
     from micronova.cli.wiring import Process
+    from micronova.objects.clock import SystemClock
 
     open_log_file(settings)
-    reloader = Reloader(process := Process(settings, roles, place, agent=agent, waits=True, name=name), source)
-    if not await start_unless_stopped(process.start(sock), stopped):
+
+    started: list[Process] = []
+
+    async def start() -> None:
+        process = Process(settings, roles, place, agent=agent, waits=True, name=name)
+        await process.start(sock)
+        started.append(process)
+
+    # What is away is waited for; what goes away while the roles start is waited for, too, and then they start anew.
+    if not await start_unless_stopped(when_available(start, SystemClock(), random.Random()), stopped):
         return
+    [process] = started
+    reloader = Reloader(process, source)
     metrics = await _metrics(settings, process, worker.number)
     if "identity" in process.embedded and worker.number == 0:
         _write_clouds(settings, process, place)
