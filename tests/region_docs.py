@@ -44,7 +44,7 @@ def follow(directory: Path, client: Path) -> str:
         script += [f"printf '{MARK}%5.1f s  %s\\n' $(($(date +%s%N) / 100000000 - begin))e-1 '{quoted}'", command]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MICRONOVA_", "OS_"))}
     environment["PATH"] = f"{Path(sys.executable).parent}:{client}:{os.environ['PATH']}"
-    environment["MICRONOVA_FIRST_PORT"] = str(_free_ports())
+    environment["MICRONOVA_FIRST_PORT"] = str(free_ports())
     shell = subprocess.Popen(
         ["bash", "-c", "\n".join(script)],
         cwd=directory, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -97,7 +97,7 @@ def longest(printed: str, seconds: float) -> list[tuple[float, str]]:
     return sorted(took, reverse=True)[:LISTED]
 
 
-def _free_ports() -> int:
+def free_ports() -> int:
     """Return the first of PORTS free ports."""
     while True:
         first = free_port()

@@ -24,7 +24,7 @@ import threading
 import time
 import urllib.error
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from micronova.db import schema
 from tests.chaos import IMAGE
@@ -95,10 +95,16 @@ def works_with_ours(python: Path | str) -> bool:
     return known == ours or (asked == "True" and known >= schema.works_with("micronova.db.migrations"))
 
 
+class ComputeAPI(Protocol):
+    """What sends requests as an administrator."""
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]: ...
+
+
 class Clients:
     """Create, show and delete servers, and note every request that fails."""
 
-    def __init__(self, cluster: Cluster, *, keep: int = 3, **server: Any) -> None:
+    def __init__(self, cluster: ComputeAPI, *, keep: int = 3, **server: Any) -> None:
         """Servers have an image that nobody is asked for, and no network, unless `server` says otherwise.
 
         Of each `keep` servers that a client makes one is left.

@@ -13,8 +13,8 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             description="Name of this machine in the cloud, and of a conductor or scheduler among services. Empty: the "
-            "host name of the machine; a second conductor or scheduler on it is HOST-2. Set it if host names are not "
-            "unique or may change, and to a name of its own in each conductor and scheduler.",
+            "host name of the machine; the second conductor or scheduler of a machine is HOST-2. Set it if host names "
+            "are not unique or may change, and to another name in each conductor and scheduler.",
             examples=["compute-17"],
         ),
     ] = ""

@@ -62,7 +62,7 @@ def usable(conn: sa.Connection, migrations: str) -> bool:
 
 def works_with(migrations: str) -> str:
     """Return the oldest revision whose release works with the newest one of a package of migrations."""
-    oldest: str = importlib.import_module(migrations).WORKS_WITH
+    oldest: str = importlib.import_module(f"{migrations}.works_with").OLDEST
     return oldest
 
 
