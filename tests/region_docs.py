@@ -1,7 +1,8 @@
 """Follow docs/region.md: `python -m tests.region_docs` runs the commands of its blocks marked `sh`, in their order.
 
 A command that fails ends the run with the logs of the region. What the commands show is checked at the end: the page
-promises two conductors, two schedulers and two hosts that are up, and a server that survives a restore.
+promises two conductors, two schedulers and two hosts that are up, a new certificate that is used without a restart, and
+a server that survives a restore. The longest commands are listed.
 """
 
 import os
@@ -21,6 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "region.md"
 UP = ("scheduler-1", "scheduler-2", "conductor-1", "conductor-2", "compute-1", "compute-2")
 PORTS = 20
 MARK = "### "  # begins the line that the shell prints before each command
+LISTED = 12  # commands that took longest
 
 
 def commands(page: str) -> list[str]:
@@ -31,16 +33,18 @@ def commands(page: str) -> list[str]:
     return found
 
 
-def follow(directory: Path) -> str:
-    """Run all commands in a directory, as one shell does, and return what they printed; raise CalledProcessError."""
-    script = ["set -euo pipefail"]
+def follow(directory: Path, client: Path) -> str:
+    """Run all commands in a directory, as one shell does, and return what they printed; raise CalledProcessError.
+
+    `client` is the directory of the openstack command.
+    """
+    script = ["set -euo pipefail", "begin=$(($(date +%s%N) / 100000000))"]
     for command in commands(PAGE.read_text()):
         quoted = command.replace("'", "'\\''")
-        script += [f"printf '{MARK}%4d s  %s\\n' $SECONDS '{quoted}'", command]
+        script += [f"printf '{MARK}%5.1f s  %s\\n' $(($(date +%s%N) / 100000000 - begin))e-1 '{quoted}'", command]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MICRONOVA_", "OS_"))}
-    programs = (Path(sys.executable).parent, peer("osc", REQUIREMENT, PLACEMENT) / "bin")
-    environment["PATH"] = ":".join([*map(str, programs), os.environ["PATH"]])
-    environment["MICRONOVA_FIRST_PORT"] = str(_free_ports())
+    environment["PATH"] = f"{Path(sys.executable).parent}:{client}:{os.environ['PATH']}"
+    environment["MICRONOVA_FIRST_PORT"] = str(free_ports())
     shell = subprocess.Popen(
         ["bash", "-c", "\n".join(script)],
         cwd=directory, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -81,10 +85,19 @@ def check(printed: str) -> None:
     assert "1 credentials of users, of which 1 had another key" in shown_by("micronova key rotate"), (
         "nothing was sealed"
     )
+    assert re.search("reloaded: .*database, broker, identity", shown_by("micronova region reload")), "not all reloaded"
     assert "compute-3" in shown_by("--availability-zone nova:compute-3"), "the new host did not get the server"
 
 
-def _free_ports() -> int:
+def longest(printed: str, seconds: float) -> list[tuple[float, str]]:
+    """Return the commands that took longest, with their seconds, of a run that took `seconds`."""
+    begun = [(float(at), line) for at, line in re.findall(rf"^{MARK} *([0-9.]+) s  (.*)$", printed, re.MULTILINE)]
+    ends = [*(at for at, _ in begun[1:]), seconds]
+    took = [(end - at, line) for (at, line), end in zip(begun, ends, strict=True)]
+    return sorted(took, reverse=True)[:LISTED]
+
+
+def free_ports() -> int:
     """Return the first of PORTS free ports."""
     while True:
         first = free_port()
@@ -103,15 +116,20 @@ def main() -> None:
     """Follow the page in a new directory, and remove it if all is well."""
     directory = Path(tempfile.mkdtemp(prefix="micronova-region-docs-"))
     directory.chmod(0o755)  # the users of PostgreSQL and of the services have to get through
+    client = peer("osc", REQUIREMENT, PLACEMENT) / "bin"  # to install it is no part of the page
     began = time.monotonic()
     try:
-        check(follow(directory))
+        printed = follow(directory, client)
+        seconds = time.monotonic() - began
+        check(printed)
     except (subprocess.CalledProcessError, AssertionError) as error:
         for log in sorted((directory / "region" / "log").glob("*.log")):
             print(f"--- {log.name}\n{''.join(log.read_text(errors='replace').splitlines(keepends=True)[-15:])}")
         sys.exit(f"docs/region.md cannot be followed: {error}; its files are in {directory}")
     shutil.rmtree(directory)
-    print(f"docs/region.md: {len(commands(PAGE.read_text()))} commands in {time.monotonic() - began:.0f} s")
+    for took, line in longest(printed, seconds):
+        print(f"{took:6.1f} s  {line}")
+    print(f"docs/region.md: {len(commands(PAGE.read_text()))} commands in {seconds:.0f} s")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,18 @@ import pytest
 import yaml
 from sqlalchemy.engine import make_url
 
+from micronova.cli.check import report
+from micronova.cli.checks.shape import CheckResult
 from micronova.cli.private_services.postgres import PrivatePostgres
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.client import HTTPTransport
+from micronova.http.server import check_certificate
+from micronova.http.sockets import listen
 from micronova.objects.errors import Unavailable
 from micronova.rpc.amqp.url import parse
+from tests.cluster import toml
 from tests.command import micronova, ok, refused
 from tests.region_docs import PAGE, commands
 from tests.services.process import free_port
@@ -298,6 +303,63 @@ def test_the_certificate_is_for_all_parts_and_signed_by_the_authority(tmp_path: 
     assert parse(settings.default.transport_url).ssl_context() is not None
     assert "sslmode=verify-full" in settings.database.connection
     assert not (place / "etc" / "tls" / "ca.key").exists()
+
+
+def test_a_certificate_is_renewed_by_the_same_authority(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls", "--address", "192.0.2.1", "--broker", "a.example,b.example")
+    from cryptography import x509
+
+    def read(name: str) -> x509.Certificate:
+        return x509.load_pem_x509_certificate((place / "etc" / "tls" / name).read_bytes())
+
+    def names(certificate: x509.Certificate) -> object:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+    tls = place / "etc" / "tls"
+    authority, before, key = read("ca.pem"), read("certificate.pem"), (tls / "key.pem").read_bytes()
+    for name, mode in (("certificate.pem", 0o644), ("key.pem", 0o640)):
+        (tls / name).chmod(mode)
+    said = ok("region", "renew", "--dir", place)
+    after = read("certificate.pem")
+    assert f"{after.not_valid_after_utc:%Y-%m-%d}" in said and "docs/tls.md" in said
+    assert after != before and names(after) == names(before) and read("ca.pem") == authority
+    after.verify_directly_issued_by(authority)
+    check_certificate(str(tls / "certificate.pem"), str(tls / "key.pem"))  # they belong together
+    assert (tls / "key.pem").read_bytes() != key and (tls / "key.pem").stat().st_mode & 0o777 == 0o640
+    assert sorted(file.name for file in tls.iterdir()) == ["ca.pem", "certificate.pem", "key.pem"]
+    hidden = place / "authority" / "ca.key"
+    hidden.rename(tmp_path / "ca.key")
+    assert "copy it back" in refused("region", "renew", "--dir", place)
+    hidden.write_bytes((tls / "key.pem").read_bytes())
+    assert "is not the key of" in refused("region", "renew", "--dir", place)
+    plain = init(tmp_path / "plain")
+    assert "without --tls" in refused("region", "renew", "--dir", plain)
+
+
+async def test_a_process_that_has_not_read_its_new_certificate_is_named(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls")
+    tls = {f"tls_{name}": str(place / "etc" / "tls" / f"{name}.pem") for name in ("certificate", "key")}
+    settings = load(environ={}, api=tls)
+    process = Process(settings, ["identity"], StateDirectory(tmp_path / "state"))
+    await process.start(sock := listen("127.0.0.1", 0))
+    config = tmp_path / "micronova.toml"
+    config.write_text(toml({"api": {**tls, "port": sock.getsockname()[1]}}))
+
+    async def found() -> list[CheckResult]:
+        results: list[CheckResult] = []
+        await report(["identity"], [config], tmp_path / "state", results.append)
+        return [each for each in results if each.name == "certificates" and each.outcome != "ok"]
+
+    try:
+        assert await found() == []
+        await asyncio.to_thread(ok, "region", "renew", "--dir", place)
+        [finding] = await found()
+        assert finding.setting == "api.tls_certificate" and "shows another certificate" in finding.found
+        assert "SIGHUP" in finding.right and finding.outcome == "unknown"
+        process.use_certificate(**{name.removeprefix("tls_"): file for name, file in tls.items()})
+        assert await found() == []
+    finally:
+        await process.stop()
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "::1", "control.example"])

@@ -127,7 +127,9 @@ def _declared() -> set[str]:
             }[kind]
         names |= set(re.findall(r'\.gauge\(\s*"(micronova_[a-z_]+)"', text))
         names |= {f"{name}_total" for name in re.findall(r'\.counter\(\s*"(micronova_[a-z_]+)"', text)}
-    return names
+    template = "micronova_messages_{name}_total"
+    assert template in names  # one loop makes three
+    return names | {template.replace("{name}", name) for name in ("handled", "failed", "expired")}
 
 
 def test_the_alerts_name_metrics_that_exist() -> None:
@@ -136,6 +138,7 @@ def test_the_alerts_name_metrics_that_exist() -> None:
     assert len(rules) >= 10 and len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
         assert {"alert", "expr", "labels", "annotations"} <= set(rule) and rule["annotations"]["summary"]
+        assert rule["annotations"]["description"], rule["alert"]  # what to do
         named = set(NAME.findall(rule["expr"]))
         assert named and named <= _declared(), rule["alert"]
 
@@ -143,7 +146,7 @@ def test_the_alerts_name_metrics_that_exist() -> None:
 def test_the_dashboard_names_metrics_that_exist() -> None:
     document = json.loads((PACKAGING / "grafana/micronova-region.json").read_text())
     expressions = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
-    assert len(expressions) >= 15
+    assert len(expressions) >= 15 and all(panel["description"] for panel in document["panels"])
     for expression in expressions:
         named = set(NAME.findall(expression))
         assert named and named <= _declared(), expression
@@ -153,18 +156,21 @@ def test_the_dashboard_names_metrics_that_exist() -> None:
 async def test_the_metrics_of_a_cloud_are_those_that_are_declared(cloud: OneProcess) -> None:
     await _region_metrics(cloud.process).count()
     found = set(re.findall(r"^(micronova_[a-z_]+)", _rendered(cloud.process), re.MULTILINE))
-    of_messages = {"micronova_messages_handled_total", "micronova_messages_failed_total"}
     created = {name for name in found if name.endswith("_created")}
-    unknown = found - _declared() - of_messages - created - {"micronova_messages_expired_total"}
+    unknown = found - _declared() - created
     assert not unknown
 
 
 @pytest.mark.asyncio
 async def test_a_process_with_nothing_but_embedded_services_has_metrics(tmp_path: Path) -> None:
-    process = Process(load(environ={}), ["identity", "network"], StateDirectory(tmp_path / "cloud"))
+    roles = ["identity", "image", "network", "volume"]
+    process = Process(load(environ={}), roles, StateDirectory(tmp_path / "cloud"))
     await process.start(socket.create_server(("127.0.0.1", 0)))
     try:
         text = _rendered(process)
+        for pool, size in (("passwords", 2), ("image-data", 4), ("volume-files", 2), ("volume-copies", 4)):
+            assert f'micronova_threads_size{{pool="{pool}"}} {size}.0' in text
+            assert f'micronova_threads_used{{pool="{pool}"}} 0.0' in text
         for service in ("identity", "network"):
             [number] = re.findall(rf'^micronova_db_writes_total{{service="{service}"}} (\S+)$', text, re.MULTILINE)
             assert float(number) > 0

@@ -448,7 +448,10 @@ MISTAKES = {
     ),
     "a schema that is too new": Mistake(
         "database.connection", ("revision 9999", "newer micronova"),
-        _database("UPDATE alembic_version SET version_num = '9999'"),
+        _database(
+            "ALTER TABLE alembic_version ADD works_with varchar(32)",
+            "UPDATE alembic_version SET version_num = '9999', works_with = '9998'",
+        ),
     ),
     "a table that is missing": Mistake(
         "database.connection", ("instances", "missing"), _database("DROP TABLE instances")

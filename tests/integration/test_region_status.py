@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from micronova.cli.region_status import SILENT_AFTER
-from tests.cluster import toml
+from tests.cluster import Cluster, toml
+from tests.command import ok
 from tests.integration.test_check_region import Region, region, running  # noqa: F401 - fixtures
 from tests.services.process import free_port
 
@@ -56,6 +57,36 @@ async def test_a_region_that_works(region: Region) -> None:
     assert own["roles"] == "identity image network volume" and own["release"] == version("micronova")
     assert own["seen_seconds_ago"] < SILENT_AFTER
     assert document["broker"]["waiting"]["conductor:compute_task"] == 0
+
+
+async def test_schedulers_on_one_machine_have_rows_of_their_own(region: Region, tmp_path: Path) -> None:
+    """Also if nobody gave them names; one that is killed and started again has its row again."""
+
+    async def names() -> set[str]:
+        async with asyncio.timeout(120):
+            while True:
+                said = json.loads((await _status(region.config, "--json"))[1])
+                found = {each["host"] for each in said["database"]["processes"] if each["pid"] in cluster.pids()}
+                if len(found) == len(cluster.processes):
+                    return found
+
+    cluster = Cluster(tmp_path, region.sections["database"]["connection"], region.sections["default"]["transport_url"])
+    cluster.add("first", "scheduler", region.config, MICRONOVA__DEFAULT__HOST="control-7")
+    cluster.add("second", "scheduler", region.config, MICRONOVA__DEFAULT__HOST="control-7")
+    try:
+        cluster.start()
+        assert await names() == {"control-7", "control-7-2"}
+        cluster.kill("first")
+        cluster.start("first")
+        assert await names() == {"control-7", "control-7-2"}
+        services = json.loads(ok("service", "list", "--config", region.config, "--dir", tmp_path / "tool", "--json"))
+        rows = [each for each in services if each["host"].startswith("control-7")]
+        assert {(each["host"], each["binary"]) for each in rows} == {
+            ("control-7", "nova-scheduler"),
+            ("control-7-2", "nova-scheduler"),
+        }
+    finally:
+        cluster.stop()
 
 
 @pytest.mark.parametrize("away", ["database", "broker", "service"])

@@ -135,29 +135,35 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
 
 
 def show_revisions(directory: Path | None, config: Path | None, as_json: bool) -> int:
-    """Print at which revision each database is, and which one this release needs; return 1 if one is at another."""
+    """Print at which revision each database is, and which one this release needs; return 1 if it cannot use one."""
     settings = load(config)
-    found = asyncio.run(_revisions(settings, _place_of_cloud(directory, settings)))
+    found, usable = asyncio.run(_revisions(settings, _place_of_cloud(directory, settings)))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         for name, (at, needed) in found.items():
             what = "is current" if at == needed else f"this release needs {needed}"
+            if at != needed and name in usable:
+                what = f"is of a later release; this one knows {needed}, and works with it"
             click.echo(f"{name:<10} {at or 'empty':<8} {what}")
-    return 0 if all(at == needed for at, needed in found.values()) else 1
+    return 0 if usable == found.keys() else 1
 
 
-async def _revisions(settings: Settings, place: StateDirectory) -> dict[str, tuple[str | None, str]]:
+async def _revisions(settings: Settings, place: StateDirectory) -> tuple[dict[str, tuple[str | None, str]], set[str]]:
+    """Return where each database is and should be, and which of them this release can use as they are."""
     from micronova.cli.wiring import Process
     from micronova.db import schema
 
     process = Process(settings, [], place)
     try:
         found: dict[str, tuple[str | None, str]] = {}
+        usable = set()
         for name, (_, migrations) in SCHEMAS.items():
             database = await process.open_database(name)
             found[name] = (await database.read(schema.current), schema.head(migrations))
-        return found
+            if await database.read(schema.usable, migrations):
+                usable.add(name)
+        return found, usable
     finally:
         await process.stop()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from micronova.cli.connections import open_and_ask
+from micronova.cli.process_name import ONE_OF_A_NAME
 from micronova.db import processes, schema
 from micronova.db.secrets import key_id
 from micronova.objects.background import end_tasks, keep_running
@@ -33,8 +34,6 @@ INTERVAL: Final = 30.0  # seconds between two signs of life
 FIRST_PAUSE: Final = 2.0  # seconds until a process that could not be recorded tries again; then longer, to INTERVAL
 SEALING_ROLES: Final = frozenset({"api", "conductor", "identity", "volume"})
 """Roles that seal secrets with default.secret_key."""
-ONE_OF_A_HOST: Final = frozenset({"conductor", "scheduler"})
-"""Roles that have a row of their own among services, which default.host names. Workers of an API share a host."""
 
 
 class RecordedProcess:
@@ -45,7 +44,7 @@ class RecordedProcess:
         self._clock = process.clock
         self._record = processes.ProcessRecord(
             id=new_uuid(process.random),
-            host=process.host[:255],
+            host=process.name[:255],
             pid=os.getpid(),
             roles=" ".join(process.roles),
             release=importlib.metadata.version("micronova")[:64],
@@ -75,11 +74,11 @@ class RecordedProcess:
             warned = warned or await self._warn_of_twins()
 
     async def _warn_of_twins(self) -> bool:
-        """Warn of a process that has the row of this one among services; return whether there is one.
+        """Warn of a process on another machine that has this one's row among services; return whether there is one.
 
         One that was killed shows no sign of life after the start of this one, which may have taken its place.
         """
-        if not set(self._record["roles"].split()) & ONE_OF_A_HOST:
+        if not set(self._record["roles"].split()) & ONE_OF_A_NAME:
             return False
         try:
             twins = await self._database.read(processes.twins, self._record)

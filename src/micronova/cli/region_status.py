@@ -182,7 +182,7 @@ async def _ask_database(database: "Database", down_time: float) -> DatabaseStatu
     newest = schema.head("micronova.db.migrations")
     at = await database.read(schema.current) or ""
     server = await database.read(_server)
-    if at != newest:
+    if not await database.read(schema.usable, "micronova.db.migrations"):
         what = "is empty" if not at else f"is at revision {at}"
         right = "use the release that runs" if at > newest else "run `micronova db upgrade --config FILE`"
         error = f"it {what}, and this release knows {newest}: {right}"

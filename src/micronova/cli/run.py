@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.notify_systemd import ready_service
+from micronova.cli.process_name import own_name
 from micronova.cli.reload import Reloader, SettingsSource, ends_with_its_terminal, open_log_file
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
@@ -62,9 +64,12 @@ def run(
     sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
-        run_until_stopped(
-            lambda stopped: _serve(settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped, source)
-        )
+        with own_name(settings, roles) as name:
+            run_until_stopped(
+                lambda stopped: _serve(
+                    settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped, source, name
+                )
+            )
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
     run_as_service(settings, place, roles, main, needs_root=needs_root, read_again=source.load)
@@ -85,13 +90,26 @@ async def _serve(
     worker: WorkerPlace,
     stopped: asyncio.Event,
     source: SettingsSource,
+    name: str,
 ) -> None:
+    from micronova.cli.connections import when_available
     from micronova.cli.wiring import Process
+    from micronova.objects.clock import SystemClock
 
     open_log_file(settings)
-    reloader = Reloader(process := Process(settings, roles, place, agent=agent, waits=True), source)
-    if not await start_unless_stopped(process.start(sock), stopped):
+
+    started: list[Process] = []
+
+    async def start() -> None:
+        process = Process(settings, roles, place, agent=agent, waits=True, name=name)
+        await process.start(sock)
+        started.append(process)
+
+    # What is away is waited for; what goes away while the roles start is waited for, too, and then they start anew.
+    if not await start_unless_stopped(when_available(start, SystemClock(), random.Random()), stopped):
         return
+    [process] = started
+    reloader = Reloader(process, source)
     metrics = await _metrics(settings, process, worker.number)
     if "identity" in process.embedded and worker.number == 0:
         _write_clouds(settings, process, place)

@@ -102,10 +102,12 @@ class Process:
         volume_access: Path | None = None,
         relay_socket: socket.socket | None = None,
         on_stop: Callable[[], None] | None = None,
+        name: str = "",
     ) -> None:
-        """`agent` is the process with the agents of this host, if it is another one. If the process `waits`, its start
-        waits for a database or broker that is away. The others are for the process of the agents: it gets the id of its
-        cloud, the sockets of the exporter of volumes and of its console relay, and what to do when the cloud stops.
+        """`name` is that of its conductor and scheduler, default.host unless another process has it. `agent` is the
+        process with the agents of this host, if it is another one. If the process `waits`, its start waits for a
+        database or broker that is away. The others are for the process of the agents: it gets the id of its cloud, the
+        sockets of the exporter of volumes and of its console relay, and what to do when the cloud stops.
         """
         self.settings = settings
         self.roles = [role for role in ROLES if role in set(roles)]
@@ -113,6 +115,7 @@ class Process:
         self.clock: Clock = clock or SystemClock()
         self.random: random_module.Random = random or PooledSystemRandom()
         self.host = settings.default.host or socket.gethostname()
+        self.name = name or self.host
         self._wrap_bus = wrap_bus
         self.after_commit = after_commit
         self.agent = agent

@@ -12,8 +12,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: Annotated[
         str,
         Meta(
-            description="Name of this machine in the cloud. Empty: the host name of the machine. Set it if host "
-            "names are not unique or may change.",
+            description="Name of this machine in the cloud, and of a conductor or scheduler among services. Empty: the "
+            "host name of the machine; the second conductor or scheduler of a machine is HOST-2. Set it if host names "
+            "are not unique or may change, and to another name in each conductor and scheduler.",
             examples=["compute-17"],
         ),
     ] = ""

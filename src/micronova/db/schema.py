@@ -3,8 +3,12 @@
 An empty database gets its tables from the metadata and is stamped with the newest revision: Alembic, which takes
 longer to import than the tables take to make, is not needed for a first start. Any other database is migrated by
 Alembic. A test holds that both ways lead to the same tables.
+
+The database says beside its revision which one an older release has to know to work with it: so an upgrade can be
+backed out although the schema stays the newer one.
 """
 
+import importlib
 import importlib.resources
 import logging
 import re
@@ -17,7 +21,12 @@ from micronova.objects.errors import MicronovaError
 
 log = logging.getLogger(__name__)
 
-_VERSION = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
+_VERSION = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), primary_key=True),
+    sa.Column("works_with", sa.String(32)),  # Alembic leaves it alone
+)
 _LOCK = 0x6D6963726F6E6F76  # "micronov": the advisory lock of everybody who changes a schema
 
 
@@ -29,7 +38,7 @@ async def upgrade(
 
 
 def check_current(conn: sa.Connection, migrations: str) -> None:
-    """Raise an error unless the database is at the newest revision that this version knows."""
+    """Raise an error unless this release can work with the database as it is."""
     at, newest = current(conn), head(migrations)
     if at is None:
         raise MicronovaError("There is no cloud yet: its database is empty. Start it, or name it with --dir.")
@@ -38,8 +47,23 @@ def check_current(conn: sa.Connection, migrations: str) -> None:
             f"The database is at revision {at}, and this version needs {newest}: run `micronova db upgrade`, "
             "or use the version of the services."
         )
-    if at > newest:
+    if not usable(conn, migrations):
         raise _too_new(at, newest)
+
+
+def usable(conn: sa.Connection, migrations: str) -> bool:
+    """Return whether this release can work with the database: it knows its revision, or that of a later release which
+    has only added to it.
+    """
+    at, oldest = _stamp(conn)
+    newest = head(migrations)
+    return at == newest or (at is not None and at > newest and oldest is not None and oldest <= newest)
+
+
+def works_with(migrations: str) -> str:
+    """Return the oldest revision whose release works with the newest one of a package of migrations."""
+    oldest: str = importlib.import_module(f"{migrations}.works_with").OLDEST
+    return oldest
 
 
 def exclusively(conn: sa.Connection) -> None:
@@ -69,9 +93,15 @@ def revisions(migrations: str) -> list[str]:
 
 def current(conn: sa.Connection) -> str | None:
     """Return the revision that the database is at; None when it is empty."""
+    return _stamp(conn)[0]
+
+
+def _stamp(conn: sa.Connection) -> tuple[str | None, str | None]:
+    """Return the revision, and the oldest one that a release has to know; None if the database does not say it."""
     if not sa.inspect(conn).has_table("alembic_version"):
-        return None
-    return conn.execute(sa.select(_VERSION.c.version_num)).scalar()
+        return None, None
+    row = conn.execute(sa.text("SELECT * FROM alembic_version")).mappings().first()
+    return (None, None) if row is None else (row["version_num"], row.get("works_with"))
 
 
 def _upgrade(conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: str | None, schema: str | None) -> None:
@@ -79,25 +109,35 @@ def _upgrade(conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: st
     exclusively(conn)
     if conn.dialect.name == "postgresql" and schema:
         conn.execute(sa.schema.CreateSchema(schema, if_not_exists=True))
-    at = current(conn)
+    at, oldest = _stamp(conn)
     newest = head(migrations)
-    if at == (to or newest):
+    if to is not None:
+        if at != to:
+            _alembic(conn, migrations, to)
         return
-    if at is None and to is None:
+    if at is None:
         _VERSION.create(conn)
         metadata.create_all(conn)
-        conn.execute(_VERSION.insert(), {"version_num": newest})
+        conn.execute(_VERSION.insert(), {"version_num": newest, "works_with": works_with(migrations)})
         return
-    if at is not None and to is None and at > newest:
-        raise _too_new(at, newest)
-    log.info("migrating %s from %s to %s", migrations, at or "nothing", to or newest)
-    _alembic(conn, migrations, to or "head")
+    if at > newest:
+        if not usable(conn, migrations):
+            raise _too_new(at, newest)
+        log.info("%s: the database is at revision %s of a later release, with which this one works", migrations, at)
+        return
+    if at < newest:
+        log.info("migrating %s from %s to %s", migrations, at, newest)
+        _alembic(conn, migrations, "head")
+    if oldest != works_with(migrations):
+        if "works_with" not in {column["name"] for column in sa.inspect(conn).get_columns("alembic_version")}:
+            conn.execute(sa.text("ALTER TABLE alembic_version ADD COLUMN works_with VARCHAR(32)"))
+        conn.execute(_VERSION.update(), {"works_with": works_with(migrations)})
 
 
 def _too_new(at: str, newest: str) -> MicronovaError:
     return MicronovaError(
-        f"The database is at revision {at}, newer than {newest}, the newest that this version knows: "
-        "use a newer micronova."
+        f"The database is at revision {at}, newer than {newest}, the newest that this version knows, and its release "
+        "does not say that they work together: use a newer micronova."
     )
 
 

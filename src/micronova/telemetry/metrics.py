@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from micronova.telemetry.threads import ThreadUse
+
 if TYPE_CHECKING:
     from prometheus_client.core import HistogramMetricFamily, Metric
 
@@ -53,6 +55,7 @@ class Metrics:
         self._counters: list[tuple[str, str, str, Callable[[], Mapping[str, int]]]] = []
         self._collectors: list[Callable[[], Iterator[Metric]]] = []
         self.retries: dict[str, int] = {}
+        self._threads: list[tuple[str, Callable[[], ThreadUse]]] = []
 
     def request(self, service: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request."""
@@ -85,6 +88,10 @@ class Metrics:
     def counter(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Add numbers by label that other code counts; they are read when Prometheus asks."""
         self._counters.append((name, text, label, read))
+
+    def threads(self, pool: str, read: Callable[[], ThreadUse]) -> None:
+        """Add the use of a pool of threads, which is read when Prometheus asks."""
+        self._threads.append((pool, read))
 
     def collector(self, collect: "Callable[[], Iterator[Metric]]") -> None:
         """Add metrics that other code yields when Prometheus asks."""
@@ -124,6 +131,8 @@ class Metrics:
         yield GaugeMetricFamily("micronova_tasks", "Tasks of the event loop.", value=_tasks())
         for name, text, read in self._gauges:
             yield GaugeMetricFamily(name, text, value=read())
+        if self._threads:
+            yield from self._uses_of_threads()
         for name, text, label, count in self._counters:
             family = CounterMetricFamily(name, text, labels=[label])
             for value, number in count().items():
@@ -131,6 +140,19 @@ class Metrics:
             yield family
         for collect in self._collectors:
             yield from collect()
+
+    def _uses_of_threads(self) -> "Iterator[Metric]":
+        from prometheus_client.core import GaugeMetricFamily
+
+        used = GaugeMetricFamily("micronova_threads_used", "Threads of the pool in use.", labels=["pool"])
+        size = GaugeMetricFamily("micronova_threads_size", "Threads that the pool may have.", labels=["pool"])
+        waiting = GaugeMetricFamily("micronova_threads_waiting", "Calls that wait for a thread.", labels=["pool"])
+        for pool, read in self._threads:
+            use = read()
+            used.add_metric([pool], min(use.calls, use.threads))
+            size.add_metric([pool], use.threads)
+            waiting.add_metric([pool], max(0, use.calls - use.threads))
+        yield from (used, size, waiting)
 
 
 class DatabaseStatistics(Protocol):

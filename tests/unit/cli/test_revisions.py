@@ -31,8 +31,11 @@ def _make(url: str, revision: str) -> None:
     async def make() -> None:
         database = open_database(url)
         await schema.upgrade(database, metadata, MIGRATIONS, to=min(revision, NEWEST))
-        stamp = sa.text("UPDATE alembic_version SET version_num = :revision")
-        await database.write(lambda conn: conn.execute(stamp, {"revision": revision}))
+        if revision > NEWEST:  # of a later release that has taken something away
+            stamp = sa.text("ALTER TABLE alembic_version ADD COLUMN works_with VARCHAR(32)")
+            await database.write(lambda conn: conn.execute(stamp) and None)
+            later = sa.text("UPDATE alembic_version SET version_num = :revision, works_with = :revision")
+            await database.write(lambda conn: conn.execute(later, {"revision": revision}) and None)
         await database.close()
 
     asyncio.run(make())

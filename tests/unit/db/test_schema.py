@@ -1,10 +1,12 @@
 """The compute schema: a first start and the migrations lead to the same tables; what is newer is refused."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from micronova.cli.maintain import SCHEMAS
 from micronova.db import schema
 from micronova.db.engine import open_database
 from micronova.db.tables import (
@@ -77,13 +79,52 @@ async def test_an_upgrade_renames_columns_of_operations_and_drops_cells(urls: tu
     await database.close()
 
 
-async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    database = open_database(f"sqlite:///{tmp_path}/a.db")
+@pytest.mark.parametrize("works", [True, False])
+async def test_a_database_of_a_later_release(urls: tuple[str, str], works: bool) -> None:
+    """It is used if that release says that it has only added to what this one knows: an upgrade can be backed out."""
+    database = open_database(urls[0])
     await schema.upgrade(database, metadata, MIGRATIONS)
-    await database.write(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")) and None)
+    assert await database.read(schema.usable, MIGRATIONS)
+    values = {"works_with": schema.head(MIGRATIONS) if works else "9998"}
+    later = sa.text("UPDATE alembic_version SET version_num = '9999', works_with = :works_with")
+    await database.write(lambda conn: conn.execute(later, values) and None)
+    assert await database.read(schema.usable, MIGRATIONS) == works
+    with contextlib.nullcontext() if works else pytest.raises(MicronovaError, match="use a newer micronova"):
+        await schema.upgrade(database, metadata, MIGRATIONS)
+    with contextlib.nullcontext() if works else pytest.raises(MicronovaError, match="use a newer micronova"):
+        await database.read(schema.check_current, MIGRATIONS)
+    assert await database.read(schema.current) == "9999"
+    await database.close()
+
+
+async def test_a_database_of_a_release_that_did_not_say_it(urls: tuple[str, str]) -> None:
+    """What 0.2.0 has made gets the statement with the first upgrade; a later release that says nothing is refused."""
+    database = open_database(urls[0])
+
+    async def do(statement: str) -> None:
+        await database.write(lambda conn: conn.execute(sa.text(statement)) and None)
+
+    async def says() -> str | None:
+        found = sa.text("SELECT works_with FROM alembic_version")
+        return await database.read(lambda conn: conn.execute(found).scalar())
+
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0029")
+    assert not await database.read(schema.usable, MIGRATIONS)
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    assert await says() == schema.works_with(MIGRATIONS)
+    await do("ALTER TABLE alembic_version DROP COLUMN works_with")
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    assert await says() == schema.works_with(MIGRATIONS)
+    await do("ALTER TABLE alembic_version DROP COLUMN works_with")
+    await do("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(MicronovaError, match="use a newer micronova"):
         await schema.upgrade(database, metadata, MIGRATIONS)
     await database.close()
+
+
+@pytest.mark.parametrize("migrations", [migrations for _, migrations in SCHEMAS.values()])
+def test_the_oldest_revision_that_works_is_one(migrations: str) -> None:
+    assert schema.works_with(migrations) in schema.revisions(migrations)
 
 
 async def test_an_upgrade_makes_providers_of_the_nodes_that_are_there(urls: tuple[str, str]) -> None:

@@ -50,7 +50,7 @@ class _Database:
         at, newest = await database.read(schema.current), schema.head(self._migrations)
         metadata = importlib.import_module(self._tables).metadata
         named = subject.process.schema_of(self._service)
-        if at is not None and at > newest:
+        if at is not None and at > newest and not await database.read(schema.usable, self._migrations):
             found = f"the schema is at revision {at}, and this release knows {newest} as the newest"
             return [Finding("database.connection", found, "a newer micronova, or the database of this one")]
         if at is None and not subject.roles_are_named and self._service != "compute":

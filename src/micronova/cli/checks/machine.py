@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from micronova.cli.checks.shape import Check, Finding, Subject, plain
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.objects.errors import Invalid, MicronovaError
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 FREE_BYTES = 1 << 30
 EXPIRES_SOON = 14 * 86_400
@@ -122,13 +125,11 @@ def _answers_as_ours(address: str, port: int, tls: bool) -> bool | None:
     """Return whether a process of Micronova answers there: by its health check, or by its metrics; None: no answer."""
     import http.client
 
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - not listened on
+    target = _reachable(address)
     for path, proof in (("/healthcheck", b"OK"), ("/metrics", b"micronova_")):
         connection: http.client.HTTPConnection = http.client.HTTPConnection(target, port, timeout=ANSWER_SECONDS)
         if tls:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the check of certificates verifies it
-            connection = http.client.HTTPSConnection(target, port, timeout=ANSWER_SECONDS, context=context)
+            connection = http.client.HTTPSConnection(target, port, timeout=ANSWER_SECONDS, context=_unverified())
         try:
             connection.request("GET", path)
             if proof in connection.getresponse().read(1 << 20):
@@ -169,6 +170,39 @@ def _certificates(subject: Subject) -> Iterator[Finding]:
         said = error.reason or str(error)
         right = "the private key, in PEM, of the first certificate in api.tls_certificate"
         yield Finding("api.tls_key", f"it does not fit to api.tls_certificate ({said})", right)
+        return
+    shown, wanted = _shown(api.listen, api.port), _first_certificate(api.tls_certificate)
+    if shown is not None and wanted is not None and shown != wanted:
+        found = f"what listens on {api.listen}:{api.port} shows another certificate than {api.tls_certificate}"
+        right = "a process that has read it: reload it by SIGHUP (`systemctl reload`)"
+        yield Finding("api.tls_certificate", found, right, "unknown")
+
+
+def _shown(address: str, port: int) -> "x509.Certificate | None":
+    """Return the certificate that a running process shows; None if there is none, or another check says why not."""
+    from cryptography import x509
+
+    try:
+        with (
+            socket.create_connection((_reachable(address), port), timeout=ANSWER_SECONDS) as sock,
+            _unverified().wrap_socket(sock) as connection,
+        ):
+            encoded = connection.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    return None if encoded is None else x509.load_der_x509_certificate(encoded)
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return what speaks TLS with a process of which only the answer counts; its certificate is checked by itself."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _reachable(address: str) -> str:
+    """Return an address to connect to what listens on an address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - not listened on
 
 
 def _authorities(subject: Subject) -> Iterator[Finding]:
@@ -192,14 +226,12 @@ def _unreadable(file: str) -> str | None:
 
 def certificate(file: str, setting: str, host: str | None = None) -> Iterator[Finding]:
     """Yield what is wrong with a certificate in a PEM file: its dates, and whether it is for `host`."""
-    from cryptography import x509
-
     try:
-        found: x509.Certificate = x509.load_pem_x509_certificates(Path(file).read_bytes())[0]
-    except OSError:
-        return  # another finding says why
+        found = _first_certificate(file)
     except ValueError:
         yield Finding(setting, f"{file} has no certificate in PEM", "a file with -----BEGIN CERTIFICATE-----")
+        return
+    if found is None:
         return
     now = datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
@@ -217,6 +249,16 @@ def certificate(file: str, setting: str, host: str | None = None) -> Iterator[Fi
     if host is not None and not _is_for(found, host):
         right = f"a certificate whose subjectAltName has {host}, or another api.public_url"
         yield Finding(setting, f"{file} is not for {host}, the host of api.public_url", right)
+
+
+def _first_certificate(file: str) -> "x509.Certificate | None":
+    """Return the first certificate in a PEM file, None if it cannot be read: another finding says why."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(Path(file).read_bytes())[0]
+    except OSError:
+        return None
 
 
 def _is_for(found: Any, host: str) -> bool:

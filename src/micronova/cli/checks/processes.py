@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
-from micronova.cli.process_record import ONE_OF_A_HOST
+from micronova.cli.process_name import ONE_OF_A_NAME
 from micronova.cli.region_status import SILENT_AFTER
 from micronova.db import processes, schema, services
 from micronova.db.secrets import SecretBox, key_id
@@ -41,8 +41,7 @@ async def _read(subject: Subject, function: Any, *args: Any) -> Any:
     """Ask the compute database; raise NotAsked if it cannot be asked, because the check of it says why."""
     try:
         database = await subject.database()
-        at = await database.read(schema.current)
-        if at != schema.head("micronova.db.migrations"):
+        if not await database.read(schema.usable, "micronova.db.migrations"):
             raise NotAsked("the database does not have the schema of this release")
         return await database.read(function, *args)
     except (MicronovaError, sa.exc.SQLAlchemyError):
@@ -174,7 +173,7 @@ async def _names(subject: Subject) -> list[Finding]:
     """Find conductors and schedulers that share a host name, and so a row of `openstack compute service list`."""
     places: dict[tuple[str, str], list[int]] = {}
     for row in await _running(subject):
-        for role in ONE_OF_A_HOST.intersection(row.roles.split()):
+        for role in ONE_OF_A_NAME.intersection(row.roles.split()):
             places.setdefault((role, row.host), []).append(row.pid)
     return [
         Finding(

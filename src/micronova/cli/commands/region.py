@@ -81,6 +81,44 @@ def region_up(names: tuple[str, ...], directory: Path) -> None:
     run(directory, names)
 
 
+@region.command("restart", short_help="Restart processes of a trial, one after the other.")
+@click.argument("names", nargs=-1, metavar="[PROCESS]...")
+@region_directory_option
+def region_restart(names: tuple[str, ...], directory: Path) -> None:
+    """Restart processes of the region of DIR, one after the other: the next one when the one before it is ready.
+
+    PROCESS is as for `region up`. Database and broker are restarted if you name them, or services.
+    """
+    from micronova.cli.region.trial import restart as run
+
+    run(directory, names)
+
+
+@region.command("reload", short_help="Let processes of a trial read certificates and settings again.")
+@click.argument("names", nargs=-1, metavar="[PROCESS]...")
+@region_directory_option
+def region_reload(names: tuple[str, ...], directory: Path) -> None:
+    """Let processes read again what they can change while they run: certificates, log levels, policy files.
+
+    Return when all that listen show the certificate of the region. PROCESS is as for `region up`.
+    """
+    from micronova.cli.region.trial import reload as run
+
+    run(directory, names)
+
+
+@region.command("renew", short_help="Sign a new certificate, with the region's own authority.")
+@region_directory_option
+def region_renew(directory: Path) -> None:
+    """Write a new certificate and key of the region (`region init --tls`), signed by its own authority.
+
+    Processes use them when they are told to: `region reload` in a trial; docs/tls.md for a region of several machines.
+    """
+    from micronova.cli.region.certificates import renew_certificate
+
+    renew_certificate(directory)
+
+
 @region.command("down")
 @click.argument("names", nargs=-1, metavar="[PROCESS]...")
 @region_directory_option

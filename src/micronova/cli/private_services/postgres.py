@@ -65,16 +65,23 @@ class PrivatePostgres:
             )
         settings = _settings(self.port, durable)
         if tls is not None:
-            settings += "ssl = on\n"
-            for option, source in zip(("ssl_cert_file", "ssl_key_file"), tls, strict=True):
-                copy = self.directory / source.name
-                copy.touch(0o600)
-                copy.write_bytes(source.read_bytes())
-                if self._user is not None:
-                    shutil.chown(copy, self._user, self._user)
-                settings += f"{option} = '{copy}'\n"
+            certificate, key = self.copy_certificate(*tls)
+            settings += f"ssl = on\nssl_cert_file = '{certificate}'\nssl_key_file = '{key}'\n"
         with os.fdopen(open_trusted(self.data / "postgresql.auto.conf", os.O_WRONLY | os.O_APPEND), "w") as stream:
             stream.write(settings)
+
+    def copy_certificate(self, certificate: Path, key: Path) -> tuple[Path, Path]:
+        """Copy a certificate and its key to where the server reads them, at its start and at SIGHUP; return the copies.
+
+        PostgreSQL refuses a key that others can read.
+        """
+        copies = self.directory / certificate.name, self.directory / key.name
+        for source, copy in zip((certificate, key), copies, strict=True):
+            copy.touch(0o600)
+            copy.write_bytes(source.read_bytes())
+            if self._user is not None:
+                shutil.chown(copy, self._user, self._user)
+        return copies
 
     def launch(self) -> None:
         """Start the process and wait until it accepts connections."""

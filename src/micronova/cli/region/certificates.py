@@ -6,13 +6,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from micronova.cli.region.plan import RegionPlan, host_of
+from micronova.cli.region.plan import RegionPlan, host_of, read_plan
+from micronova.objects.errors import MicronovaError
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 825
@@ -20,33 +22,73 @@ CERTIFICATE_DAYS = 825
 
 def make_certificates(plan: RegionPlan) -> None:
     """Write ca.pem, certificate.pem and key.pem into DIR/etc/tls, and the authority's key into DIR/authority."""
-    tls, private = plan.etc / "tls", plan.directory / "authority"
-    tls.mkdir()
-    private.mkdir()
-    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    plan.authority.parent.mkdir()
+    _authority_key(plan).parent.mkdir()
+    key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Micronova {plan.region_name}"[:64])])
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
-        _builder(name, name, authority_key.public_key(), AUTHORITY_DAYS)
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(authority_key, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
     )
+    _write(plan.authority, authority.public_bytes(Encoding.PEM))
+    _write(_authority_key(plan), _pem(key))
+    _make_certificate(plan, authority, key)
+
+
+def renew_certificate(directory: Path) -> None:
+    """Replace certificate.pem and key.pem in DIR/etc/tls; the authority stays, so that nobody has to be told of it."""
+    plan = read_plan(directory)
+    if not plan.tls:
+        raise MicronovaError(f"The region in {plan.directory} was made without --tls: it has no certificate.")
+    try:
+        authority = x509.load_pem_x509_certificate(plan.authority.read_bytes())
+        key = load_pem_private_key(_authority_key(plan).read_bytes(), None)
+    except FileNotFoundError as error:
+        raise MicronovaError(f"There is no {error.filename}: copy it back from where it is kept.") from None
+    except ValueError as error:
+        raise MicronovaError(
+            f"{plan.authority} and {_authority_key(plan)} have to be the files of `region init`: {error}."
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        raise MicronovaError(f"{_authority_key(plan)} is not the key of {plan.authority}: copy back the one that is.")
+    ends = _make_certificate(plan, authority, key)
+    click.echo(f"{plan.certificate} is good until {ends:%Y-%m-%d}, and {plan.certificate_key} is its key.")
+    if plan.is_for_trial:
+        click.echo(f"`micronova region reload --dir {plan.directory}` lets all processes use them.")
+    else:
+        click.echo("docs/tls.md says which machines need copies, and how their processes read them.")
+
+
+def _authority_key(plan: RegionPlan) -> Path:
+    return plan.directory / "authority" / "ca.key"
+
+
+def _make_certificate(plan: RegionPlan, authority: x509.Certificate, signs: ec.EllipticCurvePrivateKey) -> datetime:
+    """Write a new certificate and its key; return when it ends, which is not after its authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, plan.address[:64])])
+    left = authority.not_valid_after_utc - datetime.now(UTC)
+    if left.days < 1:
+        raise MicronovaError(
+            f"The authority {plan.authority} is good until {authority.not_valid_after_utc:%Y-%m-%d} only: make a new "
+            "region's files with `micronova region init --tls` elsewhere, and use its authority and certificate."
+        )
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _builder(subject, name, key.public_key(), CERTIFICATE_DAYS)
+        _builder(subject, authority.subject, key.public_key(), min(CERTIFICATE_DAYS, left.days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(_names(plan)), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(authority_key, hashes.SHA256())
+        .sign(signs, hashes.SHA256())
     )
-    plan.authority.write_bytes(authority.public_bytes(Encoding.PEM))
-    (tls / "certificate.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-    _write_key(tls / "key.pem", key)
-    _write_key(private / "ca.key", authority_key)
+    _write(plan.certificate, certificate.public_bytes(Encoding.PEM))
+    _write(plan.certificate_key, _pem(key))
+    return certificate.not_valid_after_utc
 
 
 def _names(plan: RegionPlan) -> list[x509.GeneralName]:
@@ -92,6 +134,18 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file that only its owner reads; one that is replaced leaves its owner and its mode to the new one."""
+    new = file.with_name(f"{file.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(content)
+        if file.exists():
+            before = file.stat()
+            os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(stream.fileno(), before.st_mode & 0o777)
+    new.replace(file)

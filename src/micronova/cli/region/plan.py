@@ -79,6 +79,16 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The certificate of the region's own authority."""
         return self.etc / "tls" / "ca.pem"
 
+    @property
+    def certificate(self) -> Path:
+        """The certificate of the control nodes, the broker and the database."""
+        return self.authority.with_name("certificate.pem")
+
+    @property
+    def certificate_key(self) -> Path:
+        """The key of that certificate."""
+        return self.authority.with_name("key.pem")
+
     def state(self, process: str) -> Path:
         """Return the directory of a process of a trial."""
         return self.directory / "state" / process

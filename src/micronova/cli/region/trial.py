@@ -1,7 +1,7 @@
-"""`micronova region up` and `down`: a region on one machine, for a trial, with PostgreSQL and RabbitMQ of its own.
+"""`micronova region up`, `restart`, `reload` and `down`: a region on one machine, for a trial.
 
-Each process is started as its systemd unit would start it, and says in the same way when it is ready. Nothing
-supervises the processes: one that dies is started again by the next `region up`.
+It has a PostgreSQL and a RabbitMQ of its own. Each process is started as its systemd unit would start it, and says in
+the same way when it is ready. Nothing supervises the processes: one that dies is started again by the next `region up`.
 """
 
 import contextlib
@@ -26,12 +26,14 @@ from micronova.cli.private_services.process import accepts, run, tail
 from micronova.cli.private_services.rabbitmq import PrivateRabbitMQ
 from micronova.cli.region.files import USER
 from micronova.cli.region.plan import RegionPlan, read_plan
+from micronova.cli.region.shown_certificate import shows
 from micronova.cli.service_user import service_user
 from micronova.cli.state import new_password
 from micronova.conf.settings import load
 from micronova.objects.errors import MicronovaError
 
 READY = 300.0  # seconds until a process, or all hosts, must be ready
+RELOADED = 60.0  # seconds until a process that was told to reload has to show the present certificate
 STOP = 60.0  # seconds after which a process that was told to stop is killed
 SERVICES = ("database", "broker")
 GROUPS = ("services", "control", "hosts")
@@ -86,15 +88,17 @@ class Trial:
             self._start_broker()
         self._write_environment()
         control = [name for name in names if name in self._plan.processes and not self.runs(name)]
-        if control:
+        if len(control) > 1:
             # Once, and not by each process, which would wait for the others.
             self._micronova("db", "upgrade", "--config", str(self._plan.settings), "--dir", str(self._tool))
+        if control:
             self._start_all({name: self._control_process(name) for name in control})
         hosts = [name for name in names if name in self.hosts and not self.runs(name)]
         for name in hosts:
             if not self._host_settings(name).exists():
                 self._add_host(name)
         if hosts:
+            _share_settings(self._plan)  # also those of new hosts
             self._start_all({name: self._host_process(name) for name in hosts})
 
     def _refuse_taken_ports(self, names: list[str]) -> None:
@@ -139,8 +143,7 @@ class Trial:
         self._private.mkdir(mode=0o711, exist_ok=True)
         self._private.chmod(0o711)
         shutil.rmtree(self.database.data, ignore_errors=True)  # an earlier start may have been stopped half-way
-        tls = self._plan.etc / "tls"
-        pair = (tls / "certificate.pem", tls / "key.pem") if self._plan.tls else None
+        pair = (self._plan.certificate, self._plan.certificate_key) if self._plan.tls else None
         password = new_password()
         self.database.create("postgres", password=password, tls=pair)
         with _stopped_on_error(self.database):
@@ -158,9 +161,8 @@ class Trial:
         new = not done.exists()
         if new:
             shutil.rmtree(self.broker.directory, ignore_errors=True)
-            tls = self._plan.etc / "tls"
-            files = (tls / "ca.pem", tls / "certificate.pem", tls / "key.pem") if self._plan.tls else None
-            self.broker.create(files)
+            files = (self._plan.authority, self._plan.certificate, self._plan.certificate_key)
+            self.broker.create(files if self._plan.tls else None)
             self._write_broker_tool()
         with _stopped_on_error(self.broker):
             self.broker.launch()
@@ -317,6 +319,35 @@ class Trial:
                 time.sleep(0.05)  # it is no child of this process: the kernel does not tell us
             (self._records / f"{name}.json").unlink(missing_ok=True)
 
+    # --- reload ------------------------------------------------------------------------------------------------
+
+    def reload(self, names: list[str]) -> list[str]:
+        """Let processes read again what they can, as `systemctl reload` does; return those that run.
+
+        If the region has a certificate, return when all of them that listen show the present one.
+        """
+        running = {name: found for name in names if (found := self._running(name)) is not None}
+        if self._plan.tls and "database" in running:
+            self.database.copy_certificate(self._plan.certificate, self._plan.certificate_key)
+        for name, started in running.items():
+            if name != "broker":
+                _signal(started, signal.SIGHUP)
+            elif self._plan.tls:
+                run(*self.broker.control_command(), "eval", "ssl:clear_pem_cache().", env=self.broker.environment())
+        if self._plan.tls:
+            for name in running:
+                self._wait_for_certificate(name)
+        return list(running)
+
+    def _wait_for_certificate(self, name: str) -> None:
+        if name in SERVICES or (name in self._plan.processes and self._plan.serves_http(name)):
+            file, port = self._plan.certificate, self._plan.port(self._plan.processes.get(name, name))
+            _poll(
+                lambda: shows(port, file, self._plan.authority, is_postgres=name == "database"),
+                f"{name} does not show the certificate {file}; its log may say why",
+                RELOADED,
+            )
+
     # --- records -----------------------------------------------------------------------------------------------
 
     def runs(self, name: str) -> bool:
@@ -339,14 +370,7 @@ class Trial:
 
 def up(directory: Path, names: tuple[str, ...]) -> None:
     """Start the region in DIR, or some of its processes, and return when they are ready."""
-    plan = read_plan(directory)
-    if not plan.is_for_trial:
-        raise MicronovaError(
-            "This region is not for a trial: `micronova region up` needs addresses of this machine alone (127.0.0.1) "
-            "and simulated guests (`micronova region init --driver fake`). docs/region.md says how to install it."
-        )
-    os.umask(0o077)
-    _share_settings(plan)
+    plan = _plan_of_trial(directory)
     trial = Trial(plan)
     chosen = trial.chosen(names)
     before = [name for name in chosen if trial.runs(name)]
@@ -361,11 +385,47 @@ def up(directory: Path, names: tuple[str, ...]) -> None:
     click.echo(f"{plan.directory / 'clouds.yaml'}. `micronova region down --dir {plan.directory}` stops it.")
 
 
+def restart(directory: Path, names: tuple[str, ...]) -> None:
+    """Restart processes one after the other, each when the one before it is ready; database and broker if named."""
+    plan = _plan_of_trial(directory)
+    trial = Trial(plan)
+    for name in trial.chosen(names):
+        if name in SERVICES and not {name, "services"} & set(names):
+            continue
+        began = time.monotonic()
+        trial.stop([name])
+        trial.start([name])
+        if name in trial.hosts:
+            _wait_for_hosts(plan, [name])
+        click.echo(f"{name} is ready again after {time.monotonic() - began:.1f} s")
+
+
+def reload(directory: Path, names: tuple[str, ...]) -> None:
+    """Let processes of the region in DIR read again what they can change while they run."""
+    plan = _plan_of_trial(directory)
+    trial = Trial(plan)
+    told = trial.reload(trial.chosen(names))
+    click.echo(f"reloaded: {', '.join(told)}" if told else "Nothing runs.")
+
+
 def down(directory: Path, names: tuple[str, ...]) -> None:
     """Stop the region in DIR, or some of its processes."""
     trial = Trial(read_plan(directory))
     ran = trial.stop(trial.chosen(names))
     click.echo(f"stopped: {', '.join(ran)}" if ran else "Nothing ran.")
+
+
+def _plan_of_trial(directory: Path) -> RegionPlan:
+    """Return the plan of a region that this machine can run, whose files its processes can read."""
+    plan = read_plan(directory)
+    if not plan.is_for_trial:
+        raise MicronovaError(
+            "This region is not for a trial: `micronova region up` needs addresses of this machine alone (127.0.0.1) "
+            "and simulated guests (`micronova region init --driver fake`). docs/region.md says how to install it."
+        )
+    os.umask(0o077)
+    _share_settings(plan)
+    return plan
 
 
 @contextlib.contextmanager
@@ -389,7 +449,7 @@ def _share_settings(plan: RegionPlan) -> None:
                 f"PostgreSQL and the services do not run as root and cannot pass through {parent}: choose a directory "
                 "that all users can reach, such as one in /var/lib."
             )
-    for path in (plan.etc, *plan.etc.rglob("*"), plan.hosts_directory):
+    for path in (plan.etc, *plan.etc.rglob("*"), plan.hosts_directory, *plan.hosts_directory.iterdir()):
         os.chown(path, 0, user.gid)
         path.chmod(0o750 if path.is_dir() else 0o640)
     if plan.tls:
@@ -405,11 +465,11 @@ def _wait_for_hosts(plan: RegionPlan, hosts: list[str]) -> None:
     _poll(lambda: set(hosts) <= hosts_up(plan.state("tool"), plan.settings), f"not all of {', '.join(hosts)} are up")
 
 
-def _poll(ready: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + READY
+def _poll(ready: Callable[[], bool], otherwise: str, seconds: float = READY) -> None:
+    deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
-            raise MicronovaError(f"After {READY:.0f} s {otherwise}.")
+            raise MicronovaError(f"After {seconds:.0f} s {otherwise}.")
         time.sleep(0.2)  # the processes of the region tell us nothing; we have to ask
 
 

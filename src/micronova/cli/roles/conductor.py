@@ -34,7 +34,7 @@ async def make(process: Process) -> Role:
     """Make the conductor with its engine of operations."""
     assert process.database is not None and process.bus is not None
     settings = process.settings
-    owner = f"conductor:{process.host}:{process.random.getrandbits(48):012x}"
+    owner = f"conductor:{process.name}:{process.random.getrandbits(48):012x}"
     await process.take_over_leases(owner)
     engine = Engine(
         process.database,
@@ -77,7 +77,7 @@ async def make(process: Process) -> Role:
     return ConductorManager(
         bus=process.bus,
         dependencies=dependencies,
-        host=process.host,
+        host=process.name,
         report_interval=settings.default.report_interval,
         ratios=settings.default.initial_allocation_ratios(),
         stored_metrics=settings.metrics.ratios(),

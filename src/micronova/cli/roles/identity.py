@@ -15,13 +15,15 @@ _VERSIONS = {"compute": "/v2.1", "block-storage": "/v3", "volumev3": "/v3"}
 async def make(process: Process) -> Role:
     """Make the embedded identity service."""
     settings = process.settings
+    passwords = Passwords(waiting=settings.identity.max_password_checks)
+    process.telemetry.metrics.threads("passwords", passwords.use)
     role = IdentityService(
         database=await process.open_database("identity"),
         clock=process.clock,
         token_keys=process.directory.token_keys,
         secret_keys=process.secret_keys(),
         token_lifetime=settings.identity.token_lifetime,
-        passwords=Passwords(waiting=settings.identity.max_password_checks),
+        passwords=passwords,
         region=settings.identity.region_name,
         public_url=settings.api.public_url,
         elsewhere=_elsewhere(settings),

@@ -33,6 +33,7 @@ async def make(process: Process) -> Role:
         random_source=process.random,
         certificates=process.clients.certificates(),
     )
+    process.telemetry.metrics.threads("image-data", role.thread_use)
     process.embedded["image"] = role
     process.mount(role.service)
 

@@ -64,6 +64,8 @@ async def make(process: Process) -> Role:
             },
         ),
     )
+    for pool, threads in role.files.pools.items():
+        process.telemetry.metrics.threads(pool, threads.use)
     process.embedded["volume"] = role
     process.register(role.service)
     process.register(role.documents)

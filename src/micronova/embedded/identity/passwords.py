@@ -11,7 +11,6 @@ import ctypes
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import argon2
@@ -19,6 +18,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from micronova.http.addresses import client_network
 from micronova.objects.errors import Unavailable
+from micronova.telemetry.threads import CountedThreads, ThreadUse
 
 # argon2id with 19 MiB, two passes and one lane, as OWASP recommends. It takes about 30 ms of one core.
 MEMORY_KIB = 19_456
@@ -54,7 +54,7 @@ class _Turns:
         if self._free:
             self._free -= 1
             return
-        if sum(map(len, self._queues.values())) >= self._room:
+        if self.waiting >= self._room:
             self._make_room(client)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(client, deque()).append(turn)
@@ -81,6 +81,11 @@ class _Turns:
                 return
         self._free += 1
 
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a turn."""
+        return sum(map(len, self._queues.values()))
+
     def _make_room(self, client: str) -> None:
         """Refuse the latest request of the client with the most; raise Unavailable if it is this client."""
         error = Unavailable("Too many log-ins at the same moment: try again shortly.")
@@ -106,7 +111,7 @@ class Passwords:
         self, *, threads: int = 2, waiting: int = 256, memory_kib: int = MEMORY_KIB, passes: int = PASSES
     ) -> None:
         self._hasher = argon2.PasswordHasher(time_cost=passes, memory_cost=memory_kib, parallelism=1)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="argon2")
+        self._pool = CountedThreads(threads, "argon2")
         self._turns = _Turns(threads, waiting)
         _return_large_blocks()
         # A hash for users that do not exist: it takes as long to check as any other, and no known password matches it.
@@ -146,6 +151,11 @@ class Passwords:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
             self._turns.release()
+
+    def use(self) -> ThreadUse:
+        """Return how the threads are used; those who wait for a turn count as calls."""
+        calls, threads = self._pool.use()
+        return ThreadUse(calls + self._turns.waiting, threads)
 
     def close(self) -> None:
         """Stop the threads."""

@@ -30,6 +30,7 @@ from micronova.http.service import Authenticator, Observer, Policy, Service
 from micronova.http.tickets import Tickets
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict
+from micronova.telemetry.threads import ThreadUse
 
 MIGRATIONS = "micronova.embedded.image.migrations"
 MAX_SIZE = 1 << 40  # bytes of an image
@@ -107,6 +108,10 @@ class ImageService:
             observer=observer,
             ignores_slash=False,  # /v2/images/ is an image without an id, not the list
         )
+
+    def thread_use(self) -> ThreadUse:
+        """Return how the threads that work on image data are used."""
+        return self._store.use()
 
     async def start(self) -> None:
         """Bring the schema up to date, and clean up after interrupted uploads and deletes."""

@@ -14,11 +14,11 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from micronova.embedded.image.model import DataSummary
+from micronova.telemetry.threads import CountedThreads, ThreadUse
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,7 +137,11 @@ class Store:
     def __init__(self, directory: Path, threads: int = 4) -> None:
         self._directory = directory
         self._sync = DirectorySync(directory)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="image-data")
+        self._pool = CountedThreads(threads, "image-data")
+
+    def use(self) -> ThreadUse:
+        """Return how the threads are used."""
+        return self._pool.use()
 
     async def start(self) -> None:
         """Create the directory; only the user of the service can read it."""

@@ -78,6 +78,17 @@ async def test_too_many_logins_are_refused_instead_of_queued() -> None:
     passwords.close()
 
 
+async def test_those_who_wait_are_counted() -> None:
+    passwords = Passwords(memory_kib=64, passes=1, threads=2, waiting=10)
+    work = [asyncio.create_task(passwords.hash("x")) for _ in range(7)]
+    await asyncio.sleep(0)
+    calls, threads = passwords.use()
+    assert 5 <= calls <= 7 and threads == 2  # those that have begun may have ended
+    await asyncio.gather(*work)
+    assert passwords.use().calls == 0
+    passwords.close()
+
+
 async def _order(passwords: Passwords, clients: list[str]) -> tuple[list[str], list[str]]:
     """Hash a password for each client, all at once; return whose hashes were made, in order, and who was refused."""
     made: list[str] = []

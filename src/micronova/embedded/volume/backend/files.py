@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from micronova.embedded.volume.backend.exports import LiveCopies, Report
+from micronova.telemetry.threads import CountedThreads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,9 +56,14 @@ class Files:
     def __init__(self, root: Path, copies: int = 4) -> None:
         """`copies` are the long copies that run at once."""
         self.root = root
-        self._quick = ThreadPoolExecutor(2, thread_name_prefix="volume-files")
-        self._long = ThreadPoolExecutor(copies, thread_name_prefix="volume-copies")
+        self._quick = CountedThreads(2, "volume-files")
+        self._long = CountedThreads(copies, "volume-copies")
         self.live_copies: LiveCopies | None = None
+
+    @property
+    def pools(self) -> dict[str, CountedThreads]:
+        """The pools of threads, by what they are called."""
+        return {"volume-files": self._quick, "volume-copies": self._long}
 
     async def start(self) -> None:
         """Create the directories; only the user of the service can read them."""
