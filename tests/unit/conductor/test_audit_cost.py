@@ -1,7 +1,6 @@
 """The audit goes through guests, hosts and findings a few times, and not once for each other thing that it has read."""
 
-from collections.abc import AsyncIterator, ItemsView, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, ItemsView, Iterator, Mapping
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +10,7 @@ from micronova.conductor.findings.network import compare_agents
 from micronova.conductor.findings.volumes import compare_volumes
 from micronova.db.engine import Database
 from micronova.db.tables import instances
+from micronova.objects.network import NetworkAgent
 from micronova.objects.orders import Guest
 from tests.clocks import SetClock
 from tests.unit.db.databases import compute_database
@@ -25,12 +25,23 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         yield opened
 
 
-class Answers(dict[str, Any]):
+class CountedAnswers(Mapping[str, tuple[Guest, ...] | str]):
     """What hosts have answered; counts how often somebody goes through all of it."""
 
-    walks = 0
+    def __init__(self, answers: Mapping[str, tuple[Guest, ...]]) -> None:
+        self._answers = answers
+        self.walks = 0
 
-    def items(self) -> ItemsView[str, Any]:
+    def __getitem__(self, host: str) -> tuple[Guest, ...]:
+        return self._answers[host]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def items(self) -> ItemsView[str, tuple[Guest, ...] | str]:
         self.walks += 1
         return super().items()
 
@@ -42,13 +53,14 @@ class Volumes:
         return {f"attachment-of-{server}": (f"volume-of-{server}", server) for server in SERVERS}
 
 
-async def _leaked(database: Database, answers: Answers) -> list[Finding]:
+async def _leaked(database: Database, answers: CountedAnswers) -> list[Finding]:
     """Return what the audit finds of volumes if the database was restored from a backup."""
-    await database.write(lambda conn: [add_instances(conn, *SERVERS), _place(conn)])
+    await database.write(_add_servers)
     return await compare_volumes(database, SetClock(), Volumes(), answers)
 
 
-def _place(conn: sa.Connection) -> None:
+def _add_servers(conn: sa.Connection) -> None:
+    add_instances(conn, *SERVERS)
     conn.execute(instances.update().values(host="host"))
 
 
@@ -56,7 +68,7 @@ async def test_guests_are_not_searched_for_each_attachment(database: Database) -
     guests = tuple(
         Guest(uuid=each, node="host", epoch=1, power_state=1, volumes=(f"volume-of-{each}",)) for each in SERVERS
     )
-    answers = Answers({"host": guests, "other": ()})
+    answers = CountedAnswers({"host": guests, "other": ()})
     found = await _leaked(database, answers)
     assert len(found) == len(SERVERS)
     assert all(each.repairs[0].destroys and "The guest on host uses it" in each.repairs[0].text for each in found)
@@ -76,11 +88,8 @@ class Host(str):
 
 
 def test_hosts_are_not_searched_for_each_agent() -> None:
-    def agents() -> Iterator[dict[str, Any]]:
-        for number in range(300):
-            yield {"host": f"host-{number}", "alive": False, "configurations": {}}
-
+    agents = [NetworkAgent(host=f"host-{number}", alive=False) for number in range(300)]
     up = [Host(f"host-{number}") for number in range(0, 300, 2)]
-    found = compare_agents([*agents()], up)
+    found = compare_agents(agents, up)
     assert [each.subject for each in found] == [str(each) for each in up]
     assert Host.compared <= 3 * len(up)
