@@ -392,7 +392,8 @@ class ServiceClient:
         if answer.status == 401 and token is None:
             # A 401 would tell our caller that its own token is not valid, and would end what waits for the service.
             request = f"{method} {self._prefix}{path.partition('?')[0]}"
-            raise Unavailable(f"{request}: the service does not accept the token of the service user.", status=401)
+            said = error_message(answer)
+            raise Unavailable(f"{request}: the service does not accept who we are: {said}", status=401, request=request)
         return answer
 
 

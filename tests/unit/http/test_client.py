@@ -76,7 +76,8 @@ async def test_a_service_that_refuses_the_token_of_the_service_user_is_unavailab
 
     class Refusing:
         async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-            return Answer(401, {"x-openstack-request-id": "req-1"}, b"{}")
+            body = b'{"error": {"message": "The clocks differ."}}'
+            return Answer(401, {"x-openstack-request-id": "req-1"}, body)
 
         async def close(self) -> None:
             """There is nothing to close."""
@@ -86,7 +87,9 @@ async def test_a_service_that_refuses_the_token_of_the_service_user_is_unavailab
         return f"token {len(made)}"
 
     client = ServiceClient(Refusing(), token, prefix="/network", renew=lambda: None)
-    with pytest.raises(Unavailable, match=r"GET /network/v2.0/ports: .* does not accept the token of the service user"):
+    with pytest.raises(
+        Unavailable, match=r"GET /network/v2.0/ports: .* does not accept who we are: The clocks differ."
+    ):
         await client.request("GET", "/v2.0/ports?limit=1")
     assert len(made) == 2, "a new token was tried"
     with pytest.raises(Unauthorized):  # the user has to get another token
