@@ -120,6 +120,7 @@ LARGE = {
     **dict.fromkeys(("metadata", "glance_metadata", "extra_specs"), quote(str({f"k{n}": "v" for n in range(MANY)}))),
     **dict.fromkeys(("created_at", "updated_at"), ",".join(["gt:2020-01-01T00:00:00"] * MANY)),
     **dict.fromkeys(("sort", "sort_key", "fields"), ",".join(["name"] * MANY)),
+    "fixed_ips": ",".join(["ip_address_substr=1"] * MANY),
 }  # fmt: skip
 REPEATED = ("tag", "name", "fixed_ips", "sort_key", "fields", "member_of")
 

@@ -1,5 +1,6 @@
 """Address scopes: which subnet pools are routed to each other; on both databases."""
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,25 @@ async def test_agents_learn_the_scopes(cloud: World) -> None:
     assert await scope_on_host() == scope["id"]
     await cloud.change("subnetpool", made["id"], address_scope_id=None)
     assert await scope_on_host() is None
+
+
+async def test_many_prefixes_in_a_scope_are_compared_soon(cloud: World) -> None:
+    """Each new prefix was compared with each in the scope: one request took as long as a project wanted."""
+    scope = await cloud.make("address_scope", ip_version=6)
+    wanted = [
+        {
+            "name": "p",
+            "address_scope_id": scope["id"],
+            "prefixes": [f"fd{number:02x}:{2 * part:x}::/48" for part in range(80)],
+        }
+        for number in range(60)
+    ]
+    begin = time.process_time()
+    assert (await cloud.call("POST", "/subnetpools", {"subnetpools": wanted})).status == 201
+    assert time.process_time() - begin < 3
+    inside = {"name": "p", "address_scope_id": scope["id"], "prefixes": ["fd00:3::/48", "fd07:8:0:7::/64"]}
+    assert (await refused(cloud, "POST", "/subnetpools", {"subnetpool": inside}))[1] == "AddressScopePrefixConflict"
+    around = {**inside, "prefixes": ["fd3b::/16"]}
+    assert (await refused(cloud, "POST", "/subnetpools", {"subnetpool": around}))[1] == "AddressScopePrefixConflict"
+    beside = {**inside, "prefixes": ["fd00:3::/48", "fe00::/16"]}
+    assert (await cloud.call("POST", "/subnetpools", {"subnetpool": beside})).status == 201

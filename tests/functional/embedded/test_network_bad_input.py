@@ -187,6 +187,7 @@ QUERIES = [
     "/networks?mtu=many", "/networks?name=%00", "/networks?%00=x", "/networks?name=%ff", "/networks?page_reverse=maybe",
     "/networks?limit=99999999999999999999&marker=x", "/networks?changed_since=yesterday",
     "/networks?" + "&".join(f"name={n}" for n in range(1100)), "/ports?fixed_ips=colour=blue", "/ports?fixed_ips=x",
+    "/ports?fixed_ips=" + ",".join(f"ip_address_substr={n}" for n in range(1100)),
     "/ports?admin_state_up=", "/subnets?ip_version=four", "/subnets?ip_version=",
     "/security-group-rules?port_range_min=x",
     "/networks/%00", "/networks/" + "x" * 5000, "/networks/a%2Fb", "/networks/%ff%fe", "/networks/nothing",

@@ -4,6 +4,7 @@ Routers pass nothing between networks of different scopes but what is translated
 scope are in one scope together.
 """
 
+import bisect
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -187,15 +188,24 @@ def check_scope(
         )
     if before != scope_id:
         _check_affinity(conn, pool_id, version)
-    own = [ipaddress.ip_network(prefix) for prefix in prefixes]
+    own = sorted(map(_range, prefixes))  # apart from each other, as rows have the prefixes of a pool
+    firsts = [first for first, _ in own]
     p = subnetpools.c
     for held in conn.execute(sa.select(p.prefixes).where(p.address_scope_id == scope_id, p.id != pool_id)).scalars():
-        for prefix in map(ipaddress.ip_network, held):
-            if any(prefix.overlaps(each) for each in own):
+        for first, last in map(_range, held):
+            # Of those that begin before the end, the last one ends last.
+            number = bisect.bisect_right(firsts, last) - 1
+            if number >= 0 and own[number][1] >= first:
                 raise invalid(
                     "Failed to associate address scope: subnetpools within an address scope must have unique prefixes.",
                     "AddressScopePrefixConflict",
                 )
+
+
+def _range(prefix: str) -> tuple[int, int]:
+    """Return the first and the last address of a prefix, as numbers."""
+    network = ipaddress.ip_network(prefix)
+    return int(network.network_address), int(network.broadcast_address)
 
 
 def check_owner(conn: sa.Connection, request: Request, pool_id: str, scope_id: str | None) -> None:

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from micronova.embedded.network.listing import Clause, Filter
 from micronova.embedded.network.tables import addresses, port_security_groups, ports
+from micronova.http.paging import check_filter
 from micronova.objects.errors import Invalid
 
 
@@ -26,6 +27,7 @@ def _fixed_ips(values: Sequence[str]) -> Clause:
         elif name in ("subnet_id", "subnet"):
             clauses.append(a.subnet_id.in_(texts))
         elif name == "ip_address_substr":
+            check_filter("fixed_ips", texts)
             clauses.append(sa.or_(*(a.address.contains(text, autoescape=True) for text in texts)))
         else:
             raise Invalid(f"Invalid input for fixed_ips: '{name[:64]}' is not ip_address or subnet_id.")
