@@ -1,9 +1,12 @@
 """`micronova audit`: compare the records with what the hypervisors and the services hold, and repair what differs."""
 
+import asyncio
 import os
 import pwd
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +36,22 @@ MOST_ROUNDS = 5
 
 
 class _Cloud:
-    """Where the audit runs: in a process that is asked over its control socket, or here."""
+    """Where the audit runs: in a process that is asked over its control socket, or here.
+
+    Here it connects to the database and the broker once, however many repairs follow and however long the operator
+    thinks about them: a thread keeps the connections.
+    """
 
     def __init__(self, directory: Path | None, config: Path | None) -> None:
         self._directory, self._config = directory, config
+        self._connection: _Connection | None = None
+
+    def __enter__(self) -> "_Cloud":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     def audit(self) -> dict[str, Any]:
         """Return the findings, and the hosts that are down."""
@@ -58,11 +73,46 @@ class _Cloud:
     def _control(self) -> Path:
         return StateDirectory(self._directory or default_directory()).control
 
-    def _connected(self, work: Callable[["Process"], Any]) -> Any:
+    def _connected(self, work: Callable[["Process"], Coroutine[Any, Any, Any]]) -> Any:
+        if self._connection is None:
+            assert self._config is not None
+            self._connection = _Connection(self._config, self._directory)
+        return self._connection.run(work)
+
+
+class _Connection:
+    """A process that is connected to the database and the broker of a settings file, in a thread of its own."""
+
+    def __init__(self, config: Path, directory: Path | None) -> None:
+        self._begun: Future[tuple[asyncio.AbstractEventLoop, Process]] = Future()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._keep, args=(config, directory), name="audit")
+        self._thread.start()
+
+    def _keep(self, config: Path, directory: Path | None) -> None:
         from micronova.cli.wiring import run_connected
 
-        assert self._config is not None
-        return run_connected(self._config, self._directory, work, without_bus=True)
+        try:
+            run_connected(config, directory, self._wait, without_bus=True)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the connection gets it
+            if not self._begun.done():
+                self._begun.set_exception(error)
+
+    async def _wait(self, process: "Process") -> None:
+        self._begun.set_result((asyncio.get_running_loop(), process))
+        await self._end.wait()
+
+    def run(self, work: Callable[["Process"], Coroutine[Any, Any, Any]]) -> Any:
+        """Do something with the process; raise what prevented the connection."""
+        loop, process = self._begun.result()
+        return asyncio.run_coroutine_threadsafe(work(process), loop).result()
+
+    def close(self) -> None:
+        """End the connections."""
+        if self._begun.exception() is None:
+            loop, _ = self._begun.result()
+            loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
 
 
 def audit(
@@ -75,7 +125,11 @@ def audit(
     remove_guests: tuple[str, ...] = (),
 ) -> int:
     """Print the findings, and repair them if that is asked for; return 0 only if there are none in the end."""
-    cloud = _Cloud(directory, config)
+    with _Cloud(directory, config) as cloud:
+        return _audit(cloud, as_json, repair=repair, yes=yes, remove_guests=remove_guests)
+
+
+def _audit(cloud: _Cloud, as_json: bool, *, repair: bool, yes: bool, remove_guests: tuple[str, ...]) -> int:
     if not repair:
         report = cloud.audit()
         return _show(report, as_json)

@@ -21,6 +21,7 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 from micronova.servers.create_rules import check_bootable, check_hardware, parse_zone
 from micronova.servers.lookups import check_destination, check_hinted_servers, hinted_group
 from micronova.servers.unsupported import Unsupported
+from micronova.servers.without_effect import RATIOS
 
 MOST_SERVERS = 1000
 _MOST_REMARKS = 10  # about aggregates
@@ -117,9 +118,11 @@ class DryRuns:
 
     def _remarks_of_aggregates(self, conn: sa.Connection) -> list[str]:
         """Return what aggregates say without effect: servers go where their metadata seems to forbid it."""
-        ratios = aggregates.largest_ratios(conn)
+        rows = aggregates.list_(conn)
+        comparing = [each.id for each in rows if not RATIOS.keys().isdisjoint(each.metadata)]
+        ratios = aggregates.largest_ratios(conn, comparing) if comparing else {}
         found: list[str] = []
-        for each in aggregates.list_(conn):
+        for each in rows:
             found += self._unsupported.remarks_of_aggregate(each.name, each.metadata, ratios.get(each.id, {}))
         return found[:_MOST_REMARKS]
 

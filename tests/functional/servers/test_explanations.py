@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from micronova.cli import explain
 from micronova.cli.explain_text import WIDTH, dry_run_lines, server_lines
+from micronova.db import aggregates
 from micronova.db.tables import inventories, metadata, operations
 from micronova.objects.errors import Invalid
 from micronova.objects.fleet import Fleet
@@ -172,7 +173,7 @@ async def test_a_dry_run_says_what_refuses_it(cloud: OneProcess, user: Caller) -
 
 
 async def test_a_dry_run_says_what_has_no_effect(
-    cloud: OneProcess, user: Caller, caplog: pytest.LogCaptureFixture
+    cloud: OneProcess, user: Caller, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the request, and of the metadata of aggregates, which is also logged when it is set."""
     number = (await user.admin.post("/os-aggregates", {"aggregate": {"name": user.project}}, 200))["aggregate"]["id"]
@@ -189,6 +190,10 @@ async def test_a_dry_run_says_what_has_no_effect(
     assert [each.getMessage() for each in caplog.records if "has no effect" in each.getMessage()] == remarks
     told = await _dry_run(cloud, hints={"diferent_host": ["x"]})
     assert told.remarks == ("The scheduler hint diferent_host has no effect: no enabled filter honours it.", *remarks)
+    await user.admin.post(act, {"set_metadata": {"metadata": {"cpu_allocation_ratio": None}}}, 200)
+    with monkeypatch.context() as patched:  # they are those of all hosts: not read where nothing is compared with them
+        patched.delattr(aggregates, "largest_ratios")
+        assert (await _dry_run(cloud)).remarks == tuple(remarks[1:])
     await user.admin.post(act, {"remove_host": {"host": cloud.hosts[0]}}, 200)
     await user.admin.delete(f"/os-aggregates/{number}", 200)
 

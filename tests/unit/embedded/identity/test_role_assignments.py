@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from micronova.embedded.identity import tables
 from micronova.embedded.identity.store.grants import SYSTEM
-from micronova.embedded.identity.store.role_assignments import Assigned, Filter, listing
+from micronova.embedded.identity.store.revocations import RevocationTime
+from micronova.embedded.identity.store.role_assignments import Assigned, Filter, listing, unimply
 
 # Two domains; in each a tree of projects: top, its child, its grandchild, and another one beside top.
 DOMAINS = ("d1", "d2")
@@ -105,3 +106,28 @@ def test_assignments_of_a_target_are_those_of_all_that_have_it(conn: sa.Connecti
 
 def test_assignments_of_an_unknown_project(conn: sa.Connection) -> None:
     assert listing(conn, Filter(project_id="none", effective=True)) == []
+
+
+def test_an_implication_with_many_holders_is_removed_in_as_many_statements(conn: sa.Connection) -> None:
+    """A role may have a hundred thousand holders, and the tokens of all of them are revoked in one transaction."""
+    counts = []
+    for holders in (2, 50):
+        with conn.begin_nested() as nested:
+            rows = [
+                {"target": "project", "target_id": "d1-top", "actor": "user", "actor_id": f"new-{number}"}
+                for number in range(holders)
+            ]
+            conn.execute(tables.assignments.insert(), [{**row, "role_id": "admin", "inherited": False} for row in rows])
+            statements: list[str] = []
+
+            def note(conn: Any, cursor: Any, statement: str, *_: Any, found: list[str] = statements) -> None:
+                found.append(statement)
+
+            sa.event.listen(conn, "before_cursor_execute", note)
+            _, revoked = unimply(conn, RevocationTime(1, 2), "admin", "member")
+            sa.event.remove(conn, "before_cursor_execute", note)
+            assert len(revoked) >= holders
+            assert conn.execute(sa.select(sa.func.count()).select_from(tables.revocations)).scalar() == len(revoked)
+            counts.append(len(statements))
+            nested.rollback()
+    assert counts[0] == counts[1]

@@ -33,14 +33,16 @@ class Revocation(Struct, frozen=True):
 def revoke(conn: sa.Connection, time: RevocationTime, subjects: Iterable[Subject]) -> list[Subject]:
     """Revoke all tokens of the subjects that were issued until now; return the subjects, for the set in memory."""
     found = sorted(set(subjects))
-    for subject in found:
-        _put(conn, subject, time.at, time.expires_at)
+    if found:
+        rows = [{"subject": subject, "at": time.at, "expires_at": time.expires_at} for subject in found]
+        conn.execute(_PUT.on(conn), rows)
     return found
 
 
 def revoke_token(conn: sa.Connection, time: RevocationTime, audit_id: str, expires_at: int) -> None:
     """Revoke one token and those made from it."""
-    _put(conn, revocation_subjects.audit(audit_id), time.at, expires_at)
+    subject = revocation_subjects.audit(audit_id)
+    conn.execute(_PUT.on(conn), {"subject": subject, "at": time.at, "expires_at": expires_at})
 
 
 def since(conn: sa.Connection, at: int, now: int) -> list[Revocation]:
@@ -54,10 +56,6 @@ def since(conn: sa.Connection, at: int, now: int) -> list[Revocation]:
 def forget(conn: sa.Connection, now: int) -> None:
     """Delete the revocations that concern only expired tokens."""
     conn.execute(revocations.delete().where(revocations.c.expires_at <= now))
-
-
-def _put(conn: sa.Connection, subject: Subject, at: int, expires_at: int) -> None:
-    conn.execute(_PUT.on(conn), {"subject": subject, "at": at, "expires_at": expires_at})
 
 
 def _upsert(insert: Callable[[sa.Table], Any]) -> sa.Executable:
