@@ -153,6 +153,7 @@ async def test_every_change_is_notified_of_if_wanted(
         renamed = [check(each["payload"]) for each in listener.of("instance.update", id)]
         assert "before" in {each["old_display_name"] for each in renamed}
         assert {each["action_initiator_user"] for each in renamed} == {user.user}
+        await listener.until(lambda: len(listener.of("compute.instance.update", id)) >= len(found))
         old = listener.of("compute.instance.update", id)
         assert len(old) == len(found) and {"old_state", "state", "audit_period_ending"} <= set(old[0]["payload"])
 
