@@ -105,7 +105,7 @@ def gateway_on(core: Core, router_id: str, candidates: list[AllocationSubnet], g
     )
 
 
-def set_gateway(conn: sa.Connection, core: Core, router_id: str, plan: GatewayPlan) -> None:
+def set_gateway(conn: sa.Connection, router_id: str, plan: GatewayPlan) -> None:
     """Create a router's gateway port."""
     try:
         plan.made = [insert_port(conn, plan.port)]

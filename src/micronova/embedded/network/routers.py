@@ -222,7 +222,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         for row, given, plan in wanted:
             conn.execute(routers.insert(), row)
             if plan is not None:
-                set_gateway(conn, self.core, row["id"], plan)
+                set_gateway(conn, row["id"], plan)
             if given.get("routes"):
                 checked = check_routes(conn, row["id"], given["routes"])
                 conn.execute(routers.update().where(routers.c.id == row["id"]).values(routes=checked))
@@ -264,7 +264,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
                 conn.execute(routers.update().where(routers.c.id == id).values(enable_snat=plan.enable_snat))
             else:
                 clear_gateway(conn, self.core, row, moving_within=plan.network_id)
-                set_gateway(conn, self.core, id, plan)
+                set_gateway(conn, id, plan)
         if "routes" in given:
             checked = check_routes(conn, id, given["routes"] or [])
             conn.execute(routers.update().where(routers.c.id == id).values(routes=checked))

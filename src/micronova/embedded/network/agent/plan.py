@@ -73,7 +73,7 @@ def plan_of(
             _add_dhcp_server(made, prefix, networks[port.network_id], port, state, domain)
     for router in state.routers:
         _add_router(made, prefix, networks, router, by_id, domain)
-    made.verbs += leftovers(prefix, made.verbs, found)
+    made.verbs += leftovers(made.verbs, found)
     return made
 
 
@@ -224,7 +224,7 @@ def _scopes(joined: Iterable[tuple[Port, Network]]) -> tuple[v.Scoped, ...]:
     )
 
 
-def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.Verb]:
+def leftovers(wanted: Iterable[v.Verb], found: v.Found) -> list[v.Verb]:
     """Return the verbs that remove what should not exist.
 
     Taps are not removed, because they belong to QEMU; that of a subport goes with the other end of its pair.
