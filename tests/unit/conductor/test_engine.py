@@ -329,6 +329,61 @@ async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
     assert sorted(discard.ran) == sorted(waiting)
 
 
+class Waiter(Recorder):
+    """Waits for another service, in two parts, before it does anything."""
+
+    name = "start"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: Engine | None = None
+        self.most_at_work = self._at_work = 0
+
+    async def run(self, operations: list[Operation]) -> None:
+        await asyncio.gather(self._wait(), self._wait())
+        self._at_work += 1
+        self.most_at_work = max(self.most_at_work, self._at_work)
+        await asyncio.sleep(0)
+        self._at_work -= 1
+        self.ran += [operation.id for operation in operations]
+
+    async def _wait(self) -> None:
+        assert self.engine is not None
+        async with self.engine.waiting():
+            await self.may_end.wait()
+
+
+async def test_what_waits_for_another_service_takes_no_place(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """Neither one in which operations run nor one in which a sweep takes them; both are taken again afterwards."""
+    waiter = Waiter()
+    waiter.engine = engine
+    waiter.may_end.clear()
+    engine.set_kinds({each.name: each for each in (kind, waiter)})
+    waiting = await record(database, clock, *[clock.time + 3600] * (MOST_SWEPT + 1), kind="start")
+    await engine.lease_and_run(waiting)
+    [id] = await record(database, clock, clock.time + 3600)
+    await engine.start()  # a sweep finds the other one
+    await asyncio.wait_for(kind.running.get(), 10)
+    waiter.may_end.set()
+    await engine.idle()
+    assert (sorted(waiter.ran), kind.ran) == (sorted(waiting), [id])
+    assert waiter.most_at_work == 4
+
+
+async def test_a_stop_does_not_wait_for_another_service(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    waiter = Waiter()
+    waiter.engine = engine
+    waiter.may_end.clear()
+    engine.set_kinds({waiter.name: waiter})
+    await engine.lease_and_run(await record(database, clock, *[clock.time + 3600] * 20, kind="start"))
+    await asyncio.wait_for(engine.stop(grace=0.01), 10)
+    assert waiter.ran == []
+
+
 async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
     engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
 ) -> None:

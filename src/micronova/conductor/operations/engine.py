@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -192,6 +193,54 @@ class _NoObserver:
         pass
 
 
+class _Place:
+    """The place that a batch takes of those of a conductor, but not while a part of it waits for another service."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._held = False
+        self.waiting = 0  # parts of the batch
+
+    async def __aenter__(self) -> None:
+        await self._take()
+        self._before = _place.set(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        _place.reset(self._before)
+        self._give_back()
+
+    @contextlib.asynccontextmanager
+    async def given_back(self) -> AsyncIterator[None]:
+        """Give the place back; the last part that waits takes one again at the end, unless it is cancelled."""
+        self.waiting += 1
+        self._give_back()
+        goes_on = True
+        try:
+            yield
+        except asyncio.CancelledError:
+            goes_on = False
+            raise
+        finally:
+            self.waiting -= 1
+            if goes_on and not self.waiting:
+                await self._take()
+
+    async def _take(self) -> None:
+        await self._places.acquire()
+        if self._held:  # another part took one meanwhile
+            self._places.release()
+        self._held = True
+
+    def _give_back(self) -> None:
+        if self._held:
+            self._held = False
+            self._places.release()
+
+
+_place: ContextVar[_Place | None] = ContextVar("place", default=None)
+"""Of the batch that the present task works on."""
+
+
 class Engine:
     """Leases operations, runs their kinds, and sweeps for operations without a valid lease."""
 
@@ -219,6 +268,7 @@ class Engine:
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._batches = 0  # that it works on or that wait for a place, without those in the background
+        self._places: set[_Place] = set()  # of these batches
         self._limit = asyncio.Semaphore(concurrency)
         # Of BACKGROUND_KINDS.
         self._background = asyncio.Semaphore(max(1, concurrency // 8))
@@ -363,8 +413,12 @@ class Engine:
     async def _work(self, batch: list[Operation]) -> None:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
+        place = _Place(self._limit)
+        if kind.name not in BACKGROUND_KINDS:
+            self._places.add(place)
         try:
-            async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), self._limit:
+            background = self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext()
+            async with background, place:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [(each, error) for each in batch if (error := _lateness(kind, each, now, undisturbed))]
                 timely = [each for each in batch if all(each is not operation for operation, _ in late)]
@@ -387,6 +441,18 @@ class Engine:
             else:
                 log.exception("operation %s (%s) failed", batch[0].id, kind.name)
                 await self._fail(kind, timely, cause)
+        finally:
+            self._places.discard(place)
+
+    @contextlib.asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Enter while an operation that runs only waits for another service: it takes no place meanwhile.
+
+        Else those of one project could take all places for as long as that service likes.
+        """
+        place = _place.get()
+        async with place.given_back() if place is not None else contextlib.nullcontext():
+            yield
 
     async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
@@ -425,7 +491,7 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
-        room = MOST_SWEPT - self._batches
+        room = MOST_SWEPT - self._batches + sum(place.waiting > 0 for place in self._places)
         if room <= 0:
             return  # other conductors may have places for them
         with_hosts = self.health.healthy()
