@@ -1,5 +1,6 @@
 """The audit goes through guests, hosts and findings a few times, and not once for each other thing that it has read."""
 
+from collections import UserDict
 from collections.abc import AsyncIterator, ItemsView, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         yield opened
 
 
-class Answers(dict[str, Any]):
+class Answers(UserDict[str, Any]):
     """What hosts have answered; counts how often somebody goes through all of it."""
 
     walks = 0
@@ -44,11 +45,12 @@ class Volumes:
 
 async def _leaked(database: Database, answers: Answers) -> list[Finding]:
     """Return what the audit finds of volumes if the database was restored from a backup."""
-    await database.write(lambda conn: [add_instances(conn, *SERVERS), _place(conn)])
+    await database.write(_boot)
     return await compare_volumes(database, SetClock(), Volumes(), answers)
 
 
-def _place(conn: sa.Connection) -> None:
+def _boot(conn: sa.Connection) -> None:
+    add_instances(conn, *SERVERS)
     conn.execute(instances.update().values(host="host"))
 
 
