@@ -229,9 +229,9 @@ def host_decrypts(conn: sa.Connection, host: str) -> bool:
 
 
 def hosts_that_do_not_decrypt(conn: sa.Connection) -> set[str]:
-    """Return the hosts with agents of an earlier version, which do not decrypt volumes. Reads all nodes."""
-    found = conn.execute(sa.select(_n.host, _n.capabilities))
-    return {row.host for row in found if row.capabilities.get(DECRYPTS_VOLUMES) != "true"}
+    """Return the hosts with agents of an earlier version, which do not decrypt volumes. It looks at all nodes."""
+    older = _n.capabilities[DECRYPTS_VOLUMES].as_string().is_distinct_from("true")
+    return set(conn.execute(sa.select(_n.host).where(older)).scalars())
 
 
 def _has(conn: sa.Connection, host: str, capability: str) -> bool:

@@ -207,6 +207,7 @@ class BuildPayload(PlacedPayload, kw_only=True):
     went_down: list[str] = []  # the hosts that went down while they built it, and others did not
     volumes: bool = False  # the server has some
     volume_error: str = ""  # why a volume of the server could not be made
+    needs_decryption: bool = False  # hosts that do not decrypt volumes are left out, if there are others
 
     @property
     def placed_before(self) -> bool:

@@ -15,6 +15,7 @@ from micronova.db import nodes
 from micronova.db.engine import Database
 from micronova.db.tables import block_devices, operations
 from micronova.objects.errors import NotFound
+from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import DECRYPTS_VOLUMES, WorkOrder
 from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.test_volumes import Volumes, attachment
@@ -155,9 +156,18 @@ async def test_a_server_with_encrypted_volumes_is_built_on_a_newer_host(
         root = {"uuid": boots, "source_type": "volume", "destination_type": "volume", "boot_index": 0}
         server = (await user.boot(imageRef=None, block_device_mapping_v2=[root]))["id"]
         assert await user.host_of(server) != older
+        payload = BuildPayload.decode(await database(cloud).read(_payload_of_build, server))
+        assert payload.unpreferred == [], "each operation has the names of all older hosts"
     await reports("true")
     await cloud.delete_all()
     await cloud.assert_clean()
+
+
+def _payload_of_build(conn: sa.Connection, server: str) -> bytes:
+    of_server = sa.select(operations.c.payload).where(
+        operations.c.instance_uuid == server, operations.c.kind == "build"
+    )
+    return bytes(conn.execute(of_server).scalar_one())
 
 
 async def test_a_volume_service_that_keeps_its_keys_elsewhere(

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from micronova.conductor.operations.engine import MOST_SWEPT, Engine, Kind, Operation
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import operations as operations_table
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import HostUnavailable, Unavailable
@@ -331,52 +330,58 @@ async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
 
 
 class Waiter(Recorder):
-    """Waits for something that another service makes."""
+    """Waits for another service, in two parts, before it does anything."""
 
     name = "start"
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._engine = engine
+        self.engine: Engine | None = None
+        self.most_at_work = self._at_work = 0
 
     async def run(self, operations: list[Operation]) -> None:
-        async with asyncio.TaskGroup() as servers:
-            for operation in operations:
-                servers.create_task(self._wait(operation))
-        await super().run(operations)
+        await asyncio.gather(self._wait(), self._wait())
+        self._at_work += 1
+        self.most_at_work = max(self.most_at_work, self._at_work)
+        await asyncio.sleep(0)
+        self._at_work -= 1
+        self.ran += [operation.id for operation in operations]
 
-    async def _wait(self, operation: Operation) -> None:
-        async with self._engine.waiting():
-            self.running.put_nowait([operation])
+    async def _wait(self) -> None:
+        assert self.engine is not None
+        async with self.engine.waiting():
             await self.may_end.wait()
 
 
-@pytest.mark.parametrize("together", [True, False])
-async def test_what_waits_for_another_service_leaves_its_place_to_others(
-    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder, together: bool
+async def test_what_waits_for_another_service_takes_no_place(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
 ) -> None:
-    waiter = Waiter(engine)
+    """Neither one in which operations run nor one in which a sweep takes them; both are taken again afterwards."""
+    waiter = Waiter()
+    waiter.engine = engine
     waiter.may_end.clear()
     engine.set_kinds({each.name: each for each in (kind, waiter)})
-    waiting = await record(database, clock, *[clock.time + 3600] * 6, kind="start")
-    if together:
-        of_one = operations_table.update().values(batch_id="r-1")
-        await database.write(lambda conn: conn.execute(of_one))
+    waiting = await record(database, clock, *[clock.time + 3600] * (MOST_SWEPT + 1), kind="start")
     await engine.lease_and_run(waiting)
-    for _ in waiting:
-        await asyncio.wait_for(waiter.running.get(), 10)
-    kind.may_end.clear()
-    others = await record(database, clock, *[clock.time + 3600] * 6, together=False)
-    await engine.lease_and_run(others)
-    for _ in range(4):
-        await asyncio.wait_for(kind.running.get(), 10)
+    [id] = await record(database, clock, clock.time + 3600)
+    await engine.start()  # a sweep finds the other one
+    await asyncio.wait_for(kind.running.get(), 10)
     waiter.may_end.set()
-    await engine.database.write(lambda conn: None)
-    assert waiter.ran == [], "they have no place yet"
-    assert kind.running.empty(), "there are four places"
-    kind.may_end.set()
     await engine.idle()
-    assert sorted(waiter.ran) == sorted(waiting) and sorted(kind.ran) == sorted(others)
+    assert (sorted(waiter.ran), kind.ran) == (sorted(waiting), [id])
+    assert waiter.most_at_work == 4
+
+
+async def test_a_stop_does_not_wait_for_another_service(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    waiter = Waiter()
+    waiter.engine = engine
+    waiter.may_end.clear()
+    engine.set_kinds({waiter.name: waiter})
+    await engine.lease_and_run(await record(database, clock, *[clock.time + 3600] * 20, kind="start"))
+    await asyncio.wait_for(engine.stop(grace=0.01), 10)
+    assert waiter.ran == []
 
 
 async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(

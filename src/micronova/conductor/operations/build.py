@@ -102,14 +102,18 @@ class Build(HostKind):
         alike: dict[tuple[object, ...], list[ServerToBuild]] = {}
         for server in servers:
             avoided = frozenset(server.payload.tried), frozenset(server.payload.unpreferred)
-            alike.setdefault((server.spec.availability_zone, *avoided), []).append(server)
+            kind = (server.spec.availability_zone, server.payload.needs_decryption, *avoided)
+            alike.setdefault(kind, []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 
     async def _schedule_together(self, servers: list[ServerToBuild]) -> None:
         try:
             with span("schedule", instances=len(servers)):
-                await self._placer.place(servers)
+                older: set[str] = set()
+                if servers[0].payload.needs_decryption:
+                    older = await self._engine.database.read(nodes.hosts_that_do_not_decrypt)
+                await self._placer.place(servers, older)
         except Stale:  # one of them was deleted meanwhile: load again and place the others
             await self._schedule([server.operation for server in servers])
             return
@@ -168,8 +172,8 @@ class Build(HostKind):
         older, payload = nodes.hosts_that_do_not_decrypt(conn), server.payload
         if self._is_forced(conn, server.row) or not self._placer.any_host_besides(conn, [*payload.tried, *older]):
             return None
-        unpreferred = sorted({*payload.unpreferred, *older})
-        payload = msgspec.structs.replace(payload, unpreferred=unpreferred, last_error=error.message)
+        # Not the names of the older hosts: that may be most of the fleet, in the row of each such operation.
+        payload = msgspec.structs.replace(payload, needs_decryption=True, last_error=error.message)
         pause = retry_pause(operation)
         self.transitions.persist(conn, operation, operation.step, payload=payload.encode(), lease_seconds=pause)
         return NoMoreWork(retry=Retry(pause, error.message))

@@ -16,7 +16,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -44,9 +44,8 @@ from micronova.telemetry.logs import server_id
 
 log = logging.getLogger(__name__)
 
-MOST_SWEPT = 200  # operations that a sweep takes, less the batches under way; more to complete a batch
+MOST_SWEPT = 200  # operations that sweeps take before others have ended; more to complete a batch
 LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
-MOST_WAITING = 4  # for each place, batches that wait for another service and have lent theirs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -201,55 +200,52 @@ class _NoObserver:
         pass
 
 
-class _Places:
-    """The places for batches that a conductor works on at the same time."""
-
-    def __init__(self, number: int) -> None:
-        self.free = asyncio.Semaphore(number)
-        self.most_lent = MOST_WAITING * number
-        self.lent = 0  # by batches that wait for another service, and need a place again afterwards
-
-
 class _Place:
-    """The place of one batch."""
+    """The place that a batch takes of those of a conductor, but not while a part of it waits for another service."""
 
-    def __init__(self, places: _Places) -> None:
+    def __init__(self, places: asyncio.Semaphore) -> None:
         self._places = places
         self._held = False
-        self._waiting = 0  # servers of the batch that wait
-        self._taking = asyncio.Lock()
+        self.waiting = 0  # parts of the batch
 
     async def __aenter__(self) -> None:
-        await self._places.free.acquire()
-        self._held = True
+        await self._take()
+        self._before = _place.set(self)
 
     async def __aexit__(self, *_: object) -> None:
-        if self._held:
-            self._places.free.release()
-        else:  # it was cancelled while it waited
-            self._places.lent -= 1
+        _place.reset(self._before)
+        self._give_back()
 
     @contextlib.asynccontextmanager
-    async def lent(self) -> AsyncIterator[None]:
-        """Let another batch have the place, until no server of this one waits any more."""
-        self._waiting += 1
-        if self._held and self._places.lent < self._places.most_lent:
-            self._held = False
-            self._places.lent += 1
-            self._places.free.release()
+    async def given_back(self) -> AsyncIterator[None]:
+        """Give the place back; the last part that waits takes one again at the end, unless it is cancelled."""
+        self.waiting += 1
+        self._give_back()
+        goes_on = True
         try:
             yield
+        except asyncio.CancelledError:
+            goes_on = False
+            raise
         finally:
-            self._waiting -= 1
-            async with self._taking:
-                if not self._waiting and not self._held:
-                    await self._places.free.acquire()
-                    self._places.lent -= 1
-                    self._held = True
+            self.waiting -= 1
+            if goes_on and not self.waiting:
+                await self._take()
+
+    async def _take(self) -> None:
+        await self._places.acquire()
+        if self._held:  # another part took one meanwhile
+            self._places.release()
+        self._held = True
+
+    def _give_back(self) -> None:
+        if self._held:
+            self._held = False
+            self._places.release()
 
 
 _place: ContextVar[_Place | None] = ContextVar("place", default=None)
-"""The place of the batch that this task works on."""
+"""Of the batch that the present task works on."""
 
 
 class Engine:
@@ -279,7 +275,8 @@ class Engine:
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._batches = 0  # that it works on or that wait for a place, without those in the background
-        self._places = _Places(concurrency)
+        self._places: set[_Place] = set()  # of these batches
+        self._limit = asyncio.Semaphore(concurrency)
         # Of BACKGROUND_KINDS.
         self._background = asyncio.Semaphore(max(1, concurrency // 8))
         self._after_commit = after_commit
@@ -423,10 +420,12 @@ class Engine:
     async def _work(self, batch: list[Operation]) -> None:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
+        place = _Place(self._limit)
+        if kind.name not in BACKGROUND_KINDS:
+            self._places.add(place)
         try:
-            place = _Place(self._places)
-            _place.set(place)
-            async with self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext(), place:
+            background = self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext()
+            async with background, place:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [(each, error) for each in batch if (error := _lateness(kind, each, now, undisturbed))]
                 timely = [each for each in batch if all(each is not operation for operation, _ in late)]
@@ -449,14 +448,18 @@ class Engine:
             else:
                 log.exception("operation %s (%s) failed", batch[0].id, kind.name)
                 await self._fail(kind, timely, cause)
+        finally:
+            self._places.discard(place)
 
-    def waiting(self) -> AbstractAsyncContextManager[None]:
-        """Return a context in which the work on an operation waits for what another service makes, for minutes.
+    @contextlib.asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Enter while an operation that runs only waits for another service: it takes no place meanwhile.
 
-        Meanwhile others have its place, unless too many wait.
+        Else those of one project could take all places for as long as that service likes.
         """
         place = _place.get()
-        return contextlib.nullcontext() if place is None else place.lent()
+        async with place.given_back() if place is not None else contextlib.nullcontext():
+            yield
 
     async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
@@ -497,7 +500,7 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
-        room = MOST_SWEPT - self._batches + self._places.lent
+        room = MOST_SWEPT - self._batches + sum(place.waiting > 0 for place in self._places)
         if room <= 0:
             return  # other conductors may have places for them
         with_hosts = self.health.healthy()

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.clients.volume.client import CREATING, VolumeClient
+from micronova.clients.volume.client import CREATING, Volume, VolumeClient
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.volume_records import record_settle
@@ -181,24 +181,30 @@ class VolumeConnections:
 
     async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
         """Wait until a volume is made; return whether it may have several servers, and its size."""
-        clock = self._engine.clock
-        until, pause = clock.monotonic() + self._dependencies.volume_creation_timeout, FIRST_POLL
         volume = await client.volume(volume_id)
         if volume.status in CREATING:
             async with self._engine.waiting():
-                while volume.status in CREATING:
-                    if clock.monotonic() >= until:
-                        waited = self._dependencies.volume_creation_timeout
-                        raise OperationFailed(
-                            f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} "
-                            f"seconds. Its status is {volume.status}."
-                        )
-                    await clock.sleep(pause)
-                    pause = min(LONGEST_POLL, pause * 1.5)
-                    volume = await client.volume(volume_id)
+                volume = await self._made(client, volume_id)
         if volume.status.startswith("error") or volume.status == "deleting":
             raise OperationFailed(f"Volume {volume_id} cannot be used: its status is {volume.status}.")
         return volume.multiattach, volume.size
+
+    async def _made(self, client: VolumeClient, volume_id: str) -> Volume:
+        """Return a volume when it is no longer being made; raise OperationFailed if that takes too long."""
+        clock, pause = self._engine.clock, FIRST_POLL
+        until = clock.monotonic() + self._dependencies.volume_creation_timeout
+        while True:
+            await clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+            volume = await client.volume(volume_id)
+            if volume.status not in CREATING:
+                return volume
+            if clock.monotonic() >= until:
+                waited = self._dependencies.volume_creation_timeout
+                raise OperationFailed(
+                    f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} seconds. "
+                    f"Its status is {volume.status}."
+                )
 
     async def _release_unless_recorded(self, client: VolumeClient, uuid: str, attachment_id: str) -> None:
         """Delete an attachment, unless another owner of the operation got the same one and has recorded it."""
