@@ -46,8 +46,8 @@ async def test_no_worker_outlives_a_run_that_the_database_ends(
         add_instances(conn, *HOSTS)
         for host in HOSTS:
             conn.execute(table.update().where(table.c.uuid == host).values(host=host))
-            kind = {"source_type": "volume", "destination_type": "volume"}
-            device = BlockDevice(uuid=f"device of {host}", volume_id=f"volume of {host}", **kind)
+            volume = f"volume of {host}"
+            device = BlockDevice(uuid=host, source_type="volume", destination_type="volume", volume_id=volume)
             instances.add_device(conn, host, device)
 
     class Hosts:
