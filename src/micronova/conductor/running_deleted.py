@@ -18,7 +18,7 @@ from micronova.db import departures, instances
 from micronova.objects import power_state
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.objects.orders import Guest
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,11 @@ async def _look_at(
             if action == "reap":
                 await engine.database.write(departures.record, host, uuid, epoch, engine.now())
             elif action == "shutdown":
-                await dependencies.compute.stop_guest(Context(request_id=_REQUEST), host, uuid, epoch)
+                try:
+                    await dependencies.compute.stop_guest(Context(request_id=_REQUEST), host, uuid, epoch)
+                except MicronovaError as error:
+                    log.warning("host %s did not switch it off, and is asked again later: %s", host, error)
+                    return
 
 
 def _deleted(conn: sa.Connection, host: str, held: Mapping[str, Guest], before: int) -> dict[str, int]:

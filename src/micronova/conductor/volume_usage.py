@@ -39,7 +39,10 @@ async def tell_volume_usage(dependencies: ConductorDependencies) -> None:
         step = hosts[start : start + HOSTS_PER_STEP]
         servers = await engine.database.read(volume_usages.servers_with_volumes, step)
         waiting = iter(servers.items())
-        await asyncio.gather(*(_tell_of(dependencies, waiting) for _ in range(min(HOSTS_AT_ONCE, len(servers)))))
+        workers = [_tell_of(dependencies, waiting) for _ in range(min(HOSTS_AT_ONCE, len(servers)))]
+        for error in await asyncio.gather(*workers, return_exceptions=True):  # none goes on beside the next run
+            if error is not None:
+                raise error
     while await engine.database.write(volume_usages.purge, engine.now() - KEPT) == volume_usages.BATCH:
         pass
 
@@ -47,7 +50,13 @@ async def tell_volume_usage(dependencies: ConductorDependencies) -> None:
 async def _tell_of(dependencies: ConductorDependencies, waiting: Iterator[tuple[str, list[str]]]) -> None:
     for host, uuids in waiting:
         for start in range(0, len(uuids), SERVERS_AT_ONCE):
-            if not await _tell_of_host(dependencies, host, uuids[start : start + SERVERS_AT_ONCE]):
+            try:
+                answered = await _tell_of_host(dependencies, host, uuids[start : start + SERVERS_AT_ONCE])
+            except BaseException:
+                for _ in waiting:  # the others end with the hosts that they have
+                    pass
+                raise
+            if not answered:
                 break
 
 

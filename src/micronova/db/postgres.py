@@ -288,6 +288,7 @@ def _rolled_back(error: BaseException) -> bool:
 
 def _temporary(error: BaseException) -> bool:
     # 57P0x shutdown or start, 08xxx connection, 53xxx full disk, out of memory or too many clients,
-    # 55P03 lock not available, 25P03 the session was ended because its transaction was idle, 57014 statement timeout
-    later = ("57P0", "08", "53", "55P03", "25P03", "57014", *_UNFIT)
+    # 55P03 lock not available, 25P03 the session was ended because its transaction was idle, 57014 statement timeout,
+    # 58000 and 58030 the operating system or the disk of the server fails
+    later = ("57P0", "08", "53", "55P03", "25P03", "57014", "58000", "58030", *_UNFIT)
     return _rolled_back(error) or _state(error).startswith(later)

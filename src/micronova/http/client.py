@@ -302,9 +302,13 @@ def raise_for(answer: Answer, method: str, url: str) -> None:
     kind = _ERRORS.get(answer.status, MicronovaError if answer.status < 500 else Unavailable)
     request = f"{method} {url.partition('?')[0]}"
     if answer.status == 404 and not answer.headers.get(REQUEST_ID):
-        message = f"{request}: the answer 404 is not of an OpenStack service. Check endpoint and proxy."
-        raise Unavailable(message, status=404, request=request)
+        raise _not_of_a_service(answer, request)
     raise kind(error_message(answer), status=answer.status, request=request, type=error_type(answer))
+
+
+def _not_of_a_service(answer: Answer, request: str) -> Unavailable:
+    message = f"{request}: the answer {answer.status} is not of an OpenStack service. Check endpoint and proxy."
+    return Unavailable(message, status=answer.status, request=request)
 
 
 class ServiceClient:
@@ -342,7 +346,12 @@ class ServiceClient:
         answer = await self._send(method, path, body, token, headers, proves_service=proves_service)
         if answer.status not in ok:
             raise_for(answer, method, path)
-        return answer.json()
+        try:
+            if answer.status not in (301, 302, 303, 307, 308):
+                return answer.json()
+        except msgspec.DecodeError:
+            pass
+        raise _not_of_a_service(answer, f"{method} {path.partition('?')[0]}")
 
     async def content(self, path: str, *, accept: str, token: str | None = None) -> bytes:
         """Return the content of what is not JSON."""

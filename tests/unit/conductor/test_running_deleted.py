@@ -18,6 +18,7 @@ from micronova.objects.context import Context
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import Guest
 from micronova.objects.service_names import COMPUTE
+from micronova.rpc.errors import CallTimeout
 from tests.clocks import ManualClock
 from tests.unit.db.databases import compute_database
 from tests.unit.db.test_retention import _instance
@@ -128,3 +129,30 @@ async def test_what_one_host_says_protects_no_guest_of_another(
     await find_running_deleted(cast(ConductorDependencies, needs), 0.0, "reap")
     assert await told() == {"of a", "of c"}
     assert known_before["c"] == {"of a"}, "the answers of all hosts are not kept in memory together"
+
+
+async def test_a_host_that_does_not_switch_its_guests_off_protects_no_guest_of_another(database: Database) -> None:
+    """It hangs, or was stolen. It is asked once, and again in the next run."""
+    clock = ManualClock()
+    now = micros(clock.now())
+    asked: list[str] = []
+
+    class Hanging:
+        async def stop_guest(self, context: Context, host: str, uuid: str, epoch: int) -> None:
+            asked.append(host)
+            if host == "b":
+                raise CallTimeout("no answer in time")
+
+        async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
+            return tuple(Guest(uuid=f"{n} of {host}", node=host, epoch=3, power_state=1) for n in range(2))
+
+    def prepare(conn: sa.Connection) -> None:
+        services.heartbeat(conn, COMPUTE, ["a", "b", "c"], now)
+        rows = [_instance(f"{n} of {host}", deleted_at=1, epoch=4) for host in "abc" for n in range(2)]
+        conn.execute(deleted_instances.insert(), rows)
+
+    await database.write(prepare)
+    engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
+    needs = SimpleNamespace(engine=engine, compute=Hanging(), service_down_time=60.0)
+    await find_running_deleted(cast(ConductorDependencies, needs), 0.0, "shutdown")
+    assert sorted(asked) == ["a", "a", "b", "c", "c"]

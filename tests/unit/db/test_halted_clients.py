@@ -116,9 +116,10 @@ async def test_the_server_looks_for_lost_clients(database: Database) -> None:
     assert await database.read(settings) == ["10", "5", "3", "20000"]
 
 
-@pytest.mark.parametrize(("code", "connections"), [("25006", 2), ("55000", 2), ("57014", 1)])
+@pytest.mark.parametrize(("code", "connections"), [("25006", 2), ("55000", 2), ("57014", 1), ("58030", 1)])
 async def test_errors_that_mean_later_are_tried_again(database: Database, code: str, connections: int) -> None:
-    """Read-only, not ready: on another connection, which may lead to another server; a statement timeout."""
+    """Read-only, not ready: on another connection, which may lead to another server; a statement timeout; a disk that
+    fails for a moment."""
     pids: list[int] = []
 
     def fail_once(conn: sa.Connection) -> None:

@@ -96,6 +96,32 @@ async def test_a_service_that_refuses_the_token_of_the_service_user_is_unavailab
         await client.request("GET", "/v2.0/ports", token="of a user")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(200, {"content-type": "text/html"}, b"<h1>We are back soon</h1>"),
+        Answer(200, {}, b'{"ports": [{"id": "'),
+        Answer(302, {"location": "https://elsewhere/"}, b""),
+    ],
+    ids=["page", "part", "redirect"],
+)
+async def test_an_answer_that_is_none_of_the_service_ends_nothing(answer: Answer) -> None:
+    """It is a proxy's, whose servers are being maintained, for example."""
+
+    class Proxy:
+        async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+            return answer
+
+        async def close(self) -> None:
+            """There is nothing to close."""
+
+    async def token() -> str:
+        return "token"
+
+    with pytest.raises(Unavailable, match=r"GET /v2\.0/ports: the answer .* is not of an OpenStack service"):
+        await ServiceClient(Proxy(), token).request("GET", "/v2.0/ports?limit=1")
+
+
 async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:
     asked: list[bytes] = []
 

@@ -16,7 +16,7 @@ from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.events import GuestEvent, start_event_loop, subscribe
 from micronova.virt.libvirt.client.library import has_code, is_error, load, translated
-from micronova.virt.libvirt.client.threads import CallOverdue, ThreadPool
+from micronova.virt.libvirt.client.threads import ThreadPool
 
 log = logging.getLogger(__name__)
 
@@ -120,15 +120,15 @@ class Connection:
     ) -> T:
         """Make a call that changes a guest. It is made at most once; the caller handles a connection that is lost.
 
-        A call that did not return in time may have its effect later. So no other call for the guest is made before it
-        has ended: otherwise a guest could appear after it was removed.
+        A call that did not return in time, or before its caller had to go, may have its effect later. So no other call
+        for the guest is made before it has ended: otherwise a guest could appear after it was removed.
         """
         await self._await_overdue(guest, timeout or self._timeout)
-        try:
-            return await self._call(self._lanes[lane], function, what, timeout, slow=lane != "work")
-        except CallOverdue as error:
-            self._overdue.setdefault(guest, set()).add(error.call)
-            raise
+
+        def note(call: asyncio.Future[Any]) -> None:
+            self._overdue.setdefault(guest, set()).add(call)
+
+        return await self._call(self._lanes[lane], function, what, timeout, slow=lane != "work", on_overdue=note)
 
     async def _call(
         self,
@@ -138,13 +138,14 @@ class Connection:
         timeout: float | None,
         *,
         slow: bool = False,
+        on_overdue: Callable[[asyncio.Future[Any]], None] | None = None,
     ) -> T:
         connection = self._connection or await self._ensure()
         if slow:
             connection = await self._ensure_slow()
         generation = self._generation
         try:
-            return await pool.run(function, connection, timeout=timeout or self._timeout)
+            return await pool.run(function, connection, timeout=timeout or self._timeout, on_overdue=on_overdue)
         except Exception as error:
             if isinstance(error, MicronovaError):
                 raise

@@ -48,11 +48,18 @@ class ThreadPool:
         """The number of calls that exceeded their timeout and still run."""
         return self._stuck
 
-    async def run(self, function: Callable[..., T], *args: Any, timeout: float | None = None) -> T:
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        timeout: float | None = None,
+        on_overdue: Callable[[asyncio.Future[Any]], None] | None = None,
+    ) -> T:
         """Call a function that blocks and return its result.
 
         A call that has not begun when its caller gives up never begins. When the caller is cancelled, a running call is
-        waited for. After the timeout it is not: the caller gets CallOverdue.
+        waited for, for CANCEL_WAIT seconds. After the timeout it is not: the caller gets CallOverdue. `on_overdue` gets
+        a call that may still have its effect after this.
         """
         if self._stuck >= self._size * STUCK_LIMIT:
             raise Unavailable(f"Too many calls hang: {self._name} does not answer.")
@@ -69,6 +76,16 @@ class ThreadPool:
                         overdue = False
                         self._stuck -= 1
 
+        def leave() -> None:
+            nonlocal overdue
+            with self._lock:
+                if not future.done():
+                    overdue = True
+                    self._stuck += 1
+                    self._grow()
+            if on_overdue is not None:
+                on_overdue(answer)
+
         self._submit(future, job)
         answer = asyncio.wrap_future(future)
         answer.add_done_callback(_retrieve_error)
@@ -76,17 +93,17 @@ class ThreadPool:
             done, _ = await asyncio.wait({answer}, timeout=timeout)
         except asyncio.CancelledError:
             if not future.cancel():
-                await asyncio.wait({answer}, timeout=CANCEL_WAIT)
+                try:
+                    await asyncio.wait({answer}, timeout=CANCEL_WAIT)
+                finally:
+                    if not answer.done():
+                        leave()
             raise
         if done:
             return answer.result()
         if future.cancel():
             raise Unavailable(f"{self._name} is too busy: a call waited {timeout:g} s for its turn.")
-        with self._lock:
-            if not future.done():
-                overdue = True
-                self._stuck += 1
-                self._grow()
+        leave()
         raise CallOverdue(f"{self._name} did not answer within {timeout:g} s.", answer)
 
     def close(self) -> None:
