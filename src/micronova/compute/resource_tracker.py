@@ -144,7 +144,7 @@ class ResourceTracker:
 
     def ratios_told(self, ratios: Mapping[str, float]) -> None:
         """Take over the allocation ratios of the node's inventories, except those that settings fix."""
-        self._ratios = self._initial | ratios | self._fixed
+        self._ratios = {**self._initial, **ratios, **self._fixed}
         self._is_certain = self._asks
 
     def _limits(self) -> dict[str, int]:
