@@ -317,8 +317,7 @@ class Host:
         self._reported_workload = workload
         for tracker in self._trackers.values():
             if include_unchanged or tracker.changed:
-                tracker.changed = False
-                report = tracker.report()
+                report = tracker.take_report()
                 found.append(
                     msgspec.structs.replace(
                         report,

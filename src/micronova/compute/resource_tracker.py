@@ -9,7 +9,7 @@ before an order arrives, so the tracker may only refuse.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from micronova.placement import extra_specs
 from micronova.placement.model import capacity
 from micronova.placement.standard import NODE_CLASSES
 
+_MOST_DOUBTS: Final = 1000
 _NAMES: Final = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
 
 
@@ -31,8 +32,8 @@ class ResourceTracker:
         self._fixed = settings.fixed_allocation_ratios
         self._initial = settings.initial_allocation_ratios
         self._ratios = self._initial | self._fixed
-        # A claim did not fit by ratios that are not fixed: whether they are asked for, and were told since.
-        self._asks = self._is_certain = False
+        # Instances that did not fit by ratios that are not fixed: whether these were asked for and told since.
+        self._doubts: dict[str, Literal["new", "asked", "told"]] = {}
         self._held: dict[str, dict[str, int]] = {}
         self._used: dict[str, int] = {}
         self._foreign: dict[str, int] = {}
@@ -77,17 +78,19 @@ class ResourceTracker:
             lacking, missing = shortage
             # The owner of the server reads the message; which node it is and what others use are for admins.
             message, details = "The host has not enough resources left for the server.", f"{self.node}: {missing}"
-            asks = lacking not in self._fixed and not self._is_certain
-            self._asks, self._is_certain = asks, False
-            if asks:
-                self.changed = True
-                raise Unavailable(message, details=details)
-            raise InsufficientResources(message, details=details)
+            if lacking in self._fixed or self._doubts.pop(uuid, None) == "told":
+                raise InsufficientResources(message, details=details)
+            self._doubts[uuid] = "new"
+            if len(self._doubts) > _MOST_DOUBTS:  # of instances that went elsewhere
+                del self._doubts[next(iter(self._doubts))]
+            self.changed = True
+            raise Unavailable(message, details=details)
         self.keep(order)
 
     def keep(self, order: WorkOrder) -> None:
         """Note what an instance holds that stays on this node: its claim is in the database, so nothing is checked."""
         self._set_held(order.instance.uuid, _claimed(order))
+        self._doubts.pop(order.instance.uuid, None)
         self.changed = True
 
     def release(self, uuid: str) -> None:
@@ -142,10 +145,19 @@ class ResourceTracker:
             initial_allocation_ratios=self._initial,
         )
 
+    def take_report(self) -> NodeResources:
+        """Return the node for a heartbeat; the reply to that tells the allocation ratios."""
+        self.changed = False
+        self._doubts |= {uuid: "asked" for uuid, state in self._doubts.items() if state == "new"}
+        return self.report()
+
     def ratios_told(self, ratios: Mapping[str, float]) -> None:
-        """Take over the allocation ratios of the node's inventories, except those that settings fix."""
+        """Take over the allocation ratios of the node's inventories, except those that settings fix.
+
+        A heartbeat that was sent before a claim did not fit may tell ratios of before.
+        """
         self._ratios = {**self._initial, **ratios, **self._fixed}
-        self._is_certain = self._asks
+        self._doubts |= {uuid: "told" for uuid, state in self._doubts.items() if state == "asked"}
 
     def _limits(self) -> dict[str, int]:
         """Return how much may be used, by resource class.

@@ -78,11 +78,21 @@ def change(
 
 
 def replace_all(
-    conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], generation: int | None, now: int
+    conn: sa.Connection,
+    uuid: str,
+    wanted: Mapping[str, Mapping[str, Any]],
+    generation: int | None,
+    now: int,
+    *,
+    is_reshape: bool = False,
 ) -> None:
-    """Give a provider exactly these inventories; raise Conflict if one that is in use is missing among them."""
+    """Give a provider exactly these inventories; raise Conflict if one that is in use is missing among them.
+
+    A reshape has locked what comes after topologies, so that these follow with the next report of the host.
+    """
     providers.touch(conn, uuid, now)
-    topologies.follow_ratios(conn, uuid, {name: each["allocation_ratio"] for name, each in wanted.items()}, now)
+    if not is_reshape:
+        topologies.follow_ratios(conn, uuid, {name: each["allocation_ratio"] for name, each in wanted.items()}, now)
     providers.advance(conn, uuid, generation, now)
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}

@@ -48,7 +48,7 @@ class Reshaper:
                 provider_inventories.add_missing(conn, uuid, new, now)
             provider_allocations.replace(conn, changes, now)
             for uuid, new in sorted(inventories.items()):
-                provider_inventories.replace_all(conn, uuid, new, None, now)
+                provider_inventories.replace_all(conn, uuid, new, None, now, is_reshape=True)
         except UnknownClass as error:
             raise Invalid(f"Unable to reshape: {error.message}") from None
 
