@@ -21,10 +21,18 @@ from micronova.conductor.operations.volume_records import record_settle
 from micronova.db import instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import HostIsOlder, MicronovaError, NotFound, OperationFailed, Stale, Unauthorized
+from micronova.objects.errors import (
+    HostIsOlder,
+    MicronovaError,
+    NotFound,
+    NotSupported,
+    OperationFailed,
+    Stale,
+    Unauthorized,
+)
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import ReleasedVolume, SettlePayload
-from micronova.objects.volume import Connection
+from micronova.objects.volume import Connection, ISCSIConnection
 
 FIRST_POLL: Final = 0.05
 LONGEST_POLL: Final = 2.0
@@ -166,8 +174,14 @@ class VolumeConnections:
     async def open_connection(
         self, client: VolumeClient, volume_id: str, attachment_id: str, host: str, device_name: str | None
     ) -> Connection:
-        """Let a host reach a volume; return how it does, with the key of an encrypted volume sealed."""
+        """Let a host reach a volume; return how it does, with its password, or the key of the volume, sealed."""
         connection = await client.connect(attachment_id, host, device_name)
+        secrets = self._dependencies.secrets
+        if isinstance(connection, ISCSIConnection) and connection.auth_password is not None:
+            if connection.encrypted:
+                raise NotSupported(f"Volume {volume_id} is encrypted, and its target needs a password, too.")
+            sealed = secrets.seal_text(connection.auth_password, volume_id)
+            return msgspec.structs.replace(connection, auth_password=None, sealed_key=sealed)
         if not connection.encrypted:
             return connection
         if not await self._engine.database.read(nodes.host_decrypts, host):
@@ -176,7 +190,7 @@ class VolumeConnections:
                 details=f"Upgrade the host {host}.",
             )
         passphrase = await client.encryption_key(volume_id)
-        sealed = self._dependencies.secrets.seal_text(passphrase, volume_id)
+        sealed = secrets.seal_text(passphrase, volume_id)
         return msgspec.structs.replace(connection, sealed_key=sealed)
 
     async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
