@@ -42,7 +42,7 @@ def _logs_in(volume: AttachedVolume) -> bool:
 async def _define(connection: Connection, guest: str, volume: AttachedVolume) -> None:
     passphrase = volume.passphrase
     if passphrase is None:
-        raise Invalid(f"Volume {volume.volume_id} is encrypted or needs a password, which the order does not have.")
+        raise Invalid(f"The order has no key or password for volume {volume.volume_id}, which needs one.")
     id, (usage, what) = secret_of(volume), ("iscsi", "target") if _logs_in(volume) else ("volume", "volume")
     secret = element("secret", ephemeral="yes", private="yes")
     child(secret, "uuid", id)

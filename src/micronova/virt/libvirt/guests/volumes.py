@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, MicronovaError, NotSupported, Unavailable
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.connection import Connection
@@ -108,8 +108,9 @@ class GuestVolumes:
         uuid = plan.instance.uuid
         if old.connection.encrypted or new.connection.encrypted:
             raise NotSupported("This host does not exchange encrypted volumes.")
-        if old.size_gb != new.size_gb:  # QEMU copies to a disk of the same size only
-            raise NotSupported("This host exchanges a volume for one of the same size only: extend it before or after.")
+        larger = old.size_gb != new.size_gb  # the API refuses a smaller one
+        if larger and not isinstance(new.connection, NBDConnection):
+            raise NotSupported("This host exchanges such a volume for one of the same size only.")
         record, _ = await self._guests.require(uuid)
         before, after = old.connection.source_name, new.connection.source_name
         await self._launcher.admit_to_volumes(record, (new,))
@@ -118,7 +119,7 @@ class GuestVolumes:
         if target is not None:
             try:
                 async with known_keys(self._connection, uuid, (new,)):
-                    await self._copy(uuid, target, new)
+                    await self._copy(uuid, target, new, larger=larger)
             except BaseException:
                 await asyncio.shield(self._give_up(uuid, target))
                 await self._launcher.bar_from_volumes(record, new)
@@ -128,15 +129,21 @@ class GuestVolumes:
         try:
             await self._change(uuid, lambda domain: _keep_connected(domain, new), "keep the volume connected")
             await self._change(uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume")
+            if larger and new.size_gb is not None:
+                size = new.size_gb << 30
+                await self._change(uuid, lambda domain: _resize(domain, new, size), "extend the new volume")
         except MicronovaError as error:
             # The guest uses the new volume: a failure would let it be taken from the guest. The order is repeated.
             raise Unavailable(f"The new volume of the guest cannot be defined now: {error.message}") from error
         await self._launcher.bar_from_volumes(record, old)
 
-    async def _copy(self, uuid: str, target: str, new: AttachedVolume) -> None:
+    async def _copy(self, uuid: str, target: str, new: AttachedVolume, *, larger: bool) -> None:
         library = load()
-        destination = element("disk", type="network")
-        destination.append(device_xml.volume_source(volume_source(new)))
+        destination, source = element("disk", type="network"), device_xml.volume_source(volume_source(new))
+        if larger:  # QEMU copies to a disk of the same size only: to the beginning of this one
+            size = (await self._change(uuid, lambda domain: domain.blockInfo(target), "measure the volume"))[0]
+            child(child(source, "slices"), "slice", type="storage", offset=0, size=size)
+        destination.append(source)
         child(destination, "driver", type="raw")
         flags = library.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | library.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
         await self._change(
