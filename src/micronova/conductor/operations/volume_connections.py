@@ -145,7 +145,7 @@ class VolumeConnections:
             raise OperationFailed("A volume of the server was not made: the API was interrupted. Create it again.")
         made_for_host = False
         try:
-            multiattach, size = await self._wait_until_made(client, volume_id)
+            multiattach, size = await self.wait_until_made(volume_id)
             attachment_id = device.attachment_id
             if attachment_id is None or device.connected_host is not None:
                 attachment_id, made_for_host = await client.reserve(volume_id, uuid), True
@@ -193,18 +193,21 @@ class VolumeConnections:
         sealed = secrets.seal_text(passphrase, volume_id)
         return msgspec.structs.replace(connection, sealed_key=sealed)
 
-    async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
-        """Wait until a volume is made; return whether it may have several servers, and its size."""
-        clock = self._engine.clock
-        until, pause = clock.monotonic() + self._dependencies.volume_creation_timeout, FIRST_POLL
+    async def wait_until_made(self, volume_id: str, longest: float = 0.0) -> tuple[bool, int]:
+        """Wait until a volume is made; return whether it may have several servers, and its size.
+
+        Raise OperationFailed if that takes longer than the settings allow, and than `longest`.
+        """
+        clock, client = self._engine.clock, self.client()
+        longest = max(longest, self._dependencies.volume_creation_timeout)
+        until, pause = clock.monotonic() + longest, FIRST_POLL
         while True:
             volume = await client.volume(volume_id)
             if volume.status not in CREATING:
                 break
             if clock.monotonic() >= until:
-                waited = self._dependencies.volume_creation_timeout
                 raise OperationFailed(
-                    f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} seconds. "
+                    f"Volume {volume_id} did not finish being created even after we waited {longest:.0f} seconds. "
                     f"Its status is {volume.status}."
                 )
             await clock.sleep(pause)
