@@ -117,7 +117,7 @@ no-unstable:
 
 .PHONY: test-e2e
 test-e2e: guests services browser  ## real guests, networks and consoles; needs root
-	@scripts/ensure-packages busybox e2fsprogs iputils-ping
+	@scripts/ensure-packages busybox e2fsprogs iputils-ping tgt qemu-block-extra
 	$(TESTS) -n 2 --dist loadfile tests/e2e
 	@if [ "$(WITHOUT_GUESTS)" ]; then echo "WITHOUT_GUESTS: tests of real guests that this machine cannot run were skipped."; fi
 

@@ -240,6 +240,31 @@ async def test_the_volumes_of_a_guest(host: Host, tmp_path: Path) -> None:
     assert host.leftovers() == []
 
 
+async def test_a_larger_volume_takes_the_place_of_another_one(host: Host, tmp_path: Path) -> None:
+    async with storage(host, tmp_path) as (driver, made):
+        small = await made.volume("/dev/vdb", 1 << 30, size_gb=1)
+        large = await made.volume("/dev/vdb", 2 << 30, size_gb=2)
+        plan = await boot(driver, with_volumes(host.plan(), small))
+        uuid = plan.instance.uuid
+        write = "printf {} | dd of=/dev/vdb bs=1048576 seek={} conv=notrunc,sync oflag=direct 2>/dev/null; echo $?"
+        assert await shell(driver, plan, write.format("before", 1023)) == "0"
+        for _ in range(2):  # the order may come twice
+            await driver.swap_volume(with_volumes(plan, large), small, large)
+        await made.exporter.client.ask(m.StopServing(volume_id=small.volume_id))
+        assert await shell(driver, plan, "cat /sys/block/vdb/size") == str((2 << 30) // 512)
+        assert await shell(driver, plan, write.format("behind", 1500)) == "0"
+        assert made.content(large, 1023 * MIB, 6) == b"before" and made.content(large, 1500 * MIB, 6) == b"behind"
+        await killed(await made.exporter.daemon(large.volume_id))  # its requests wait
+        assert await shell(driver, plan, write.format("waited", 1600)) == "0"
+        await driver.power_off(uuid, 0)
+        await driver.power_on(plan)
+        await listens(driver, plan)
+        assert await shell(driver, plan, "cat /sys/block/vdb/size") == str((2 << 30) // 512)
+        await driver.detach_volume(uuid, large)
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
 async def secrets_of(driver: LibvirtDriver) -> list[str]:
     """The secrets that libvirt has."""
     found: list[str] = await driver._connection.read(lambda connection: connection.listSecrets())

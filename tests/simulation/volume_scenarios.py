@@ -220,7 +220,10 @@ async def delete_during_work(cloud: SimulatedCloud, name: str = "brief") -> None
     await cloud.request("DELETE", f"/servers/{giving}/os-volume_attachments/{held}")
     body = {"volumeAttachment": {"volumeId": coming}}
     attaching = cloud.spawn(cloud.request("POST", f"/servers/{taking}/os-volume_attachments", body))
-    await cloud.until(lambda: cloud.volumes.status(coming) != "available", "the volume to be reserved")
+    # A crash ends the request.
+    await cloud.until(
+        lambda: attaching.done() or cloud.volumes.status(coming) != "available", "the volume to be reserved"
+    )
     for id in (building, giving, taking):
         await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
     for id in (building, giving, taking):

@@ -323,6 +323,15 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "to the period of your bills.",
         ),
     ] = "month"
+    reimage_timeout_per_gb: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Seconds for each GiB of a server's root volume that a rebuild waits until the volume service "
+            "has written the image to it, if that is more than cinder.creation_timeout. Raise it if the storage is "
+            "slow; instance_build_timeout limits the whole rebuild.",
+        ),
+    ] = 20
     instance_build_timeout: Annotated[
         float,
         Meta(

@@ -1,6 +1,6 @@
 """Volumes as hosts see them: what a guest is given, and how its host reaches the data."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -9,22 +9,68 @@ from micronova.objects.host_limits import LargeNumber, Name
 from micronova.objects.wrong_values import wrong_value
 
 
-class NBDConnection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type", tag="nbd"):
+class _Connection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type"):
+    """What connections of all kinds have."""
+
+    access_mode: str = "rw"  # or ro
+    discard: bool = False
+    encrypted: bool = False
+    qos_specs: dict[str, str] | None = None  # limits that the hypervisor has to apply
+    # The key of an encrypted volume, or the password of a login, as compute's database has it; orders have the text.
+    sealed_key: bytes | None = None
+
+
+class NBDConnection(_Connection, frozen=True, kw_only=True, tag="nbd"):
     """A volume that is served by NBD: on a Unix socket of this machine, or at a host and port."""
 
     export_name: str
     socket_path: str | None = None
     host: str | None = None
     port: int | None = None
-    access_mode: str = "rw"  # or ro
-    discard: bool = False
-    encrypted: bool = False
-    qos_specs: dict[str, str] | None = None  # limits that the hypervisor has to apply
-    sealed_key: bytes | None = None  # of an encrypted volume, as compute's database has it; orders have the passphrase
+
+    @property
+    def source_name(self) -> str:
+        """The name of the volume at what serves it."""
+        return self.export_name
 
 
-Connection = NBDConnection
-"""How a host reaches a volume: a tagged union, by the names that Cinder has for `driver_volume_type`."""
+class RBDConnection(_Connection, frozen=True, kw_only=True, tag="rbd"):
+    """A volume in a Ceph cluster. Libvirt of the host has the key of the user, as a secret with this id."""
+
+    name: str  # POOL/VOLUME
+    hosts: tuple[str, ...] = ()  # the monitors
+    ports: tuple[int | str, ...] = ()
+    auth_enabled: bool = False
+    auth_username: str | None = None
+    secret_uuid: str | None = None
+
+    @property
+    def source_name(self) -> str:
+        """The name of the volume in the cluster."""
+        return self.name
+
+
+class ISCSIConnection(_Connection, frozen=True, kw_only=True, tag="iscsi"):
+    """A volume behind an iSCSI target, to which QEMU itself logs in."""
+
+    target_iqn: str
+    target_portal: str  # HOST:PORT
+    target_lun: int = 0
+    auth_username: str | None = None
+    auth_password: str | None = None  # which compute seals at once
+    initiator: str = ""  # the name of the host, as the target knows it
+
+    @property
+    def source_name(self) -> str:
+        """The name of the volume at the target."""
+        return f"{self.target_iqn}/{self.target_lun}"
+
+
+Connection = NBDConnection | RBDConnection | ISCSIConnection
+"""How a host reaches a volume: a tagged union, by the names that Cinder has for `driver_volume_type`.
+
+QEMU reaches all of them by itself: nothing else of the host takes part."""
+_KINDS: Final[dict[str, type[Connection]]] = {"nbd": NBDConnection, "rbd": RBDConnection, "iscsi": ISCSIConnection}
 
 
 class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +87,8 @@ class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     size_gb: int | None = None
     multiattach: bool = False  # other guests may use it at the same time: nothing may be cached
-    passphrase: str | None = None  # of an encrypted volume: QEMU decrypts, and only for as long as the guest runs
+    # Of an encrypted volume, which QEMU decrypts, or of the login at a target; for as long as the guest runs.
+    passphrase: str | None = None
 
     @property
     def serial(self) -> str:
@@ -71,14 +118,47 @@ def connection_of(info: dict[str, Any]) -> Connection:
     """
     data = info.get("data")
     plain = {**info, **data} if isinstance(data, dict) else info
-    kind = plain.get("driver_volume_type")
-    if kind != "nbd":
-        raise NotSupported(f"The volume is connected by {str(kind)[:64]!r}, which hosts of this cloud cannot do.")
+    kind = _KINDS.get(str(plain.get("driver_volume_type")))
+    if kind is None:
+        name = str(plain.get("driver_volume_type"))[:64]
+        raise NotSupported(f"The volume is connected by {name!r}, which hosts of this cloud cannot do.")
+    known = {key: value for key, value in plain.items() if value is not None}
+    known.pop("sealed_key", None)  # which compute alone writes
     try:
-        connection = msgspec.convert(plain, Connection)
+        connection: Connection = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
-        wrong = wrong_value(error, Connection).named("the connection")
+        wrong = wrong_value(error, kind).named("the connection")
         raise NotSupported(f"The volume service describes a connection that is not understood: {wrong}.") from error
-    if connection.socket_path is None and (connection.host is None or connection.port is None):
-        raise NotSupported("The volume service describes a connection by NBD without a socket, or a host and a port.")
-    return msgspec.structs.replace(connection, sealed_key=None)  # which compute alone writes
+    if lacking := _lacks(connection):
+        raise NotSupported(f"The volume service describes a connection by {lacking}.")
+    return connection
+
+
+def _lacks(connection: Connection) -> str:
+    """Return what a connection lacks that QEMU needs; empty if it lacks nothing."""
+    match connection:
+        case NBDConnection(socket_path=None) if connection.host is None or connection.port is None:
+            return "NBD without a socket, or a host and a port"
+        case RBDConnection(auth_enabled=True) if not connection.auth_username or not connection.secret_uuid:
+            return "RBD without the id of libvirt's secret: set rbd_secret_uuid there, and define it on the hosts"
+        case RBDConnection() if len(connection.hosts) != len(connection.ports):
+            return "RBD with another number of monitors than ports"
+        case ISCSIConnection() if portal_of(connection) is None:
+            return "iSCSI without the host and the port of the target"
+        case ISCSIConnection() if bool(connection.auth_username) != bool(connection.auth_password):
+            return "iSCSI with only one of a user and a password"
+    return ""
+
+
+def portal_of(connection: ISCSIConnection) -> tuple[str, int] | None:
+    """Return host and port of a target; None if that is not what they are."""
+    host, _, port = connection.target_portal.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    return (host, int(port)) if host and port.isascii() and port.isdecimal() else None
+
+
+def initiator_of(host: str) -> str:
+    """Return the name by which a host logs in to iSCSI targets."""
+    return "iqn.2010-10.org.openstack:host-" + "".join(
+        each if each.isascii() and (each.isalnum() or each in ".-") else "-" for each in host.lower()
+    )

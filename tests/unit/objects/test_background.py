@@ -81,6 +81,7 @@ ENDS_WITH_ITS_WORK = {
     "compute/handlers/guests.py": 1,  # the copy of a disk, which is awaited
     "compute/image_caching.py": 1,  # a download ahead of time: a build does it again
     "compute/manager.py": 2,  # a wait, which is awaited
+    "compute/quiesced_guests.py": 1,  # a guest that is frozen: what fails is repeated, and the next agent thaws it
     "compute/vif_plugging.py": 1,  # a question, which is awaited
     "compute/waiting.py": 2,  # a wait, which is awaited
     "conductor/image_caching.py": 1,  # a request, which is a hint

@@ -55,6 +55,7 @@ async def make(process: Process) -> Role:
         image_client=process.clients.image_client(),
         volume_client=process.clients.volume_client(),
         volume_creation_timeout=settings.cinder.creation_timeout,
+        reimage_timeout_per_gb=settings.default.reimage_timeout_per_gb,
         notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
         operation_timeout=settings.default.instance_build_timeout,

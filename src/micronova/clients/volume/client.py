@@ -15,7 +15,7 @@ from micronova.clients.volume.as_user import VolumesAsUser
 from micronova.http.client import ServiceClient
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Invalid, NotFound, NotSupported
-from micronova.objects.volume import Connection, connection_of
+from micronova.objects.volume import Connection, ISCSIConnection, connection_of, initiator_of
 
 VERSION: Final = "3.44"
 """The microversion of requests: attachments with `os-complete`."""
@@ -180,10 +180,18 @@ class VolumeClient:
 
     async def connect(self, attachment_id: str, host: str, device_name: str | None) -> Connection:
         """Let a host reach a volume; return how it does."""
-        connector = {"host": host, "multipath": False, **({"mountpoint": device_name} if device_name else {})}
+        connector = {
+            "host": host,
+            "initiator": initiator_of(host),
+            "multipath": False,
+            **({"mountpoint": device_name} if device_name else {}),
+        }
         body = {"attachment": {"connector": connector}}
         answer = await self._send("PUT", f"/attachments/{_quoted(attachment_id)}", body)
-        return connection_of(answer["attachment"]["connection_info"])
+        connection = connection_of(answer["attachment"]["connection_info"])
+        if isinstance(connection, ISCSIConnection):
+            connection = msgspec.structs.replace(connection, initiator=connector["initiator"])
+        return connection
 
     async def encryption_key(self, volume_id: str) -> str:
         """Return the passphrase of an encrypted volume; raise NotSupported if the service does not tell its keys."""

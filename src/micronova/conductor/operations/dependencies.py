@@ -28,6 +28,7 @@ class ConductorDependencies:
     service_down_time: float
     operation_timeout: float  # seconds after which an operation that has not ended fails
     volume_creation_timeout: float = 600.0  # seconds that a build waits for a volume that is made for it
+    reimage_timeout_per_gb: int = 20  # the same for each GiB of a volume that gets an image, if that is more
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
     notifies_volume_usage: bool = False  # whether a detach sends volume.usage

@@ -102,7 +102,10 @@ class Rebuild(HostKind):
                 raise Stale(f"Operation {operation.id} is overtaken.")
             self._engine.committed(self.name, "asked")
             operation = taken
-        await volumes.connect(operation, row, host, only=root.uuid)  # it waits until the volume is complete
+        await volumes.wait_until_made(
+            root.volume_id, self._dependencies.reimage_timeout_per_gb * float(root.size_gb or 0)
+        )
+        await volumes.connect(operation, row, host, only=root.uuid)
         return operation
 
     async def _ask(self, client: VolumeClient, volume_id: str, image_id: str) -> None:

@@ -21,10 +21,18 @@ from micronova.conductor.operations.volume_records import record_settle
 from micronova.db import instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import HostIsOlder, MicronovaError, NotFound, OperationFailed, Stale, Unauthorized
+from micronova.objects.errors import (
+    HostIsOlder,
+    MicronovaError,
+    NotFound,
+    NotSupported,
+    OperationFailed,
+    Stale,
+    Unauthorized,
+)
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import ReleasedVolume, SettlePayload
-from micronova.objects.volume import Connection
+from micronova.objects.volume import Connection, ISCSIConnection
 
 FIRST_POLL: Final = 0.05
 LONGEST_POLL: Final = 2.0
@@ -137,7 +145,7 @@ class VolumeConnections:
             raise OperationFailed("A volume of the server was not made: the API was interrupted. Create it again.")
         made_for_host = False
         try:
-            multiattach, size = await self._wait_until_made(client, volume_id)
+            multiattach, size = await self.wait_until_made(volume_id)
             attachment_id = device.attachment_id
             if attachment_id is None or device.connected_host is not None:
                 attachment_id, made_for_host = await client.reserve(volume_id, uuid), True
@@ -166,8 +174,14 @@ class VolumeConnections:
     async def open_connection(
         self, client: VolumeClient, volume_id: str, attachment_id: str, host: str, device_name: str | None
     ) -> Connection:
-        """Let a host reach a volume; return how it does, with the key of an encrypted volume sealed."""
+        """Let a host reach a volume; return how it does, with its password, or the key of the volume, sealed."""
         connection = await client.connect(attachment_id, host, device_name)
+        secrets = self._dependencies.secrets
+        if isinstance(connection, ISCSIConnection) and connection.auth_password is not None:
+            if connection.encrypted:
+                raise NotSupported(f"Volume {volume_id} is encrypted, and its target needs a password, too.")
+            sealed = secrets.seal_text(connection.auth_password, volume_id)
+            return msgspec.structs.replace(connection, auth_password=None, sealed_key=sealed)
         if not connection.encrypted:
             return connection
         if not await self._engine.database.read(nodes.host_decrypts, host):
@@ -176,23 +190,28 @@ class VolumeConnections:
                 details=f"Upgrade the host {host}.",
             )
         passphrase = await client.encryption_key(volume_id)
-        sealed = self._dependencies.secrets.seal_text(passphrase, volume_id)
+        sealed = secrets.seal_text(passphrase, volume_id)
         return msgspec.structs.replace(connection, sealed_key=sealed)
 
-    async def _wait_until_made(self, client: VolumeClient, volume_id: str) -> tuple[bool, int]:
-        """Wait until a volume is made; return whether it may have several servers, and its size."""
+    async def wait_until_made(self, volume_id: str, longest: float = 0.0) -> tuple[bool, int]:
+        """Wait until a volume is made; return whether it may have several servers, and its size.
+
+        Raise OperationFailed if that takes longer than the settings allow, and than `longest`.
+        """
+        client = self.client()
         volume = await client.volume(volume_id)
         if volume.status in CREATING:
             async with self._engine.waiting():
-                volume = await self._made(client, volume_id)
+                longest = max(longest, self._dependencies.volume_creation_timeout)
+                volume = await self._made(client, volume_id, longest)
         if volume.status.startswith("error") or volume.status == "deleting":
             raise OperationFailed(f"Volume {volume_id} cannot be used: its status is {volume.status}.")
         return volume.multiattach, volume.size
 
-    async def _made(self, client: VolumeClient, volume_id: str) -> Volume:
+    async def _made(self, client: VolumeClient, volume_id: str, longest: float) -> Volume:
         """Return a volume when it is no longer being made; raise OperationFailed if that takes too long."""
         clock, pause = self._engine.clock, FIRST_POLL
-        until = clock.monotonic() + self._dependencies.volume_creation_timeout
+        until = clock.monotonic() + longest
         while True:
             await clock.sleep(pause)
             pause = min(LONGEST_POLL, pause * 1.5)
@@ -200,9 +219,8 @@ class VolumeConnections:
             if volume.status not in CREATING:
                 return volume
             if clock.monotonic() >= until:
-                waited = self._dependencies.volume_creation_timeout
                 raise OperationFailed(
-                    f"Volume {volume_id} did not finish being created even after we waited {waited:.0f} seconds. "
+                    f"Volume {volume_id} did not finish being created even after we waited {longest:.0f} seconds. "
                     f"Its status is {volume.status}."
                 )
 

@@ -1,7 +1,17 @@
 """A guest's devices as libvirt's XML. `compose` decides what is in them."""
 
 from micronova.virt.libvirt.client.xmltree import Element, child, element
-from micronova.virt.libvirt.definition.types import Definition, Disk, Interface, NBDSource, Screen, Serial
+from micronova.virt.libvirt.definition.types import (
+    Definition,
+    Disk,
+    Interface,
+    ISCSISource,
+    NBDSource,
+    RBDSource,
+    Screen,
+    Serial,
+    VolumeSource,
+)
 from micronova.virt.libvirt.host import is_qemu
 
 
@@ -73,7 +83,7 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
     if disk.volume is None:
         _source(found, disk.file, virt_type)
     else:
-        found.append(nbd_source(disk.volume))
+        found.append(volume_source(disk.volume))
     # The whole chain is given, so that libvirt does not probe the files' headers.
     if disk.backing is not None:
         backing = child(found, "backingStore", type="file")
@@ -98,16 +108,33 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
     return found
 
 
-def nbd_source(volume: NBDSource) -> Element:
+def volume_source(volume: VolumeSource) -> Element:
     """Return where the data of a volume is."""
-    found = element("source", protocol="nbd", name=volume.export)
-    if volume.socket:
-        child(found, "host", transport="unix", socket=volume.socket)
-    else:
-        child(found, "host", name=volume.host, port=volume.port)
+    match volume:
+        case NBDSource():
+            found = element("source", protocol="nbd", name=volume.export)
+            if volume.socket:
+                child(found, "host", transport="unix", socket=volume.socket)
+            else:
+                child(found, "host", name=volume.host, port=volume.port)
+        case RBDSource():
+            found = element("source", protocol="rbd", name=volume.name)
+            for host, port in volume.monitors:
+                child(found, "host", name=host, port=port)
+            _login(found, "ceph", volume.user, volume.login)
+        case ISCSISource():
+            found = element("source", protocol="iscsi", name=volume.name)
+            child(found, "host", name=volume.host, port=volume.port)
+            _login(found, "iscsi", volume.user, volume.login)
+            child(child(found, "initiator"), "iqn", name=volume.initiator)
     if volume.secret:
         child(child(found, "encryption", format="luks"), "secret", type="passphrase", uuid=volume.secret)
     return found
+
+
+def _login(source: Element, kind: str, user: str, secret: str) -> None:
+    if user:
+        child(child(source, "auth", username=user), "secret", type=kind, uuid=secret)
 
 
 def _source(parent: Element, file: str, virt_type: str) -> None:

@@ -42,6 +42,33 @@ class NBDSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RBDSource:
+    """A volume in a Ceph cluster."""
+
+    name: str
+    monitors: tuple[tuple[str, str], ...] = ()  # (host, port); none: those of the host's own configuration
+    user: str = ""
+    login: str = ""  # libvirt's secret with the key of the user
+    secret: str = ""  # as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ISCSISource:
+    """A volume behind an iSCSI target."""
+
+    name: str
+    host: str
+    port: int
+    initiator: str
+    user: str = ""
+    login: str = ""  # libvirt's secret with the password of the user
+    secret: str = ""  # as above
+
+
+VolumeSource = NBDSource | RBDSource | ISCSISource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """A disk, or a CD."""
 
@@ -55,7 +82,7 @@ class Disk:
     serial: str = ""
     boot_order: int | None = None
     limits: tuple[tuple[str, int], ...] = ()  # as libvirt's iotune names them
-    volume: NBDSource | None = None
+    volume: VolumeSource | None = None
     readonly: bool = False
     shareable: bool = False  # other guests may have it at the same time
     discard: bool = True

@@ -5,8 +5,8 @@ from typing import Final
 from uuid import UUID, uuid5
 
 from micronova.objects.errors import NotSupported
-from micronova.objects.volume import AttachedVolume
-from micronova.virt.libvirt.definition.types import Disk, NBDSource
+from micronova.objects.volume import AttachedVolume, ISCSIConnection, NBDConnection, RBDConnection, portal_of
+from micronova.virt.libvirt.definition.types import Disk, ISCSISource, NBDSource, RBDSource, VolumeSource
 
 PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
 _SECRETS: Final = UUID("0d0be3a5-9a0e-4c0e-9a43-4a3f0f3c2d61")
@@ -46,16 +46,41 @@ def wanted_name(volume: AttachedVolume, bus: str, taken: Collection[str]) -> str
     return wanted if known and wanted not in taken else free_name(bus, taken)
 
 
-def volume_source(volume: AttachedVolume) -> NBDSource:
+def volume_source(volume: AttachedVolume) -> VolumeSource:
     """Return where QEMU finds the data of a volume."""
     connection = volume.connection
-    return NBDSource(
-        export=connection.export_name,
-        socket=connection.socket_path or "",
-        host=connection.host or "",
-        port=connection.port or 0,
-        secret=secret_of(volume) if connection.encrypted else "",
-    )
+    secret = secret_of(volume) if connection.encrypted else ""
+    match connection:
+        case NBDConnection():
+            return NBDSource(
+                export=connection.export_name,
+                socket=connection.socket_path or "",
+                host=connection.host or "",
+                port=connection.port or 0,
+                secret=secret,
+            )
+        case RBDConnection():
+            return RBDSource(
+                name=connection.name,
+                monitors=tuple(
+                    (host, str(port)) for host, port in zip(connection.hosts, connection.ports, strict=True)
+                ),
+                user=(connection.auth_username or "") if connection.auth_enabled else "",
+                login=(connection.secret_uuid or "") if connection.auth_enabled else "",
+                secret=secret,
+            )
+        case ISCSIConnection():
+            portal = portal_of(connection)
+            assert portal is not None  # else the connection would have been refused
+            return ISCSISource(
+                name=connection.source_name,
+                host=portal[0],
+                port=portal[1],
+                initiator=connection.initiator,
+                user=connection.auth_username or "",
+                login=secret_of(volume) if connection.auth_username else "",
+                secret=secret,
+            )
 
 
 def secret_of(volume: AttachedVolume) -> str:

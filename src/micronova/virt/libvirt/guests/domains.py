@@ -159,15 +159,15 @@ def interface_xml(domain: Domain, mac: str, *, live: bool) -> str | None:
     return None
 
 
-def volume_xml(domain: Domain, export: str, *, live: bool) -> str | None:
-    """Return the XML of a volume, by the name of its export, from the running guest or from its definition."""
-    found = _volume(domain, export, live=live)
+def volume_xml(domain: Domain, name: str, *, live: bool) -> str | None:
+    """Return the XML of a volume, by its name where it is served, from the running guest or from its definition."""
+    found = _volume(domain, name, live=live)
     return None if found is None else unparse(found)
 
 
-def volume_target(domain: Domain, export: str) -> str | None:
+def volume_target(domain: Domain, name: str) -> str | None:
     """Return the name of a volume in a running guest; None if the guest does not have it."""
-    found = _volume(domain, export, live=True)
+    found = _volume(domain, name, live=True)
     target = None if found is None else found.find("target")
     return None if target is None else target.get("dev")
 
@@ -182,11 +182,11 @@ def disk_targets(domain: Domain) -> set[str]:
     }
 
 
-def _volume(domain: Domain, export: str, *, live: bool) -> Element | None:
+def _volume(domain: Domain, name: str, *, live: bool) -> Element | None:
     flags = 0 if live else load().VIR_DOMAIN_XML_INACTIVE
     for found in parse(domain.XMLDesc(flags)).iterfind("./devices/disk"):
         source = found.find("source")
-        if source is not None and source.get("protocol") == "nbd" and source.get("name") == export:
+        if source is not None and source.get("protocol") and source.get("name") == name:
             return found
     return None
 

@@ -17,7 +17,7 @@ from micronova.objects.errors import (
     NotSupported,
     Unavailable,
 )
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection, Lane
@@ -148,7 +148,7 @@ class Launcher:
     async def admit_to_volumes(self, record: GuestRecord, volumes: Iterable[AttachedVolume]) -> None:
         """Let a guest's user connect to volumes that are served on this machine."""
         for volume in volumes:
-            if volume.connection.socket_path is None:
+            if not isinstance(volume.connection, NBDConnection) or volume.connection.socket_path is None:
                 continue  # a server elsewhere decides itself
             if self._volumes is None or record.uid is None:
                 raise NotSupported("Nothing serves volumes to guests of this host.")

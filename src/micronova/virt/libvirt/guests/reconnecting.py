@@ -11,18 +11,21 @@ from typing import Any, Final
 
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.library import load_qemu
-from micronova.virt.libvirt.definition.types import NBDSource
+from micronova.virt.libvirt.definition.types import NBDSource, VolumeSource
 
 WAIT_SECONDS: Final = 86_400
 """For how long requests wait; after that the guest gets errors."""
 _STORAGE, _FORMAT = "-storage", "-format"
 
 
-def wait_for(domain: Domain, volume: NBDSource, *, readonly: bool, again: bool = False) -> None:
+def wait_for(domain: Domain, volume: VolumeSource, *, readonly: bool, again: bool = False) -> None:
     """Have the requests of a running guest to a volume wait while it is not served; do nothing if they do already.
 
-    With `again` there is a new client in any case, which knows the size that the volume has now.
+    With `again` there is a new client in any case, which knows the size that the volume has now. Clients of RBD and
+    iSCSI wait by themselves.
     """
+    if not isinstance(volume, NBDSource):
+        return
     nodes = {node["node-name"]: node for node in _ask(domain, "query-named-block-nodes", flat=True)}
     old = [name for name in _names(volume.export) if name in nodes]
     if old and not again:

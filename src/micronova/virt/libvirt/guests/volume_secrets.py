@@ -1,4 +1,4 @@
-"""The keys of encrypted volumes, while libvirt gives them to QEMU.
+"""The keys of encrypted volumes, and the passwords of targets, while libvirt gives them to QEMU.
 
 QEMU keeps the key for as long as the guest has the volume. Libvirt needs it only when a guest is started or gets the
 volume. So its secret is ephemeral, private, and there only meanwhile: it is on no disk, and nobody can read it there.
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
 from micronova.objects.errors import Invalid, MicronovaError
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.volume import AttachedVolume, ISCSIConnection
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.library import has_code
@@ -24,25 +24,29 @@ log = logging.getLogger(__name__)
 async def known_keys(
     connection: Connection, guest: str, volumes: Iterable[AttachedVolume]
 ) -> AsyncGenerator[None, None]:
-    """Let libvirt know the keys of a guest's encrypted volumes; raise Invalid if the order lacks one."""
-    encrypted = [volume for volume in volumes if volume.connection.encrypted]
+    """Let libvirt know the keys and passwords of a guest's volumes; raise Invalid if the order lacks one."""
+    secret = [volume for volume in volumes if volume.connection.encrypted or _logs_in(volume)]
     try:
-        for volume in encrypted:
+        for volume in secret:
             await _define(connection, guest, volume)
         yield
     finally:
-        if encrypted:
-            await asyncio.shield(_forget(connection, guest, [secret_of(volume) for volume in encrypted]))
+        if secret:
+            await asyncio.shield(_forget(connection, guest, [secret_of(volume) for volume in secret]))
+
+
+def _logs_in(volume: AttachedVolume) -> bool:
+    return isinstance(volume.connection, ISCSIConnection) and volume.connection.auth_username is not None
 
 
 async def _define(connection: Connection, guest: str, volume: AttachedVolume) -> None:
     passphrase = volume.passphrase
     if passphrase is None:
-        raise Invalid(f"Volume {volume.volume_id} is encrypted, and the order has no key for it.")
-    id = secret_of(volume)
+        raise Invalid(f"The order has no key or password for volume {volume.volume_id}, which needs one.")
+    id, (usage, what) = secret_of(volume), ("iscsi", "target") if _logs_in(volume) else ("volume", "volume")
     secret = element("secret", ephemeral="yes", private="yes")
     child(secret, "uuid", id)
-    child(child(secret, "usage", type="volume"), "volume", f"micronova/{id}")
+    child(child(secret, "usage", type=usage), what, f"micronova/{id}")
     xml = unparse(secret)
 
     def define(library: Connect) -> None:

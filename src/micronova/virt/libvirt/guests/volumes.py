@@ -10,15 +10,16 @@ from typing import Final
 
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, MicronovaError, NotSupported, Unavailable
-from micronova.objects.volume import AttachedVolume
+from micronova.objects.volume import AttachedVolume, NBDConnection
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.events import EventQueues
 from micronova.virt.libvirt.client.library import has_code, load
 from micronova.virt.libvirt.client.xmltree import child, element, unparse
+from micronova.virt.libvirt.definition import device_xml
 from micronova.virt.libvirt.definition.compose import volume_bus
-from micronova.virt.libvirt.definition.device_xml import disk, nbd_source
+from micronova.virt.libvirt.definition.device_xml import disk
 from micronova.virt.libvirt.definition.volumes import volume_disk, volume_source, wanted_name
 from micronova.virt.libvirt.guests import domains, reconnecting
 from micronova.virt.libvirt.guests.access import GuestAccess
@@ -49,7 +50,7 @@ class GuestVolumes:
 
     async def attach(self, plan: GuestPlan, volume: AttachedVolume) -> None:
         """Give a guest a volume, unless it has it; after a failure it has not got it."""
-        uuid, export = plan.instance.uuid, volume.connection.export_name
+        uuid, export = plan.instance.uuid, volume.connection.source_name
         record, _ = await self._guests.require(uuid)
         bus = volume_bus(self._launcher.profile, plan.instance, volume)
         had = await self._guests.change(uuid, lambda domain: _has(domain, export), "find the volume")
@@ -70,7 +71,7 @@ class GuestVolumes:
             log.warning("guest %s keeps volume %s, which it should not have: %s", uuid, volume.volume_id, error)
 
     def _plug(self, domain: Domain, volume: AttachedVolume, bus: str) -> None:
-        library, export = load(), volume.connection.export_name
+        library, export = load(), volume.connection.source_name
         scopes = {False: library.VIR_DOMAIN_AFFECT_CONFIG, True: library.VIR_DOMAIN_AFFECT_LIVE}
         lacking = [live for live in scopes if not live or domain.isActive()]
         lacking = [live for live in lacking if domains.volume_xml(domain, export, live=live) is None]
@@ -84,7 +85,7 @@ class GuestVolumes:
     async def detach(self, uuid: str, volume: AttachedVolume) -> None:
         """Take a volume from a guest. One that runs must release it, and is asked several times."""
         record, _ = await self._guests.require(uuid)
-        export = volume.connection.export_name
+        export = volume.connection.source_name
         await self._unplug(uuid, export)
         await self._launcher.bar_from_volumes(record, volume)
 
@@ -105,10 +106,11 @@ class GuestVolumes:
         uuid = plan.instance.uuid
         if old.connection.encrypted or new.connection.encrypted:
             raise NotSupported("This host does not exchange encrypted volumes.")
-        if old.size_gb != new.size_gb:  # QEMU copies to a disk of the same size only
-            raise NotSupported("This host exchanges a volume for one of the same size only: extend it before or after.")
+        larger = old.size_gb != new.size_gb  # the API refuses a smaller one
+        if larger and not isinstance(new.connection, NBDConnection):
+            raise NotSupported("This host exchanges such a volume for one of the same size only.")
         record, _ = await self._guests.require(uuid)
-        before, after = old.connection.export_name, new.connection.export_name
+        before, after = old.connection.source_name, new.connection.source_name
         await self._launcher.admit_to_volumes(record, (new,))
         bus = volume_bus(self._launcher.profile, plan.instance, new)
         target = await self._guests.change(
@@ -116,7 +118,8 @@ class GuestVolumes:
         )
         if target is not None:
             try:
-                await self._copy(uuid, target, new)
+                async with known_keys(self._connection, uuid, (new,)):
+                    await self._copy(uuid, target, new, larger=larger)
             except BaseException:
                 await asyncio.shield(self._give_up(uuid, target))
                 await self._launcher.bar_from_volumes(record, new)
@@ -128,15 +131,21 @@ class GuestVolumes:
             await self._guests.change(
                 uuid, lambda domain: self._redefine(domain, before, new, bus), "define the new volume"
             )
+            if larger and new.size_gb is not None:
+                size = new.size_gb << 30
+                await self._guests.change(uuid, lambda domain: _resize(domain, new, size), "extend the new volume")
         except MicronovaError as error:
             # The guest uses the new volume: a failure would let it be taken from the guest. The order is repeated.
             raise Unavailable(f"The new volume of the guest cannot be defined now: {error.message}") from error
         await self._launcher.bar_from_volumes(record, old)
 
-    async def _copy(self, uuid: str, target: str, new: AttachedVolume) -> None:
+    async def _copy(self, uuid: str, target: str, new: AttachedVolume, *, larger: bool) -> None:
         library = load()
-        destination = element("disk", type="network")
-        destination.append(nbd_source(volume_source(new)))
+        destination, source = element("disk", type="network"), device_xml.volume_source(volume_source(new))
+        if larger:  # QEMU copies to a disk of the same size only: to the beginning of this one
+            size = (await self._guests.change(uuid, lambda domain: domain.blockInfo(target), "measure the volume"))[0]
+            child(child(source, "slices"), "slice", type="storage", offset=0, size=size)
+        destination.append(source)
         child(destination, "driver", type="raw")
         flags = library.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | library.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
         await self._guests.change(
@@ -149,7 +158,7 @@ class GuestVolumes:
             if job["end"] and job["cur"] == job["end"]:
                 break
             await self._clock.sleep(COPY_POLL_SECONDS)
-        pivot, after = library.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT, new.connection.export_name
+        pivot, after = library.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT, new.connection.source_name
         until = self._clock.monotonic() + PIVOT_SECONDS
         while True:
             try:
@@ -178,8 +187,8 @@ class GuestVolumes:
             domain.detachDeviceFlags(defined, config)
         if domain.isActive():
             reconnecting.forget(domain, before)
-        if domains.volume_xml(domain, new.connection.export_name, live=False) is None:
-            target = domains.volume_target(domain, new.connection.export_name) or wanted_name(new, bus, ())
+        if domains.volume_xml(domain, new.connection.source_name, live=False) is None:
+            target = domains.volume_target(domain, new.connection.source_name) or wanted_name(new, bus, ())
             xml = unparse(disk(volume_disk(new, bus, target, None), self._launcher.profile.facts.virt_type))
             domain.attachDeviceFlags(xml, config)
 
@@ -220,7 +229,7 @@ def _has(domain: Domain, export: str) -> bool:
 
 
 def _resize(domain: Domain, volume: AttachedVolume, size: int) -> None:
-    target = domains.volume_target(domain, volume.connection.export_name) if domain.isActive() else None
+    target = domains.volume_target(domain, volume.connection.source_name) if domain.isActive() else None
     if target is not None:
         # A client learns the size of a volume only when it connects.
         reconnecting.wait_for(domain, volume_source(volume), readonly=volume.read_only, again=True)
