@@ -9,7 +9,7 @@ before an order arrives, so the tracker may only refuse.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,13 @@ from micronova.placement.standard import NODE_CLASSES
 _NAMES: Final = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
 
 
+class _Shortage(NamedTuple):
+    """A resource that does not suffice."""
+
+    resource_class: str
+    missing: str  # for admins
+
+
 class ResourceTracker:
     """Tracks the resources of one node."""
 
@@ -31,8 +38,8 @@ class ResourceTracker:
         self._fixed = settings.fixed_allocation_ratios
         self._initial = settings.initial_allocation_ratios
         self._ratios = self._initial | self._fixed
-        # A claim did not fit by ratios that are not fixed: whether they are asked for, and were told since.
-        self._asks = self._is_certain = False
+        self._asks = False  # a claim did not fit by ratios that may have changed: the next heartbeat asks for them
+        self._is_certain = False  # they have been told since then
         self._held: dict[str, dict[str, int]] = {}
         self._used: dict[str, int] = {}
         self._foreign: dict[str, int] = {}
@@ -74,10 +81,10 @@ class ResourceTracker:
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
         shortage = _shortage(more, used, self._limits())
         if shortage is not None:
-            lacking, missing = shortage
             # The owner of the server reads the message; which node it is and what others use are for admins.
-            message, details = "The host has not enough resources left for the server.", f"{self.node}: {missing}"
-            asks = lacking not in self._fixed and not self._is_certain
+            message = "The host has not enough resources left for the server."
+            details = f"{self.node}: {shortage.missing}"
+            asks = shortage.resource_class not in self._fixed and not self._is_certain
             self._asks, self._is_certain = asks, False
             if asks:
                 self.changed = True
@@ -173,8 +180,8 @@ def _counted(amounts: Mapping[str, int]) -> dict[str, int]:
     return {name: amounts[name] for name in NODE_CLASSES if name in amounts}
 
 
-def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return which resource does not suffice, and how much is left, or None if everything fits.
+def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> _Shortage | None:
+    """Return the first shortage, or None if everything fits.
 
     A class without a limit always fits.
     """
@@ -182,5 +189,5 @@ def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mappin
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) + amount > limit:
             left = max(0, limit - used.get(name, 0))
-            return name, f"{amount} {_NAMES.get(name, name)} asked for, {left} left"
+            return _Shortage(name, f"{amount} {_NAMES.get(name, name)} asked for, {left} left")
     return None
