@@ -48,8 +48,8 @@ FIRST_PAUSE = 1.0
 SLOW_CALLS: Final = 4
 """Guests whose agents are asked for something at the same time, and guests whose memory is saved or restored.
 
-Drivers have at least as many threads for each of both. One project does not take all of them: a guest decides how long
-its agent takes to answer."""
+Drivers have at least this many threads for each of the two. One project does not take all slots: a guest decides how
+long its agent takes to answer."""
 
 
 class _KnownGuest:

@@ -1,7 +1,7 @@
 """Guests whose file systems are frozen while snapshots of their volumes are made.
 
-Who has frozen a guest thaws it. If that message never comes, because its sender has died, the guest is thawed after
-LIMIT. An agent that starts thaws what an earlier one has left frozen: its driver does that (`Driver.init_host`).
+The caller that freezes a guest thaws it. If it never does, because it has died, the guest is thawed after LIMIT. An
+agent that starts thaws what an earlier one has left frozen: its driver does that (`Driver.init_host`).
 """
 
 import asyncio
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 LIMIT: Final = 30.0
 """Seconds after which a guest is thawed in any case; more than the API needs for what it does meanwhile."""
 LONGEST_WAIT: Final = 20.0
-"""Seconds after which who thaws a guest is answered; the attempts to thaw it go on."""
+"""Seconds after which a request to thaw a guest is answered; the attempts to thaw it continue."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 """Seconds between attempts to thaw a guest."""
 ATTEMPTS: Final = 12
-"""To thaw a guest: whose agent has not answered for so long never will, and a reboot thaws it."""
+"""Attempts to thaw a guest. If the agent in the guest has not answered by then, it never will; a reboot thaws it."""
 
 
 class _Frozen:
@@ -35,7 +35,7 @@ class _Frozen:
         self.begun: asyncio.Future[None] = loop.create_future()  # has the error, if freezing fails
         self.begun.add_done_callback(lambda begun: begun.cancelled() or begun.exception())
         self.ended: asyncio.Future[None] = loop.create_future()
-        self.held = False  # it was frozen until somebody asked to thaw it
+        self.held = False  # it was frozen until a caller asked to thaw it
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -60,7 +60,7 @@ class QuiescedGuests:
         if uuid in self._frozen:
             raise Conflict(f"The file systems of the guest {uuid} are frozen already.")
         frozen = self._frozen[uuid] = _Frozen()
-        # A task of its own: a thaw must not overtake the freezing that somebody does not wait for any more.
+        # A task of its own: a thaw must not overtake a freeze whose caller no longer waits.
         frozen.task = asyncio.create_task(self._hold(uuid, driver, frozen), name=f"quiesce-{uuid}")
         frozen.task.add_done_callback(lambda _: self._frozen.pop(uuid))
         try:
@@ -96,7 +96,9 @@ class QuiescedGuests:
             await wait_for_all(self._clock, [frozen.ended], LIMIT)
             frozen.held = frozen.ended.done()
             if not frozen.held:
-                log.warning("host %s: nobody has thawed guest %s within %g s", self._host, uuid, LIMIT)
+                log.warning(
+                    "host %s: no request to thaw guest %s came within %g s; it is thawed now", self._host, uuid, LIMIT
+                )
         await self._thaw(uuid, driver)
 
     async def _thaw(self, uuid: str, driver: Quiesce) -> None:

@@ -9,7 +9,7 @@ before an order arrives, so the tracker may only refuse.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,13 @@ from micronova.placement.standard import NODE_CLASSES
 
 _MOST_DOUBTS: Final = 1000
 _NAMES: Final = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
+
+
+class _Shortage(NamedTuple):
+    """A resource that does not suffice."""
+
+    resource_class: str
+    missing: str  # for admins
 
 
 class ResourceTracker:
@@ -75,10 +82,10 @@ class ResourceTracker:
         more = {name: amount for name, amount in wanted.items() if amount > held.get(name, 0)}
         shortage = _shortage(more, used, self._limits())
         if shortage is not None:
-            lacking, missing = shortage
             # The owner of the server reads the message; which node it is and what others use are for admins.
-            message, details = "The host has not enough resources left for the server.", f"{self.node}: {missing}"
-            if lacking in self._fixed or self._doubts.pop(uuid, None) == "told":
+            message = "The host has not enough resources left for the server."
+            details = f"{self.node}: {shortage.missing}"
+            if shortage.resource_class in self._fixed or self._doubts.pop(uuid, None) == "told":
                 raise InsufficientResources(message, details=details)
             self._doubts[uuid] = "new"
             if len(self._doubts) > _MOST_DOUBTS:  # of instances that went elsewhere
@@ -185,8 +192,8 @@ def _counted(amounts: Mapping[str, int]) -> dict[str, int]:
     return {name: amounts[name] for name in NODE_CLASSES if name in amounts}
 
 
-def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return which resource does not suffice, and how much is left, or None if everything fits.
+def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, int]) -> _Shortage | None:
+    """Return the first shortage, or None if everything fits.
 
     A class without a limit always fits.
     """
@@ -194,5 +201,5 @@ def _shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mappin
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) + amount > limit:
             left = max(0, limit - used.get(name, 0))
-            return name, f"{amount} {_NAMES.get(name, name)} asked for, {left} left"
+            return _Shortage(name, f"{amount} {_NAMES.get(name, name)} asked for, {left} left")
     return None

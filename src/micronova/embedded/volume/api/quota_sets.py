@@ -184,5 +184,5 @@ class QuotaHandlers:
 
 
 def _viewer(request: Request) -> str | None:
-    """Return the project whose types the caller may see; None if that are all."""
+    """Return the project whose types the caller may see; None if they may see all."""
     return None if request.context.is_admin else request.context.project_id

@@ -47,7 +47,7 @@ FILTERS = frozenset(
 """The filters of lists that everybody may use. Administrators may filter by more; see `_ADMIN_FILTERS`."""
 FILTERS_SINCE = {"created_at": 60, "updated_at": 60, "consumes_quota": 65, "glance_metadata": 4}
 _ADMIN_FILTERS = {"project_id": volumes.c.project_id, "host": volumes.c.host}
-_QUOTE = '"'  # ends a name in a path in JSON, which SQLite has no other way to write
+_QUOTE = '"'  # ends a key in a JSON path; SQLite has no way to escape it
 _COMPARISONS = {
     "gt": operator.gt, "gte": operator.ge, "eq": operator.eq, "neq": operator.ne, "lt": operator.lt, "lte": operator.le
 }  # fmt: skip

@@ -6,11 +6,11 @@
     DIR/volumes/exports/ID/     copies of a volume that is in use, until they are complete
     DIR/volumes/locks/ID        the lock of an operation, held by the process that works on it
 
-A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. What
-is recorded of names survives a loss of power, also if an attempt has ended between a rename and its directory. A copy
-is a reflink where the file system has them, else only the parts that have data are copied. All work on files, except
-taking and giving back locks, is done in two small pools of threads, one of them for what takes long. Copies take turns
-in it, a slice each time, so that none waits until others have ended.
+A new file is written as `ID.OPERATION.part` and renamed when it is complete, so a file with a final name is whole. A
+name that the database relies on survives a loss of power, even if an attempt has ended between the rename and the sync
+of the directory. A copy is a reflink where the file system has them, else only the parts that have data are copied. All
+work on files, except taking and giving back locks, is done in two small pools of threads, one of them for what takes
+long. Copies take turns in it, a slice each time, so that none waits until others have ended.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class Files:
                 shutil.rmtree(self.root / EXPORTS / name, ignore_errors=True)
             found = path.exists()
             path.unlink(missing_ok=True)
-            _sync_directory(path.parent)  # also if an earlier attempt has removed it, and ended before this
+            _sync_directory(path.parent)  # an earlier attempt may have removed it, and ended before this
             return found
 
         return await self.run(unlink)
@@ -355,7 +355,10 @@ def _write_sparse(file: int, chunk: bytes, at: int) -> None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether a file has its final name, also after a loss of power: what has named it may have ended then."""
+    """Return whether a file has its final name, which it then keeps after a loss of power.
+
+    The attempt that has renamed the file may have ended before it synced the directory.
+    """
     if not path.exists():
         return False
     _sync_directory(path.parent)

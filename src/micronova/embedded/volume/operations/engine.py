@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 SWEEP: Final = 5.0  # seconds between searches for operations that other processes have left
 MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
 MOST_RUNNING_OF_PROJECT: Final = 8  # operations of one project among these
-MOST_LISTED: Final = 200  # operations that one look finds; the next look comes when those of a project are begun
-RECENT: Final = 5.0  # seconds in which a transaction that begins an operation has ended
+MOST_LISTED: Final = 200  # operations that one read finds; the next read follows when those of a project are begun
+RECENT: Final = 5.0  # seconds within which a transaction that begins an operation ends
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 
@@ -66,9 +66,9 @@ class Engine:
         self._projects: Counter[str] = Counter()  # how many operations run, by project
         self._attempts: dict[str, Attempt] = {}
         self._set_aside: set[str] = set()  # operations that this process does not try again before the next sweep
-        # What the last look has found and was not begun. It waits for no other operation whatever happens meanwhile.
+        # What the last read has found and was not begun. It waits for no other operation, whatever happens meanwhile.
         self._listed: Sequence[Ready] = ()
-        self._all_listed = True  # the last look has found all that could begin
+        self._all_listed = True  # the last read has found all that could begin
         self._begun = False  # since then requests have begun operations
         self._ended: set[str] = set()  # projects of which operations have ended since then
         self._wake = asyncio.Event()
@@ -115,7 +115,7 @@ class Engine:
             await self._note_cancelled()
             if len(self._running) < MOST_RUNNING:
                 if await self._may_find_more():
-                    await self._look()
+                    await self._read_ready()
                 self._take_listed()
 
     async def _note_cancelled(self) -> None:
@@ -126,10 +126,10 @@ class Engine:
                     attempt.cancelled = True
 
     async def _may_find_more(self) -> bool:
-        """Return whether a look may find the operation of a project of which none is listed.
+        """Return whether a read may find the operation of a project of which none is listed.
 
-        A look reads all operations that wait. One project may have thousands of them, and end and begin some all the
-        time.
+        A read takes time for each operation that waits. One project may have thousands of them, and end and begin some
+        all the time.
         """
         changed, self._ended = self._ended, set()
         if self._begun:
@@ -140,7 +140,7 @@ class Engine:
             changed |= await self._core.database.read(operation_queries.projects_since, self._core.host, since)
         return not changed.issubset(each.project_id for each in self._listed)
 
-    async def _look(self) -> None:
+    async def _read_ready(self) -> None:
         now = self._core.now()
         self._listed = await self._core.database.read(operation_queries.ready, self._core.host, now, MOST_LISTED)
         self._all_listed = len(self._listed) < MOST_LISTED
