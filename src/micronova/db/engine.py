@@ -33,6 +33,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
+from micronova.db.expressions import regexp
 from micronova.objects.errors import Unavailable, resource_exhausted
 
 P = ParamSpec("P")
@@ -316,6 +317,7 @@ def _driver(conn: sa.Connection) -> sqlite3.Connection:
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves
+    connection.create_function("regexp", 2, regexp, deterministic=True)
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")

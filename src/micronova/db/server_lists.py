@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import keyset, services
+from micronova.db import expressions, keyset, services
 from micronova.db.keyset import SortKey
 from micronova.db.tables import deleted_instances, instances
 from micronova.objects import states
@@ -246,8 +246,9 @@ def _matches(column: Any, pattern: str, name: str) -> sa.ColumnElement[bool]:
 def _check_pattern(pattern: str, name: str) -> None:
     """Refuse invalid regular expressions and nested repetitions, which can take exponential time."""
     try:
+        expressions.expression(pattern)
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
-    except re.error as error:
+    except ValueError as error:
         raise Invalid(f"Invalid input for query parameter {name}: {error}.") from None
 
     def nested(items: Any, inside: bool) -> bool:

@@ -1,6 +1,7 @@
 """Lists of servers: filters, sorting, pages, and permissions."""
 
 import asyncio
+import time
 import urllib.parse
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -334,3 +335,18 @@ async def test_lists_show_user_data_to_admins(user: Caller) -> None:
     assert own["id"] == id and "OS-EXT-SRV-ATTR:user_data" not in own
     [shown] = (await user.admin.get("/servers/detail"))["servers"]
     assert shown["OS-EXT-SRV-ATTR:user_data"] == "IyEvYmluL3No"
+
+
+async def test_a_costly_expression_takes_little_time(user: Caller) -> None:
+    """Python's own engine takes seconds here, hours with more repetitions, and stops the process."""
+    await user.create(name="a" * 120)
+    begin = time.process_time()
+    assert await _names(user, "name=" + "a*" * 5 + "c") == []
+    assert await _names(user, "name=" + "a*" * 5 + "$") == ["a" * 120]
+    assert time.process_time() - begin < 3
+
+
+async def test_an_expression_that_needs_backtracking_is_refused(user: Caller) -> None:
+    for pattern in (r"(a)\1", "(?=a)b", "(?i)a", "a{1000}{2}"):
+        answer = await user.request("GET", f"/servers?name={urllib.parse.quote(pattern)}")
+        assert answer.status == 400, pattern
