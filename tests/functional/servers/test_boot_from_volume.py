@@ -39,7 +39,7 @@ async def test_a_server_has_a_limited_number_of_disks(
     monkeypatch.setattr(block_device, "MOST_DISKS", 3)
     source = await image(user)
     blank = {"source_type": "blank", "destination_type": "volume", "volume_size": 1, "delete_on_termination": True}
-    many = {"name": "many", "flavorRef": "1", "imageRef": "", "networks": "none"}
+    many: dict[str, Any] = {"name": "many", "flavorRef": "1", "imageRef": "", "networks": "none"}
     many["block_device_mapping_v2"] = [device(source), *([blank] * 3)]
     assert "may have 3 disks" in await user.refused(400, "POST", "/servers", {"server": many})
     mapping = msgspec.json.encode([{**device(source), "image_id": source}, *([blank] * 3)]).decode()
