@@ -171,12 +171,12 @@ class BackupHandlers:
             volume = await self._core.load_volume(request, volume_id)
             snapshot: Snapshot | None = None
             if asked.snapshot_id is None:
-                entry = states.check_volume(volume, "back up by force" if truth(asked.force) else "back up")
+                entry = states.check_volume(volume, "force_back_up" if truth(asked.force) else "back_up")
             else:
                 snapshot = await self._core.load_snapshot(request, uuid(asked.snapshot_id), "volume:get_snapshot")
                 if snapshot.volume_id != volume.id:
                     raise Invalid(f"Invalid snapshot: Snapshot {snapshot.id} is not one of volume {volume.id}.")
-                entry = states.check_snapshot(snapshot, "back up")
+                entry = states.check_snapshot(snapshot, "back_up")
             now, key, keys = self._core.now(), key_of(snapshot or volume), self._core.keys
             key = None if key is None or keys is None else keys.copy(self._core.new_id(), key)
             made = Backup(
@@ -325,7 +325,7 @@ class BackupHandlers:
             volume = draft
             if volume is None:
                 volume = await self._core.load_volume(request, uuid(asked.volume_id or ""), "volume:get")
-                states.check_volume(volume, "restore a backup")
+                states.check_volume(volume, "restore_backup")
                 if (key_of(volume) is None) != (key_of(backup) is None):
                     raise Invalid(
                         f"Volume {volume.id} and the backup are not both encrypted: restore it to a new volume."
@@ -358,7 +358,7 @@ class BackupHandlers:
         )
         if not new:
             return
-        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore a backup"].during
+        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore_backup"].during
         if not is_new:
             volume_queries.update(conn, volume, {"status": restoring}, now)
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)

@@ -94,7 +94,7 @@ class FileActions:
             volume = await self._core.load_volume(request, volume_id)
             if request.minor >= 42 and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:extend_attached_volume")
-            states.check_volume(volume, "extend" if request.minor < 42 else "extend, attached or not")
+            states.check_volume(volume, "extend" if request.minor < 42 else "extend_attached")
             if size <= volume.size:
                 raise Invalid(
                     f"New size for extend must be greater than current size: {size} is not above {volume.size}."
@@ -151,7 +151,7 @@ class FileActions:
         if self._images is None:
             raise Invalid("There is no image service: a volume cannot be made from an image.")
         volume = await self._core.load_volume(request, volume_id)
-        action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
+        action = "reimage_reserved" if truth(asked.reimage_reserved) else "reimage"
         states.check_volume(volume, action)
         # A service does not have the user's token. It has checked that the user may see the image.
         named = uuid(asked.image_id)
@@ -191,7 +191,7 @@ class FileActions:
                 f"Invalid volume: Volume {volume_id} is encrypted, so no image can be made from it. Take a snapshot "
                 "or a backup."
             )
-        action = "upload by force" if truth(asked.force) else "upload"
+        action = "force_upload" if truth(asked.force) else "upload"
         states.check_volume(volume, action)
         if asked.visibility == "public":
             request.authorize(volume.target, "volume_extension:volume_actions:upload_public")

@@ -162,7 +162,7 @@ class SnapshotHandlers:
 
         async def try_once() -> Snapshot:
             volume = await self._core.load_volume(request, volume_id)
-            states.check_volume(volume, "snapshot by force" if force else "snapshot")
+            states.check_volume(volume, "force_snapshot" if force else "snapshot")
             snapshot = Snapshot(
                 id=snapshot_id,
                 volume_id=volume.id,
