@@ -387,7 +387,7 @@ async def test_a_stop_does_not_wait_for_another_service(
 async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
     engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
 ) -> None:
-    """One conductor does not lease all that is due: what it leases waits for its places."""
+    """One conductor does not lease all that is due: what it leases waits for its slots."""
     ids = await record(database, clock, *[clock.time + 3600] * (2 * MOST_SWEPT), together=False)
 
     async def owned() -> int:
