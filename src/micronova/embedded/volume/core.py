@@ -63,7 +63,7 @@ class Core:
         self.notifier = notifier
         self.keys = keys
         self.luks = luks
-        self.on_operation: Callable[[], None] = lambda: None  # called after the row of an operation is written
+        self.on_operation: Callable[[], None] = lambda: None  # called after an operation is recorded
 
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
@@ -73,10 +73,10 @@ class Core:
         """Return a new id."""
         return new_uuid(self.random_source)
 
-    async def begin_operation(
+    async def record_operation(
         self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run a transaction that writes the row of an operation, then wake the engine, which works on it."""
+        """Run a transaction that records an operation, then wake the engine, which works on it."""
         found = await self.database.write(fn, *args, **kwargs)
         self.on_operation()
         return found

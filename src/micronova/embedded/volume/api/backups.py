@@ -203,7 +203,7 @@ class BackupHandlers:
                 encryption_key_id=None if key is None else key.id,
                 sealed_key=None if key is None else key.sealed,
             )
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record, made, volume, snapshot, entry.during, operation_id, request.context.request_id
             )
             return made
@@ -222,7 +222,7 @@ class BackupHandlers:
         request_id: str,
     ) -> None:
         source = volume if snapshot is None else snapshot
-        new = CreateBackup.begin(
+        new = CreateBackup.record(
             conn,
             self._core,
             id=operation_id,
@@ -278,7 +278,7 @@ class BackupHandlers:
             backup = await self._core.load_backup(request, backup_id)
             if not force:
                 states.check_backup(backup, "delete")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
@@ -289,7 +289,7 @@ class BackupHandlers:
     ) -> None:
         if force:
             operation_queries.cancel(conn, backup.id, but=operation_id)
-        new = DeleteBackup.begin(
+        new = DeleteBackup.record(
             conn,
             self._core,
             id=operation_id,
@@ -332,7 +332,7 @@ class BackupHandlers:
                     )
                 if volume.size < backup.size:
                     raise Invalid(f"Volume {volume.id} is smaller than the backup, which has {backup.size} GiB.")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_restore, backup, volume, draft is not None, operation_id, request.context.request_id
             )
             return volume
@@ -343,7 +343,7 @@ class BackupHandlers:
     def _record_restore(
         self, conn: sa.Connection, backup: Backup, volume: Volume, is_new: bool, operation_id: str, request_id: str
     ) -> None:
-        new = RestoreBackup.begin(
+        new = RestoreBackup.record(
             conn,
             self._core,
             id=operation_id,

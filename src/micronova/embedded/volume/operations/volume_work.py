@@ -236,7 +236,7 @@ class ExtendVolume(VolumeKind):
             if volume is None:
                 return []
             attachment_queries.end_work(conn, volume_id, now, size=max(size, volume.size))
-            # An administrator may have set the status, so that two extends were begun at the same size.
+            # An administrator may have set the status, so that two extends were recorded at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, payload.charged - grown)
             return self.events_of(volume, EXTENDED, now)
