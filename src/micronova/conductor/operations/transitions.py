@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.orders import with_keys
+from micronova.conductor.operations.orders import with_secrets
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.volume_connections import LockCurrent, VolumeConnections
 from micronova.db import (
@@ -151,7 +151,7 @@ class Transitions:
         """Send an order. If the bus does not take it, or a key cannot be read, the reply to a heartbeat has it."""
         log.info("order %s for instance %s goes to host %s", order.kind, order.instance.uuid, order.host)
         try:
-            order = with_keys(order, self._dependencies.secrets)
+            order = with_secrets(order, self._dependencies.secrets)
             await self._dependencies.compute.send_order(operation.context, order)
         except (BusUnavailable, SecretNotReadable) as error:
             log.warning(
