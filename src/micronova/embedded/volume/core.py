@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.common.compute_events import Notifier
+from micronova.embedded.common.compute_events import EventSender
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.volume.backend.capabilities import BACKEND
 from micronova.embedded.volume.backend.keys import KeyBox
@@ -47,11 +47,11 @@ class Core:
         random_source: random.Random,
         settings: VolumeServiceSettings,
         machine: str,
-        notifier: Notifier,
+        events: EventSender,
         keys: KeyBox | None = None,
         luks: LuksTool | None = None,
     ) -> None:
-        """`machine` is the one whose files this process works on; `notifier` tells compute of changes.
+        """`machine` is the one whose files this process works on; `events` tells compute of changes.
 
         Without `keys` and `luks` there are no encrypted volumes.
         """
@@ -60,7 +60,7 @@ class Core:
         self.random_source = random_source
         self.settings = settings
         self.host = f"{machine}@{BACKEND}"  # the service as rows name it
-        self.notifier = notifier
+        self.events = events
         self.keys = keys
         self.luks = luks
         self.on_operation: Callable[[], None] = lambda: None  # called after an operation is recorded

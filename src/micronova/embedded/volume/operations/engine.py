@@ -17,7 +17,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.embedded.common.compute_events import Event, Notifier
+from micronova.embedded.common.compute_events import Event, EventSender
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Operation
@@ -40,7 +40,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacke
 
 
 def _end(
-    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, notifier: Notifier, now: int
+    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, sender: EventSender, now: int
 ) -> tuple[bool, Sequence[Event]]:
     """Remove the row and record the result, or give back if the operation was cancelled.
 
@@ -51,7 +51,7 @@ def _end(
         return True, ()  # the answer to the first commit was lost
     operation_queries.remove(conn, id)
     events = (give_back if cancelled else apply)(conn, now) or ()
-    notifier.put(conn, events)
+    sender.put(conn, events)
     return not cancelled, events
 
 
@@ -202,8 +202,8 @@ class Engine:
             kind.give_back(conn, operation, now)
 
         core = self._core
-        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.notifier, core.now())
-        core.notifier.hand_over(events)
+        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.events, core.now())
+        core.events.hand_over(events)
         return wanted
 
     async def _repeat_later(self, operation: Operation, error: Unavailable) -> None:
