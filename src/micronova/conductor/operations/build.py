@@ -101,9 +101,10 @@ class Build(HostKind):
         # with the same ones are placed together.
         alike: dict[tuple[object, ...], list[ServerToBuild]] = {}
         for server in servers:
-            avoided = frozenset(server.payload.tried), frozenset(server.payload.unpreferred)
-            kind = (server.spec.availability_zone, server.payload.needs_decryption, *avoided)
-            alike.setdefault(kind, []).append(server)
+            payload = server.payload
+            hosts = frozenset(payload.tried), frozenset(payload.unpreferred)
+            key = (server.spec.availability_zone, payload.needs_decryption, *hosts)
+            alike.setdefault(key, []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 
