@@ -51,6 +51,8 @@ PART: Final = ".part-"
 WATCH: Final = 0.1  # seconds between looks at files that grow
 _QEMU_FORMATS: Final = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
 _RAW: Final = ("raw", "iso", "ami")
+DISK_FORMATS: Final = (*_RAW, *_QEMU_FORMATS)
+"""The formats of images that hosts boot."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9-]")
 
 
