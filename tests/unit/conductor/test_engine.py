@@ -304,7 +304,7 @@ async def test_a_run_whose_operation_was_leased_again_changes_nothing(
     await engine.idle()
     assert (old.owner, old.epoch) == (new.owner, new.epoch)
     until = await lease_of(database, id)
-    await engine.later([old], Unavailable("late"))
+    await engine.postpone([old], Unavailable("late"))
     assert await lease_of(database, id) == until
     for each, done in ((old, False), (new, True)):
         assert await database.write(operation_rows.finish, id, micros(clock.time), "success", each.lease) is done

@@ -39,16 +39,15 @@ class BindPorts(FollowUpKind):
 
     async def _check(self, operation: Operation, host: str) -> None:
         """Raise Stale if the operation has another owner, Unavailable unless the server stays on this host."""
-        await self.transitions.check_owned(operation)
+        await self.transitions.check_current(operation)
         if not await self._engine.database.read(self._stays, operation.instance_uuid, host):
             raise Unavailable(f"The server moves, leaves its host, or has left host {host}.")
 
     def _lock(self, host: str, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
         """Lock the server, and return it if its volumes may be connected to this host."""
         row = instances.lock(conn, operation.instance_uuid)
-        return (
-            row if self.transitions.owns(conn, operation) and self._stays(conn, operation.instance_uuid, host) else None
-        )
+        current = self.transitions.lock_and_is_current(conn, operation)
+        return row if current and self._stays(conn, operation.instance_uuid, host) else None
 
     def _stays(self, conn: sa.Connection, instance_uuid: str, host: str) -> bool:
         row, migration = instances.get(conn, instance_uuid), server_migrations.open_of(conn, instance_uuid)

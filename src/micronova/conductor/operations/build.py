@@ -147,7 +147,7 @@ class Build(HostKind):
                 return None  # another conductor continues, or the server is being deleted
             if isinstance(error, Unavailable):
                 # Only this server waits. Its next attempt replaces the claim.
-                await self._engine.later([server.operation], error)
+                await self._engine.postpone([server.operation], error)
                 return None
             if isinstance(error, HostIsOlder):
                 result = await self._engine.database.write(self._avoid_older, server, error)
@@ -223,7 +223,7 @@ class Build(HostKind):
                     hostname=server.row["hostname"],
                     served=served,
                     fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
-                    check=functools.partial(self.transitions.check_owned, server.operation),
+                    check=functools.partial(self.transitions.check_current, server.operation),
                 )
         except (Stale, Unavailable):
             raise

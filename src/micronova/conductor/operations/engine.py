@@ -437,14 +437,14 @@ class Engine:
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
         except Unavailable as unavailable:
-            await self.later(timely, unavailable)
+            await self.postpone(timely, unavailable)
         except Stale as stale:
-            # Another owner continues one of them, which `later` does not change.
-            await self.later(timely, Unavailable(f"Another conductor has taken over: {stale}"))
+            # Another owner continues one of them, which `postpone` does not change.
+            await self.postpone(timely, Unavailable(f"Another conductor has taken over: {stale}"))
         except Exception as cause:
             lack = resource_exhausted(cause)
             if lack is not None:
-                await self.later(timely, lack)
+                await self.postpone(timely, lack)
             else:
                 log.exception("operation %s (%s) failed", batch[0].id, kind.name)
                 await self._fail(kind, timely, cause)
@@ -461,7 +461,7 @@ class Engine:
         async with slot.given_back() if slot is not None else contextlib.nullcontext():
             yield
 
-    async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
+    async def postpone(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
@@ -484,9 +484,9 @@ class Engine:
                 if kind.may_fail(operation):
                     await kind.fail(operation, error)
                 else:
-                    await self.later([operation], Unavailable(f"{type(error).__name__}: {error}"))
+                    await self.postpone([operation], Unavailable(f"{type(error).__name__}: {error}"))
             except Unavailable as unavailable:
-                await self.later([operation], unavailable)
+                await self.postpone([operation], unavailable)
             except Exception:
                 log.exception("operation %s could not be ended; it runs again when its lease expires", operation.id)
 

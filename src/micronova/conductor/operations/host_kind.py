@@ -119,7 +119,7 @@ class SteppedKind(HostKind):
             try:
                 await self.run_one(operation)
             except GuestElsewhere as error:
-                await self._engine.later([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
+                await self._engine.postpone([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
             except Stale:
                 await self.overtaken(operation)
 
