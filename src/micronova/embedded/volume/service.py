@@ -170,7 +170,7 @@ def routes(core: Core, files: Files, images: Images | None, export_manager: Expo
     return [
         *versions.routes(),
         *volumes.routes(),
-        *RowActions(core, volumes, export_manager).routes(),
+        *RowActions(core, export_manager).routes(),
         *AttachActions(core, export_manager).routes(),
         *FileActions(core, images).routes(),
         *snapshots.routes(),
