@@ -87,7 +87,7 @@ class VolumeKind(OperationKind):
 
 
 class FileMaker(VolumeKind):
-    """An operation that makes a file from an image, or an empty encrypted file."""
+    """An operation that makes the file of a volume from an image, or an empty encrypted file."""
 
     async def make_encrypted(self, attempt: Attempt, volume: Volume, image: tuple[Path, str] | None = None) -> None:
         """Make or replace the file of an encrypted volume: from an inspected image and its format, or empty."""
@@ -103,10 +103,6 @@ class FileMaker(VolumeKind):
             with _reading_image():
                 await self.core.luks.write(*image, part, passphrase, size)
         await self.files.complete(part, VOLUMES, volume.id, size + await self.files.run(header_size, part))
-
-
-class ImageReader(FileMaker):
-    """An operation that fills a volume with an image."""
 
     async def write_image(self, attempt: Attempt, volume: Volume, image_id: str, declared: str) -> None:
         """Make the file of a volume from an image whose `disk_format` is declared, or replace the file."""
@@ -138,7 +134,7 @@ class ImageReader(FileMaker):
         await self.files.complete(part, VOLUMES, volume.id, size)
 
 
-class CreateVolume(ImageReader):
+class CreateVolume(FileMaker):
     """Makes the file of a new volume."""
 
     name = "create_volume"
@@ -174,7 +170,7 @@ class CreateVolume(ImageReader):
         await self.write_image(attempt, volume, image_id, disk_format)
 
 
-class ReimageVolume(ImageReader):
+class ReimageVolume(FileMaker):
     """Replaces the file of a volume by the data of an image."""
 
     name = "reimage_volume"
