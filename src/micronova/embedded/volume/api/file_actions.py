@@ -278,4 +278,4 @@ class FileActions:
 def _end_upload(conn: sa.Connection, volume_id: str, operation_id: str, now: int) -> None:
     """End an upload to an image that could not be created."""
     if operation_queries.remove(conn, operation_id):
-        attachment_queries.end_work(conn, volume_id, now)
+        attachment_queries.end_operation_on_volume(conn, volume_id, now)

@@ -188,7 +188,9 @@ class ReimageVolume(FileMaker):
             found = volume_queries.get(conn, volume.id)
             if found is None:
                 return []
-            attachment_queries.end_work(conn, volume.id, now, bootable=True, image_metadata=payload.image_metadata)
+            attachment_queries.end_operation_on_volume(
+                conn, volume.id, now, bootable=True, image_metadata=payload.image_metadata
+            )
             return self.events_of(found, REIMAGED, now)
 
         return done
@@ -231,7 +233,7 @@ class ExtendVolume(VolumeKind):
             volume = volume_queries.get(conn, volume_id)
             if volume is None:
                 return []
-            attachment_queries.end_work(conn, volume_id, now, size=max(size, volume.size))
+            attachment_queries.end_operation_on_volume(conn, volume_id, now, size=max(size, volume.size))
             # An administrator may have set the status, so that two extends were recorded at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, payload.charged - grown)
@@ -283,7 +285,7 @@ class UploadVolume(VolumeKind):
         with _calling_images():
             status = await self.images.status(payload.image_id)
         if status == "active":
-            return self._end_work(operation)
+            return self._then_end(operation)
         if status is None:
             raise Failed(Detail.NO_IMAGE)
         size = volume.size * GIB
@@ -298,11 +300,11 @@ class UploadVolume(VolumeKind):
         finally:
             if live:
                 await self.files.discard(path)
-        return self._end_work(operation)
+        return self._then_end(operation)
 
-    def _end_work(self, operation: Operation) -> Apply:
-        return lambda conn, now: attachment_queries.end_work(conn, operation.resource_id, now)
+    def _then_end(self, operation: Operation) -> Apply:
+        return lambda conn, now: attachment_queries.end_operation_on_volume(conn, operation.resource_id, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""
-        self._end_work(operation)(conn, now)
+        self._then_end(operation)(conn, now)
