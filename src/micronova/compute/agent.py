@@ -288,7 +288,7 @@ class HostAgent:
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
-        self.host.ratios_told(reply.allocation_ratios)
+        self.host.set_allocation_ratios(reply.allocation_ratios)
         for operation_id in reply.drop:
             work = self._registry.find(operation_id)
             # The reply is only about work that the heartbeat listed: an order for the same operation may have arrived

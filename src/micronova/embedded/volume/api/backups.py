@@ -240,7 +240,7 @@ class BackupHandlers:
         else:
             snapshot_queries.update(conn, snapshot, {"status": source_status}, now)
         backup_queries.insert(conn, backup)
-        quotas.charge(conn, backup.project_id, quotas.backup(backup.size), self._core.settings.quotas)
+        quotas.charge(conn, backup.project_id, quotas.of_backup(backup.size), self._core.settings.quotas)
 
     async def update(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""

@@ -206,7 +206,7 @@ class SnapshotHandlers:
         # Raises Changed if another request deletes the volume.
         volume_queries.update(conn, volume, {"status": volume.status}, self._core.now())
         snapshot_queries.insert(conn, snapshot)
-        wanted = quotas.snapshot(snapshot.volume_type_id, snapshot.size)
+        wanted = quotas.of_snapshot(snapshot.volume_type_id, snapshot.size)
         quotas.charge(conn, snapshot.project_id, wanted, self._core.settings.quotas)
 
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:

@@ -324,7 +324,7 @@ class VolumeHandlers:
         check_type_unchanged(conn, volume.volume_type_id, encrypted=volume.encryption_key_id is not None)
         defaults = self._core.settings.quotas
         quotas.check_size(conn, volume.project_id, volume.size, defaults)
-        quotas.charge(conn, volume.project_id, quotas.volume(volume.volume_type_id, volume.size), defaults)
+        quotas.charge(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, volume.size), defaults)
 
     async def _type(self, request: Request, named: str | None) -> VolumeType:
         project, is_admin = request.context.project_id, request.context.is_admin

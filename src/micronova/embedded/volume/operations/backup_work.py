@@ -66,10 +66,10 @@ class DeleteBackup(BackupKind, Deletion):
     name = "delete_backup"
     action = Action.DELETE_BACKUP
 
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
         if backup := backup_queries.delete(conn, id):
-            quotas.release(conn, backup.project_id, quotas.backup(backup.size))
+            quotas.release(conn, backup.project_id, quotas.of_backup(backup.size))
 
 
 class ImportBackup(BackupKind):

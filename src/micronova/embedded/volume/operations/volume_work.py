@@ -208,10 +208,10 @@ class DeleteVolume(VolumeKind, Deletion):
             raise Failed(Detail.HAS_SNAPSHOTS)
         await self.export_manager.end_connections(id)
 
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
         if volume := volume_queries.delete(conn, id):
-            quotas.release(conn, volume.project_id, quotas.volume(volume.volume_type_id, volume.size))
+            quotas.release(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, volume.size))
 
 
 class ExtendVolume(VolumeKind):
@@ -247,7 +247,7 @@ class ExtendVolume(VolumeKind):
             self._release(conn, volume, ExtendVolumePayload.of(operation).charged)
 
     def _release(self, conn: sa.Connection, volume: Volume, size: int) -> None:
-        quotas.release(conn, volume.project_id, quotas.volume(volume.volume_type_id, size, 0))
+        quotas.release(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, size, number=0))
 
 
 class RevertVolume(VolumeKind):
