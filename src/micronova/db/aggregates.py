@@ -1,6 +1,6 @@
 """Aggregates: groups of hosts with metadata. The metadata `availability_zone` puts the hosts into a zone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
@@ -144,7 +144,7 @@ def zone_is_in_service(conn: sa.Connection, zone: str, default_zone: str) -> boo
 
 
 def update(
-    conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int
+    conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: Callable[[], int]
 ) -> AggregateRow:
     """Rename an aggregate, or change its metadata (None removes a key); raise NotFound, Conflict or Invalid."""
     found = get(conn, number, lock=True)
@@ -153,7 +153,7 @@ def update(
         _check_zone(conn, found, metadata[ZONE], members)
     merged = {**found.metadata, **metadata}
     kept = {key: value for key, value in merged.items() if value is not None}
-    values: dict[str, Any] = {"metadata": kept, "updated_at": now}
+    values: dict[str, Any] = {"metadata": kept, "updated_at": now()}
     if name is not None and name != found.name:
         if conn.execute(sa.select(_a.id).where(_a.name == name)).first():
             raise Conflict(f"Aggregate {name} already exists.")
@@ -197,7 +197,7 @@ def delete(conn: sa.Connection, number: int) -> None:
     conn.execute(sa.delete(aggregates).where(_a.id == number))
 
 
-def add_host(conn: sa.Connection, number: int, host: str, now: int) -> AggregateRow:
+def add_host(conn: sa.Connection, number: int, host: str, now: Callable[[], int]) -> AggregateRow:
     """Add a host to an aggregate; raise NotFound, Conflict."""
     service = services.c
     known = sa.select(service.uuid).where(service.host == host, service.binary == COMPUTE)
@@ -213,12 +213,12 @@ def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Aggregate
     if not insert_if_absent(conn, aggregate_hosts, {"aggregate_id": number, "host": host}):
         raise Conflict(f"Aggregate {number} already has host {host}.")
     providers.follow_host(conn, host, found.uuid, joined=True)
-    conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
+    conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now()))
     touch_hosts(conn, [host], now)
     return get(conn, number)
 
 
-def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> AggregateRow:
+def remove_host(conn: sa.Connection, number: int, host: str, now: Callable[[], int]) -> AggregateRow:
     """Remove a host from an aggregate; raise NotFound or Conflict."""
     found = get(conn, number, lock=True)
     zone = found.metadata.get(ZONE)
@@ -228,7 +228,7 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Aggreg
     if conn.execute(leave).rowcount != 1:
         raise NotFound(f"Cannot remove host {host} in aggregate {number}")
     providers.follow_host(conn, host, found.uuid, joined=False)
-    conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
+    conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now()))
     touch_hosts(conn, [host], now)
     return get(conn, number)
 

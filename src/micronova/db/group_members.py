@@ -23,9 +23,13 @@ _JOIN = sa.text(
     "INSERT INTO server_group_hosts (group_uuid, host, members) VALUES (:group_uuid, :host, :members) "
     "ON CONFLICT (group_uuid, host) DO UPDATE SET members = server_group_hosts.members + excluded.members"
 )
+# The last ones to leave a host take its row along, and rows without members that older conductors have left.
+_LEAVE_ALL = sa.text(
+    "DELETE FROM server_group_hosts WHERE group_uuid = :group_uuid "
+    "AND (members = 0 OR host = :host AND members <= :members) RETURNING host"
+)
 _LEAVE = sa.text(
-    "UPDATE server_group_hosts SET members = members - :members "
-    "WHERE group_uuid = :group_uuid AND host = :host AND members >= :members"
+    "UPDATE server_group_hosts SET members = members - :members WHERE group_uuid = :group_uuid AND host = :host"
 )
 
 
@@ -42,14 +46,15 @@ def by_host(conn: sa.Connection, group_uuid: str) -> dict[str, int] | None:
 
 def count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
     """Count members in (more than 0) and out (less than 0) by host; the caller has locked the group."""
-    for statement, sign in ((_LEAVE, -1), (_JOIN, 1)):
-        rows = [
-            {"group_uuid": group_uuid, "host": host, "members": sign * change}
-            for host, change in sorted(changes.items())
-            if sign * change > 0
-        ]
-        if rows:
-            conn.execute(statement, rows)
+    joining = []
+    for host, change in sorted(changes.items()):
+        row = {"group_uuid": group_uuid, "host": host, "members": abs(change)}
+        if change > 0:
+            joining.append(row)
+        elif change < 0 and host not in conn.execute(_LEAVE_ALL, row).scalars().all():
+            conn.execute(_LEAVE, row)
+    if joining:
+        conn.execute(_JOIN, joining)
 
 
 def refused_hosts(

@@ -5,7 +5,7 @@ reading again what it knows. First it reads how many rows changed in each short 
 times. Then it reads the rows of the slots in which this differs from what it has read before.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
-from micronova.db.locking import in_order
 from micronova.db.prepared import Prepared
 from micronova.db.tables import (
     aggregate_hosts,
@@ -24,24 +23,27 @@ from micronova.db.tables import (
     provider_traits,
     services,
 )
-from micronova.objects.scheduling import HostState, ServiceState
+from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 
 DEFAULT_ZONE = "nova"
 SLOT = 100_000  # microseconds
+END = 1 << 62  # microseconds: later than any change
 
 Amount = tuple[str, str, int, int, int, int, int, float, int]  # a `NodeAmount`, changed at
 Topology = tuple[str, str, str, int]  # node uuid, topology and what is held as they are stored, changed at
+Service = tuple[str, bool, bool, float, int]  # a `ServiceState`, changed at
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What has changed since some time: nodes, amounts and topologies by slot, and services."""
+    """What has changed since some time: nodes, amounts and topologies by slot."""
 
     nodes: dict[int, Digest]
     amounts: dict[int, Digest]
     topologies: dict[int, Digest]
-    services: list[ServiceState]
+    services: list[Service]  # the first that an administrator, or their host's start or stop, has changed
+    silent: Digest | None  # of the services not heard of, if asked for; of the times of their last heartbeats
 
 
 _n, _i, _s, _t = compute_nodes.c, inventories.c, services.c, node_topologies.c
@@ -85,11 +87,17 @@ _AMOUNTS = sa.select(
     _i.changed_at,
 )
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
-_SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
-# A service that has just registered is read with its node, which registers afterwards.
-_SERVICES_SINCE = Prepared(_SERVICES.where(_s.updated_at > bindparam("since")))
+_SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at, _s.updated_at).where(_s.binary == COMPUTE)
 # Without an index, which each heartbeat would have to change: it is read rarely.
-_SILENT_SERVICES = Prepared(_SERVICES.where(_s.last_seen_at < bindparam("silent_since")))
+_SILENT = sa.and_(_s.binary == COMPUTE, _s.last_seen_at < bindparam("silent_since"))
+_SILENT_SERVICES = Prepared(
+    _SERVICES.where(_SILENT, _s.host > bindparam("after")).order_by(_s.host).limit(bindparam("limit"))
+)
+_SILENT_DIGEST = Prepared(
+    sa.select(
+        sa.func.count().label("number"), sa.func.coalesce(sa.func.sum(_s.last_seen_at // 1_000), 0).label("total")
+    ).where(_SILENT)
+)
 
 
 def _changed_between(query: Any, *columns: Any) -> Any:
@@ -100,8 +108,11 @@ def _changed_between(query: Any, *columns: Any) -> Any:
     return changed.order_by(*columns).limit(bindparam("limit"))
 
 
-_TOUCH = compute_nodes.update().where(in_order(_n.uuid, one_of(_n.host, "hosts"))).values(changed_at=bindparam("now"))
+_LOCK = sa.select(_n.uuid).where(one_of(_n.host, "hosts")).order_by(_n.uuid).with_for_update()
+_TOUCH = compute_nodes.update().where(one_of(_n.host, "hosts")).values(changed_at=bindparam("now"))
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
+# A service that has just registered is read with its node, which registers afterwards.
+_CHANGED_SERVICES = Prepared(_changed_between(_SERVICES, _s.updated_at, _s.host))
 _CHANGED_AMOUNTS = Prepared(_changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class))
 _CHANGED_TOPOLOGIES = _changed_between(
     sa.select(_t.node_uuid, _t.topology, _t.held, _t.changed_at), _t.changed_at, _t.node_uuid
@@ -141,11 +152,12 @@ def load_page(conn: sa.Connection, after: str, limit: int, *, default_zone: str 
     return _complete(conn, conn.execute(_PAGE, {"after": after, "limit": limit}).all(), default_zone)
 
 
-def load_changes(conn: sa.Connection, since: int, silent_since: int | None = None) -> Changes:
-    """Return what changed since a time, and the services not heard of since another (microseconds), if one is named."""
-    read = _SERVICES_SINCE.all(conn, {"since": since})
+def load_changes(conn: sa.Connection, since: int, limit: int, silent_since: int | None = None) -> Changes:
+    """Return what changed since a time, with a digest of the services not heard of since another, if one is named."""
+    silent = None
     if silent_since is not None:
-        read += _SILENT_SERVICES.all(conn, {"silent_since": silent_since})
+        [row] = _SILENT_DIGEST.all(conn, {"silent_since": silent_since})
+        silent = row["number"], int(row["total"])
 
     def digests(query: Prepared) -> dict[int, Digest]:
         return {row["slot"]: (row["number"], int(row["total"])) for row in query.all(conn, {"since": since})}
@@ -154,8 +166,26 @@ def load_changes(conn: sa.Connection, since: int, silent_since: int | None = Non
         nodes=digests(_NODE_DIGESTS),
         amounts=digests(_AMOUNT_DIGESTS),
         topologies=digests(_TOPOLOGY_DIGESTS),
-        services=[(row["host"], not row["disabled"], row["forced_down"], row["last_seen_at"] / 1e6) for row in read],
+        services=load_changed_services(conn, (since, ""), limit),
+        silent=silent,
     )
+
+
+def load_changed_services(conn: sa.Connection, after: tuple[int, str], limit: int) -> list[Service]:
+    """Return services that changed after a mark (time and host), in the order of their changes."""
+    at, host = after
+    rows = _CHANGED_SERVICES.all(conn, {"at": at, "key0": host, "until": END, "limit": limit})
+    return [_service(row) for row in rows]
+
+
+def load_silent_services(conn: sa.Connection, silent_since: int, after: str, limit: int) -> list[Service]:
+    """Return the next services, by host, that were not heard of since a time (microseconds)."""
+    parameters = {"silent_since": silent_since, "after": after, "limit": limit}
+    return [_service(row) for row in _SILENT_SERVICES.all(conn, parameters)]
+
+
+def _service(row: Mapping[str, Any]) -> Service:
+    return row["host"], not row["disabled"], row["forced_down"], row["last_seen_at"] / 1e6, row["updated_at"]
 
 
 def load_changed_nodes(
@@ -181,10 +211,14 @@ def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: 
     return [tuple(row) for row in rows]
 
 
-def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
-    """Make schedulers read hosts again, after changes in other tables such as aggregates."""
+def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: Callable[[], int]) -> None:
+    """Make schedulers read hosts again, after changes in other tables such as aggregates.
+
+    The time is taken when all locks are held: schedulers read the last seconds again, and no claim checks aggregates.
+    """
     if hosts:
-        conn.execute(_TOUCH, {"hosts": sorted(hosts), "now": now})
+        conn.execute(_LOCK, {"hosts": sorted(hosts)}).all()
+        conn.execute(_TOUCH, {"hosts": sorted(hosts), "now": now()})
 
 
 class _Node(Protocol):

@@ -251,7 +251,8 @@ def _insert(conn: sa.Connection, rows: Sequence[NewNode]) -> None:
                 raise Conflict(f"Host {row['host']} has a node {name} already, with another uuid.")
         # Ids are unique: of two that register at the same moment, one finds its id taken and tries again.
         conn.execute(_INSERT.on(conn), numbered(missing.values(), first))
-        for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
+        added = sa.select(_n.uuid).where(one_of(_n.uuid, "uuids"))
+        for uuid in conn.execute(added, {"uuids": list(missing)}).scalars().all():
             del missing[uuid]
 
 

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from micronova.db import instances as instance_rows
 from micronova.db import quotas
+from micronova.db.listed import one_of
 from micronova.db.tables import instances, server_group_hosts, server_groups
 from micronova.objects import states
 from micronova.objects.errors import NotFound
@@ -73,9 +74,9 @@ def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {group: [] for group in groups}
     i = instances.c
     query = sa.select(i.server_group_id, i.uuid).where(
-        i.server_group_id.in_(list(found)), i.vm_state != states.SOFT_DELETED
+        one_of(i.server_group_id, "groups"), i.vm_state != states.SOFT_DELETED
     )
-    for row in conn.execute(query.order_by(i.created_at, i.uuid)):
+    for row in conn.execute(query.order_by(i.created_at, i.uuid), {"groups": list(found)}):
         found[row.server_group_id].append(row.uuid)
     return found
 

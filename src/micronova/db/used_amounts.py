@@ -1,22 +1,22 @@
 """What is used of inventories, by provider and resource class.
 
 Amounts of all providers are added in one statement, which takes its rows in the order of their keys and leaves out
-those whose capacity would be exceeded.
+those whose capacity would be exceeded. The amounts are one parameter: the statement is the same however many they are.
 """
 
-import functools
+import json
 from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-MOST_ROWS = 3_000  # of inventories in one statement: four parameters each, and drivers take 32,766 in all
 # `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. The
 # smallest unit and the steps are not checked for the node's own classes, as docs/placement.md says.
+# CROSS JOIN lets SQLite begin with what is wanted.
 _ADD = """
-    WITH wanted (provider, class, amount, most) AS (VALUES {rows}),
+    WITH wanted (provider, class, amount, most) AS ({wanted}),
     found (provider, class, amount, most) AS (
         SELECT i.node_uuid, i.resource_class, w.amount, w.most
-        FROM inventories i JOIN wanted w ON i.node_uuid = w.provider AND i.resource_class = w.class
+        FROM wanted w CROSS JOIN inventories i WHERE i.node_uuid = w.provider AND i.resource_class = w.class
         ORDER BY i.node_uuid, i.resource_class {lock}
     )
     UPDATE inventories SET used = used + found.amount, changed_at = :now
@@ -24,6 +24,28 @@ _ADD = """
     RETURNING node_uuid, resource_class
 """
 _CHECK = "AND (found.amount <= 0 OR (used + found.amount <= capacity AND found.most <= max_unit))"
+# PostgreSQL locks the rows in the order of their keys, which an UPDATE alone would not promise; SQLite has one writer
+# at a time.
+_PARTS = {
+    "sqlite": {
+        "wanted": """
+            SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+                   json_extract(value, '$[2]'), json_extract(value, '$[3]')
+            FROM json_each(:wanted)
+        """,
+        "lock": "",
+    },
+    "postgresql": {
+        "wanted": """
+            SELECT value ->> 0, value ->> 1, CAST(value ->> 2 AS BIGINT), CAST(value ->> 3 AS BIGINT)
+            FROM jsonb_array_elements(CAST(:wanted AS JSONB))
+        """,
+        "lock": "FOR UPDATE OF i",
+    },
+}
+_CHECKED, _UNCHECKED = (
+    {dialect: sa.text(_ADD.format(**parts, check=check)) for dialect, parts in _PARTS.items()} for check in (_CHECK, "")
+)
 
 
 def change(
@@ -58,30 +80,9 @@ def _add(
     most: Mapping[tuple[str, str], int] | None = None,
     unchecked: bool = False,
 ) -> set[tuple[str, str]]:
-    taken: set[tuple[str, str]] = set()
-    for first in range(0, len(wanted), MOST_ROWS):
-        part = wanted[first : first + MOST_ROWS]
-        parameters: dict[str, str | int] = {"now": now}
-        for number, (key, amount) in enumerate(part):
-            parameters |= {f"p{number}": key[0], f"c{number}": key[1], f"a{number}": amount}
-            parameters[f"m{number}"] = (most or {}).get(key, 0)
-        statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
-        taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
-    return taken
-
-
-@functools.lru_cache(maxsize=256)
-def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
-    """Return the statement for so many rows; with `unchecked` it refuses no amount.
-
-    PostgreSQL locks the rows in the order of their keys, which an UPDATE alone would not promise; SQLite has one writer
-    at a time.
-    """
-    rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER), CAST(:m{n} AS INTEGER))" for n in range(count))
-    return sa.text(
-        _ADD.format(
-            rows=rows,
-            lock="FOR UPDATE OF i" if lock else "",
-            check="" if unchecked else _CHECK,
-        )
-    )
+    if not wanted:
+        return set()
+    rows = [(*key, amount, (most or {}).get(key, 0)) for key, amount in wanted]
+    statement = (_UNCHECKED if unchecked else _CHECKED)[conn.dialect.name]
+    found = conn.execute(statement, {"wanted": json.dumps(rows), "now": now})
+    return {(row.node_uuid, row.resource_class) for row in found}

@@ -1,7 +1,7 @@
 """Keeps the host table up to date: reads changes when a decision needs them, and all hosts periodically.
 
-No read grows with the fleet: changes are read once, heartbeats only of hosts that are late, and everything in parts,
-because PostgreSQL's rows are decoded in the event loop.
+No read grows with the fleet: changes are read once, the last heartbeats of hosts that are late only when there are
+others, and everything in parts, because PostgreSQL's rows are decoded in the event loop.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 
 from micronova.db import host_states
 from micronova.db.engine import Database
-from micronova.db.host_states import SLOT, Digest
+from micronova.db.host_states import END, SLOT, Digest
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.scheduler.host_table import HostTable
@@ -20,15 +20,15 @@ from micronova.scheduler.host_table import HostTable
 log = logging.getLogger(__name__)
 
 OVERLAP = 5.0  # seconds that are read again, because clocks differ and commits may be late
-LONG_OVERLAP = 60.0  # seconds, if a request finds no host: some commits are later
-LONG_OVERLAP_INTERVAL = 2.0  # seconds, however many requests find no host
+LONG_OVERLAP = 60.0  # seconds that are read again now and then: some commits are later
+LONG_OVERLAP_INTERVAL = 5.0  # seconds between two reads of so much
+REFUSED_INTERVAL = 2.0  # seconds between two of them if requests find no host, however many they are
 RELOAD_INTERVAL = 60.0  # seconds; finds deleted hosts, and changes that were missed
 RELOAD_SHARE = 0.02  # of the time may be spent on reading all hosts: a larger fleet is read less often
 LONGEST_RELOAD_INTERVAL = 600.0  # seconds, however long it takes
 CHUNK = 500  # rows that are read and applied before other tasks may run
 
 NEVER = float("-inf")
-END = 1 << 62  # microseconds: later than any change
 
 
 class _Seen:
@@ -105,6 +105,8 @@ class HostFeed:
         self._as_of = self._heartbeats_as_of = self._long_ago_as_of = self._all_as_of = NEVER
         self._reload_took = 0.0  # seconds
         self._heartbeats_due = self._long_ago_due = False
+        self._silent: set[str] = set()  # the hosts that were late at the last look, and the digest of their heartbeats
+        self._silent_digest: Digest | None = None
         self._outdated = False
         self._outdated_nodes: set[str] = set()
         self._unconfirmed: Counter[str] = Counter()  # nodes: decisions whose use of them is not known to be claimed
@@ -120,8 +122,8 @@ class HostFeed:
         However many requests are refused, not all hosts are read: a full cloud would be read all the time.
         """
         moment = self._now()
-        if self._long_ago_as_of < moment - LONG_OVERLAP_INTERVAL:
-            self._heartbeats_due = self._long_ago_due = True
+        self._heartbeats_due |= self._heartbeats_as_of < moment - REFUSED_INTERVAL
+        self._long_ago_due |= self._long_ago_as_of < moment - REFUSED_INTERVAL
         if self._unconfirmed:
             self.mark_outdated(self._unconfirmed)  # claims under way may be refused
         await self._as_of_at_least(moment)
@@ -202,7 +204,8 @@ class HostFeed:
             await self._read_all()
             return
         with_heartbeats = self._heartbeats_due or begin - self._heartbeats_as_of >= self._heartbeat_read_interval
-        long_ago, self._long_ago_due = self._long_ago_due, False
+        long_ago = self._long_ago_due or begin - self._long_ago_as_of >= LONG_OVERLAP_INTERVAL
+        self._long_ago_due = False
         outdated, self._outdated_nodes, self._outdated = self._outdated_nodes, set(), False
         try:
             await self._take_changes(begin, with_heartbeats, long_ago, outdated)
@@ -218,11 +221,19 @@ class HostFeed:
         # ago that the host would count as down.
         heard_since = begin - 2 * self._heartbeat_read_interval
         changes = await self._database.read(
-            host_states.load_changes, first * SLOT, micros(heard_since) if with_heartbeats else None
+            host_states.load_changes, first * SLOT, CHUNK, micros(heard_since) if with_heartbeats else None
         )
-        if with_heartbeats:
-            self.table.set_heard_since(heard_since)
-        self.table.set_services(changes.services)
+        if changes.silent is not None:
+            if changes.silent != self._silent_digest:
+                self._silent = await self._read_silent(micros(heard_since))
+                self._silent_digest = changes.silent
+            self.table.set_heard_since(heard_since, but=self._silent)
+        page = changes.services
+        self.table.set_services(row[:4] for row in page)
+        while len(page) == CHUNK:
+            host, *_, changed_at = page[-1]
+            page = await self._database.read(host_states.load_changed_services, (changed_at, host), CHUNK)
+            self.table.set_services(row[:4] for row in page)
         unknown: set[str] = set()
         for seen, digests, read in (
             (self._nodes_seen, changes.nodes, self._read_nodes),
@@ -243,6 +254,19 @@ class HostFeed:
         if long_ago:
             self._long_ago_as_of = begin
         await self._reload_nodes(outdated | unknown)
+
+    async def _read_silent(self, since: int) -> set[str]:
+        """Read the services that were not heard of since a time; return their hosts."""
+        hosts: set[str] = set()
+        after, more = "", True
+        while more:
+            page = await self._database.read(host_states.load_silent_services, since, after, CHUNK)
+            self.table.set_services(row[:4] for row in page)
+            hosts.update(row[0] for row in page)
+            if page:
+                after = page[-1][0]
+            more = len(page) == CHUNK
+        return hosts
 
     async def _read_nodes(self, since: int, until: int) -> set[str]:
         """Read the nodes that changed between two times; there are no unknown ones among them."""

@@ -97,10 +97,13 @@ class HostTable(HostColumns):
                 columns["forced_down"][row] = forced_down
                 columns["last_seen"][row] = last_seen
 
-    def set_heard_since(self, moment: float) -> None:
-        """Record that all hosts have sent a heartbeat since a time; `set_services` then names those that have not."""
+    def set_heard_since(self, moment: float, *, but: Iterable[str] = ()) -> None:
+        """Record that all hosts but these have sent a heartbeat since a time."""
         last_seen = self.columns["last_seen"]
+        rows = [row for host in but for row in self._rows_of_host.get(host, ())]
+        silent = last_seen[rows]
         np.maximum(last_seen, moment, out=last_seen)
+        last_seen[rows] = silent
 
     # --- for decisions ---
 

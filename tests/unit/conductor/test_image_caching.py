@@ -86,7 +86,7 @@ async def _aggregate(database: Database, now: int) -> int:
         services.heartbeat(conn, COMPUTE, HOSTS, now)
         row = aggregates.insert(conn, "11111111-1111-4111-8111-111111111111", "a", None, now)
         for host in HOSTS:
-            aggregates.add_host(conn, row.id, host, now)
+            aggregates.add_host(conn, row.id, host, lambda: now)
         return row.id
 
     return await database.write(add)

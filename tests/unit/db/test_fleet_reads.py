@@ -36,7 +36,7 @@ def _zones(conn: sa.Connection) -> None:
     for name, hosts in (("a", ["a1", "a2"]), ("b", ["b1"]), ("empty", [])):
         made = aggregates.insert(conn, f"uuid-{name}", name, name, NOW)
         for host in hosts:
-            aggregates.add_host(conn, made.id, host, NOW)
+            aggregates.add_host(conn, made.id, host, lambda: NOW)
 
 
 async def _in_service(database: Database, zone: str, default: str = "nova") -> bool:
@@ -121,7 +121,7 @@ async def test_an_aggregate_may_have_more_hosts_than_a_statement_has_parameters(
         return made.id
 
     number = await database.write(add)
-    changed = await database.write(aggregates.update, number, "each", {"availability_zone": "red"}, NOW + 1)
+    changed = await database.write(aggregates.update, number, "each", {"availability_zone": "red"}, lambda: NOW + 1)
     assert (changed.name, changed.metadata) == ("each", {"availability_zone": "red"})
 
 

@@ -9,6 +9,7 @@ from micronova.db import claims as claim_rows
 from micronova.db import host_states, tables
 from micronova.db.claims import Claim
 from micronova.db.engine import Database
+from tests.plans import recorded
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import SMALL
 
@@ -56,6 +57,28 @@ async def test_five_thousand_at_once(database: Database) -> None:
     refused = await database.write(claim_rows.claim, [*large, last], now=3)
     assert [failure.node_uuid for failure in refused.failures] == [last.node_uuid]
     assert await database.read(_used) == COUNT * each
+
+
+async def test_the_text_of_statements_does_not_depend_on_the_number_of_servers(database: Database) -> None:
+    # Each text is compiled, prepared on each connection, and kept by both sides.
+    texts: set[str] = set()
+
+    def claim(conn: sa.Connection, batch: list[Claim]) -> None:
+        with recorded(conn) as statements:
+            assert claim_rows.claim(conn, batch, now=2).claimed
+        texts.update(text for text, _ in statements)
+
+    def batch_of(count: int) -> list[Claim]:
+        return [
+            Claim(consumer_uuid=f"{count}-{n}", node_uuid=f"node-{n}", host=f"host-{n}", resources=SMALL)
+            for n in range(count)
+        ]
+
+    await database.write(claim, batch_of(1))
+    first = set(texts)
+    for count in range(2, 40):
+        await database.write(claim, batch_of(count))
+    assert texts == first
 
 
 async def test_forty_thousand_nodes_are_read_again(database: Database) -> None:

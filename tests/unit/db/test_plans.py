@@ -374,7 +374,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         conn, dict.fromkeys(LIVING, "req-stop"), "stop", "compute_stop_instance", NOW, result="Success", details=""
     ),
     "heartbeat: nodes": lambda conn: node_reports.record(conn, {"host7": [NODE]}, NOW),
-    "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW),
+    "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW, 500),
     "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
     "scheduler: changed amounts": lambda conn: host_states.load_changed_amounts(conn, (100, "", ""), 120, 500),
     "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
@@ -387,7 +387,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     ),
     "usage, a page of a long span": lambda conn: _usage_of_a_long_span(conn, None),
     "usage, a page of a project and a long span": lambda conn: _usage_of_a_long_span(conn, "p7"),
-    "aggregates: hosts are read again": lambda conn: host_states.touch_hosts(conn, NAMES[:100], NOW),
+    "aggregates: hosts are read again": lambda conn: host_states.touch_hosts(conn, NAMES[:100], lambda: NOW),
     "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
     "shelved for too long": lambda conn: instances.shelved_before(conn, NOW, 100, after=""),
     "rescued for too long": lambda conn: instances.rescued_before(conn, NOW, 100),

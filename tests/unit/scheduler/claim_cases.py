@@ -222,6 +222,22 @@ async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None
     assert await database.read(used) == {"a": 0, "b": 0}
 
 
+async def test_a_group_that_lives_long_keeps_no_rows_of_hosts_without_members(database: Database) -> None:
+    """Each claim reads the rows of the group: one of each host that ever had a member was left."""
+    await make_tables(database)
+    await database.write(cloud, "abc", 4, "g")
+    await database.write(add_group, "g", "anti-affinity")
+    group = a_group("g", "anti-affinity", 2)
+    for host in "abc":  # each claim moves the member
+        assert (await database.write(claim_rows.claim, [a_claim("i0", host, server_group=group)], now=1)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i1", "c", server_group=group)], now=1)).claimed
+    await database.write(allocations.release, "i0", now=1)
+    assert await database.read(group_members.by_host, "g") == {"c": 1}
+    await database.write(allocations.release, "i1", now=1)
+    rows = sa.select(sa.func.count()).select_from(tables.server_group_hosts)
+    assert await database.read(lambda conn: conn.execute(rows).scalar_one()) == 0
+
+
 async def test_who_claims_nothing_of_a_node_is_a_member_there(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud, "ab", 4, "g")

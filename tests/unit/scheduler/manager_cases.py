@@ -319,7 +319,7 @@ def _add_zone(conn: sa.Connection, name: str, *hosts: str) -> None:
     now = micros(CLOCK.now())
     made = aggregates.insert(conn, f"aggregate-{name}", name, name, now)
     for host in hosts:
-        aggregates.add_host(conn, made.id, host, now)
+        aggregates.add_host(conn, made.id, host, lambda: now)
 
 
 @pytest.mark.parametrize("reason", ["disabled", "down", "group", "capacity"])
@@ -765,7 +765,7 @@ def _zone(conn: sa.Connection, zone: str, host: str) -> None:
     row = {"id": 1, "uuid": zone, "name": zone, "metadata": {"availability_zone": zone}, "created_at": 1}
     conn.execute(tables.aggregates.insert(), row)
     conn.execute(tables.aggregate_hosts.insert(), {"aggregate_id": 1, "host": host})
-    touch_hosts(conn, [host], micros(CLOCK.now()))
+    touch_hosts(conn, [host], lambda: micros(CLOCK.now()))
 
 
 async def test_asking_again_for_the_last_resources(databases: list[Database]) -> None:

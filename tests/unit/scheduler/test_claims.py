@@ -14,6 +14,7 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_a_claim_replaces_and_a_repeated_one_changes_nothing,
     test_a_claim_takes_and_a_release_gives_back,
     test_a_claim_without_room_in_a_cell_changes_nothing,
+    test_a_group_that_lives_long_keeps_no_rows_of_hosts_without_members,
     test_a_host_that_an_admin_has_closed,
     test_a_moving_instance_holds_both_places,
     test_affinity_is_kept_by_the_claim,

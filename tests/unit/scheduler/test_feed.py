@@ -1,6 +1,7 @@
 """The host table follows the database, also when the clock is set."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,17 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import allocations, host_states, services, topologies
+from micronova.db import aggregates, allocations, host_states, services, topologies
 from micronova.db import claims as claim_rows
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import compute_nodes, inventories, node_topologies
+from micronova.db.tables import services as services_table
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.errors import Unavailable
 from micronova.objects.scheduling import HostState, NodeAmount, ServiceState
 from micronova.objects.service_names import COMPUTE
 from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, decode_use, encode
-from micronova.scheduler.feed import CHUNK, HostFeed
+from micronova.scheduler.feed import CHUNK, LONG_OVERLAP_INTERVAL, OVERLAP, REFUSED_INTERVAL, HostFeed
 from micronova.scheduler.filters.basic import ComputeFilter
 from micronova.scheduler.host_table import HostTable
 from tests.unit.scheduler.claim_cases import PINNED, numa_cloud, pinned
@@ -175,7 +177,7 @@ async def test_a_change_is_read_once(cloud: Cloud) -> None:
     await cloud.add_hosts(20)
     await cloud.refresh_for(10.0)
     cloud.table.forget_counts()
-    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], cloud.now)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], lambda: cloud.now)
     claimed = inventories.update().where(inventories.c.node_uuid.in_(["node-host1", "node-host2"]))
     await cloud.database.write(lambda conn: conn.execute(claimed.values(used=1, changed_at=cloud.now)))
     cloud.clock.time += 0.3
@@ -184,10 +186,10 @@ async def test_a_change_is_read_once(cloud: Cloud) -> None:
 
     # A node of a change that was read changes again.
     cloud.table.forget_counts()
-    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], cloud.now)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], lambda: cloud.now)
     cloud.clock.time += 0.3
     await cloud.refresh_for(1.0)
-    await cloud.database.write(host_states.touch_hosts, ["host7"], cloud.now)
+    await cloud.database.write(host_states.touch_hosts, ["host7"], lambda: cloud.now)
     cloud.clock.time += 0.3
     await cloud.refresh_for(10.0)
     assert cloud.table.nodes == 21
@@ -198,7 +200,7 @@ async def test_a_commit_that_is_late_is_found(cloud: Cloud, late: float) -> None
     await cloud.add_hosts(20)
     await cloud.refresh_for(10.0)
     moment = cloud.now
-    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], moment)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], lambda: moment)
     cloud.clock.time += late
     await cloud.feed.refresh(0.0)
     used = inventories.update().where(inventories.c.node_uuid == "node-host9", inventories.c.resource_class == "VCPU")
@@ -234,19 +236,54 @@ async def test_a_stop_that_a_host_announces_is_read_with_the_next_changes(cloud:
     assert up(cloud, 20.0) == {"host0", "host2"}
 
 
+async def test_a_change_of_an_aggregate_that_waits_is_read_when_it_is_made(cloud: Cloud) -> None:
+    """Its time was taken before it waited: other projects' servers went to reserved hosts for minutes."""
+    await cloud.add_hosts(3)
+
+    def add(conn: sa.Connection) -> int:
+        made = aggregates.insert(conn, "aggregate", "reserved", None, cloud.now)
+        aggregates.add_host(conn, made.id, "host0", lambda: cloud.now)
+        return made.id
+
+    number = await cloud.database.write(add)
+    await cloud.refresh_for(10.0)
+    free = threading.Event()
+    before = asyncio.ensure_future(cloud.database.write(lambda conn: free.wait()))
+    reserved: dict[str, str | None] = {"filter_tenant_id": "other"}
+    change = asyncio.ensure_future(cloud.database.write(aggregates.update, number, None, reserved, lambda: cloud.now))
+    await cloud.refresh_for(3 * OVERLAP)
+    free.set()
+    await asyncio.gather(before, change)
+    cloud.clock.time += 0.1
+    await cloud.feed.refresh(0.0)
+    row = cloud.table.index("node-host0")
+    assert row is not None and cloud.table.state(row).aggregates == (("reserved", reserved),)
+
+
+@pytest.mark.parametrize("late", [10.0, 50.0])
+async def test_a_commit_that_is_very_late_is_found_within_seconds(cloud: Cloud, late: float) -> None:
+    """It was found when all hosts were read, which is up to ten minutes later in a large fleet."""
+    await cloud.add_hosts(20)
+    await cloud.refresh_for(90.0)
+    moment = cloud.now
+    await cloud.refresh_for(late)
+    await cloud.database.write(host_states.touch_hosts, ["host3"], lambda: moment)
+    cloud.table.forget_counts()
+    await cloud.refresh_for(LONG_OVERLAP_INTERVAL + 0.5)
+    assert cloud.table.nodes == 1
+
+
 @pytest.mark.parametrize("late", [10.0, 55.0])
 async def test_a_commit_that_is_very_late_refuses_no_request(cloud: Cloud, late: float) -> None:
     """Before a request is refused, the last minute is read again, and of it only what is not known."""
     await cloud.add_hosts(20)
     await cloud.refresh_for(90.0)
     moment = cloud.now
-    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], moment)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], lambda: moment)
     await cloud.refresh_for(late)
-    await cloud.database.write(lambda conn: add_host(conn, "late", 99, now=moment))
-    cloud.clock.time += 1.0
-    await cloud.feed.refresh(0.0)
-    assert "node-late" not in cloud.table
     cloud.table.forget_counts()
+    await cloud.database.write(lambda conn: add_host(conn, "late", 99, now=moment))
+    cloud.clock.time += REFUSED_INTERVAL + 0.1
     await cloud.feed.refresh_fully()
     assert "node-late" in cloud.table
     assert cloud.table.nodes == 6, "those that changed in the same tenth of a second"
@@ -290,6 +327,29 @@ async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> 
     assert 0 < cloud.table.services <= 12, "only the dead host's heartbeat is read, once per interval"
 
 
+async def test_a_silent_fleet_is_read_once_and_in_parts(cloud: Cloud) -> None:
+    """In an outage of the bus all hosts are late: each look read them all at once."""
+    count = 2 * CHUNK + 10
+    await cloud.add_hosts(count)
+    await cloud.feed.refresh(0.0)
+    await cloud.refresh_for(30.0)
+    assert up(cloud, 20.0) == set()
+    assert cloud.largest_read <= CHUNK
+    cloud.table.forget_counts()
+    await cloud.refresh_for(10.0)
+    await cloud.feed.refresh_fully()
+    assert (cloud.table.services, up(cloud, 20.0)) == (0, set())
+    await cloud.database.write(services.heartbeat, COMPUTE, ["host7", "host8"], cloud.now)
+    await cloud.refresh_for(6.0)
+    assert up(cloud, 20.0) == {"host7", "host8"}
+    # An administrator disables them all.
+    disable = services_table.update().values(disabled=True, updated_at=cloud.now)
+    await cloud.database.write(lambda conn: conn.execute(disable))
+    await cloud.refresh_for(1.0)
+    assert not cloud.table.view().column("enabled").any()
+    assert cloud.largest_read <= CHUNK
+
+
 async def test_a_large_fleet_is_read_in_parts(cloud: Cloud) -> None:
     """On PostgreSQL rows are decoded in the event loop, which has other things to do."""
     count = 3 * CHUNK + 10
@@ -297,7 +357,7 @@ async def test_a_large_fleet_is_read_in_parts(cloud: Cloud) -> None:
     await cloud.feed.refresh(0.0)
     assert len(cloud.table) == count
     await cloud.refresh_for(10.0)
-    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(count)], cloud.now)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(count)], lambda: cloud.now)
     everything = inventories.update().values(used=1, changed_at=cloud.now)
     await cloud.database.write(lambda conn: conn.execute(everything))
     await cloud.refresh_for(1.0)

@@ -225,14 +225,13 @@ class Aggregates:
     async def _change(
         self, request: Request, number: int, name: str | None, metadata: dict[str, str | None]
     ) -> dict[str, Any]:
-        now = self._now()
         actions: dict[str, dict[str, Any]] = {} if name is None else {"update_prop": {}}
         if metadata:
             actions["update_metadata"] = {"meta_data": metadata}
         for action, more in actions.items():
             await self._announce_start(request, action, number, **more)
         found = await self._database.write(
-            lambda conn: _with_hosts(conn, aggregates.update(conn, number, name, metadata, now))
+            lambda conn: _with_hosts(conn, aggregates.update(conn, number, name, metadata, self._now))
         )
         for action, more in actions.items():
             self._announce(request, action, "end", found, **more)
@@ -240,18 +239,20 @@ class Aggregates:
 
     async def add_host(self, request: Request, id: str) -> dict[str, Any]:
         """Add a host."""
-        number, host, now = _number(id), request.body.add_host.host, self._now()
+        number, host = _number(id), request.body.add_host.host
         await self._announce_start(request, "add_host", number, host_name=host)
-        found = await self._database.write(lambda conn: _with_hosts(conn, aggregates.add_host(conn, number, host, now)))
+        found = await self._database.write(
+            lambda conn: _with_hosts(conn, aggregates.add_host(conn, number, host, self._now))
+        )
         self._announce(request, "add_host", "end", found, host_name=host, name_=found[0].name)
         return self._shown(request, found)
 
     async def remove_host(self, request: Request, id: str) -> dict[str, Any]:
         """Remove a host."""
-        number, host, now = _number(id), request.body.remove_host.host, self._now()
+        number, host = _number(id), request.body.remove_host.host
         await self._announce_start(request, "remove_host", number, host_name=host)
         found = await self._database.write(
-            lambda conn: _with_hosts(conn, aggregates.remove_host(conn, number, host, now))
+            lambda conn: _with_hosts(conn, aggregates.remove_host(conn, number, host, self._now))
         )
         self._announce(request, "remove_host", "end", found, host_name=host, name_=found[0].name)
         return self._shown(request, found)

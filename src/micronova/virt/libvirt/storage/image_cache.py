@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 PART: Final = ".part-"
 WATCH: Final = 0.1  # seconds between looks at files that grow
 _QEMU_FORMATS: Final = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
+DISK_FORMATS: Final = (*RAW_FORMATS, *_QEMU_FORMATS)
+"""The formats of images that hosts boot."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9-]")
 
 
@@ -366,8 +368,8 @@ def _refuse(image: ImageMeta, *, is_disk: bool) -> None:
         return
     if image.container_format not in ("bare", "ami"):
         raise NotSupported(f"This host boots bare images only, not {image.container_format}.")
-    if image.disk_format not in RAW_FORMATS and image.disk_format not in _QEMU_FORMATS:
-        known = ", ".join((*RAW_FORMATS, *_QEMU_FORMATS))
+    if image.disk_format not in DISK_FORMATS:
+        known = ", ".join(DISK_FORMATS)
         raise BuildAborted(f"The image {image.id} has the format {image.disk_format}; this host boots {known}.")
 
 
