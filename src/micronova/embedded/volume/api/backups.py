@@ -265,13 +265,13 @@ class BackupHandlers:
 
     async def delete(self, request: Request, backup_id: str) -> None:
         """Delete a backup and its file."""
-        await self._begin_delete(request, backup_id, force=False)
+        await self._delete(request, backup_id, force=False)
 
     async def force_delete(self, request: Request, backup_id: str) -> None:
         """Delete a backup in any status."""
-        await self._begin_delete(request, backup_id, force=True)
+        await self._delete(request, backup_id, force=True)
 
-    async def _begin_delete(self, request: Request, backup_id: str, *, force: bool) -> None:
+    async def _delete(self, request: Request, backup_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:

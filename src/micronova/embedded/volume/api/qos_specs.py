@@ -143,12 +143,10 @@ class QosSpecsHandlers:
 
     async def associate(self, request: Request, specs_id: str) -> None:
         """Associate a volume type with QoS specs."""
-        await self._load(specs_id)
         await self._set(request, specs_id, specs_id)
 
     async def disassociate(self, request: Request, specs_id: str) -> None:
         """End the association of a volume type."""
-        await self._load(specs_id)
         await self._set(request, specs_id, None)
 
     async def disassociate_all(self, request: Request, specs_id: str) -> None:
@@ -157,11 +155,13 @@ class QosSpecsHandlers:
         await self._core.database.write(qos_queries.end_associations, specs_id, self._core.now())
 
     async def _set(self, request: Request, specs_id: str, value: str | None) -> None:
+        """Associate a volume type with QoS specs (`value`), or end its association with them (None)."""
         type_id = last(request.raw_query, "vol_type_id")
         if not type_id:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
         async def try_once() -> None:
+            await self._load(specs_id)
             found = await self._core.database.read(type_queries.existing, type_id)
             if value is not None and found.qos_specs_id not in (None, value):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
