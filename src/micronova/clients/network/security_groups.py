@@ -10,7 +10,7 @@ from micronova.objects.errors import Invalid, NotFound
 
 
 class SecurityGroups:
-    """Reads and changes them: groups are looked up with the user's token, ports are changed as the service user."""
+    """Reads and changes the groups of servers: groups are read with the user's token, ports changed as the service."""
 
     def __init__(self, calls: Calls, planner: Planner) -> None:
         self._calls = calls
