@@ -148,7 +148,9 @@ class HostAgent:
         handler = HANDLERS.get(order.kind)
         try:
             if handler is None:
-                raise NotSupported(f"The server's host does not know how to {order.kind} a server.")
+                raise NotSupported(
+                    f"The server's host runs an older version, which knows no {order.kind} orders: upgrade it."
+                )
             return await handler(self.host, work)
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
