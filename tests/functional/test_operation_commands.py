@@ -64,7 +64,7 @@ async def test_an_operation_is_listed_shown_and_cancelled(cloud: OneProcess, use
         assert "works on operation" in await _run(cloud, "operation", "retry", id, code=1)
         assert "A conductor ends it" in await _run(cloud, "operation", "cancel", id)
         failed = await user.wait_for(server, "ERROR")
-    assert failed["fault"]["message"] == "build was cancelled by an operator."
+    assert failed["fault"]["message"] == "The build operation was cancelled by an operator."
     shown = await _run(cloud, "operation", "show", id)
     assert "result          error" in shown.splitlines()
     assert f"project_id      {user.project}" in shown.splitlines()

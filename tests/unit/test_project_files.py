@@ -36,10 +36,33 @@ def test_the_workflow_calls_make_targets_on_every_python_that_is_supported() -> 
 def test_the_hooks_run_what_lint_runs() -> None:
     [local] = _load(".pre-commit-config.yaml")["repos"]
     assert local["repo"] == "local"
-    hooks = [" ".join(hook["entry"].split()[:2]).replace(" --force-exclude", "") for hook in local["hooks"]]
+    hooks = [
+        " ".join(hook["entry"].split()[:2]).replace(" --force-exclude", "")
+        for hook in local["hooks"]
+        if "stages" not in hook
+    ]
     recipe = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     for hook in hooks:
         assert hook.replace(".venv/bin", "$(BIN)") in recipe
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        ("a" * 72, False),
+        ("é" * 72 + "\n\n" + "A reason that is as long as it has to be. " * 9, False),
+        ("a" * 73, True),
+        ("# a comment of the editor\n\n" + "a" * 73, True),
+        (f"Merge branch '{'a' * 80}'", False),
+    ],
+)
+def test_the_hook_refuses_a_subject_that_is_too_long(tmp_path: Path, message: str, refused: bool) -> None:
+    [hook] = [each for each in _load(".pre-commit-config.yaml")["repos"][0]["hooks"] if "stages" in each]
+    assert hook["stages"] == ["commit-msg"]
+    written = tmp_path / "COMMIT_EDITMSG"
+    written.write_text(message, encoding="utf-8")
+    done = subprocess.run([ROOT / hook["entry"], written], capture_output=True, text=True)
+    assert (done.returncode, "at most 72" in done.stdout) == ((1, True) if refused else (0, False))
 
 
 def test_continuous_integration_runs_a_target() -> None:

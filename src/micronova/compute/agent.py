@@ -148,7 +148,9 @@ class HostAgent:
         handler = HANDLERS.get(order.kind)
         try:
             if handler is None:
-                raise NotSupported(f"The server's host does not know how to {order.kind} a server.")
+                raise NotSupported(
+                    f"The server's host runs an older version, which knows no {order.kind} orders: upgrade it."
+                )
             return await handler(self.host, work)
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
@@ -288,7 +290,7 @@ class HostAgent:
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
-        self.host.ratios_told(reply.allocation_ratios)
+        self.host.set_allocation_ratios(reply.allocation_ratios)
         for operation_id in reply.drop:
             work = self._registry.find(operation_id)
             # The reply is only about work that the heartbeat listed: an order for the same operation may have arrived

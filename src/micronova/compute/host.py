@@ -301,11 +301,11 @@ class Host:
         guest = self._guests.get(uuid)
         return None if guest is None else guest.power
 
-    def ratios_told(self, ratios: Mapping[str, Mapping[str, float]]) -> None:
+    def set_allocation_ratios(self, ratios: Mapping[str, Mapping[str, float]]) -> None:
         """Take over the allocation ratios of nodes, by name."""
         for node, of_node in ratios.items():
             if node in self._trackers:
-                self._trackers[node].ratios_told(of_node)
+                self._trackers[node].set_allocation_ratios(of_node)
 
     # --- what heartbeats report ---
 

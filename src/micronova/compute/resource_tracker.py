@@ -158,7 +158,7 @@ class ResourceTracker:
         self._doubts |= {uuid: "asked" for uuid, state in self._doubts.items() if state == "new"}
         return self.report()
 
-    def ratios_told(self, ratios: Mapping[str, float]) -> None:
+    def set_allocation_ratios(self, ratios: Mapping[str, float]) -> None:
         """Take over the allocation ratios of the node's inventories, except those that settings fix.
 
         A heartbeat that was sent before a claim did not fit may tell ratios of before.

@@ -150,7 +150,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 if host in closed
             )
         )
-    changed = [_in_present_group(each, locked) for each in changed]
+    changed = [_without_deleted_group(each, locked) for each in changed]
     members = _member_changes(changed, before, locked)
     group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
     refused = group_members.refused_hosts(conn, members, group_specs, _hosts_left(conn, changed))
@@ -261,7 +261,7 @@ def _nodes_of(provider: str, claims: Sequence[Claim], served: Mapping[str, Candi
     return sorted({each.node_uuid for each in claims if provider in _amounts_by_provider(each, served)})
 
 
-def _in_present_group(each: Claim, locked: Mapping[str, LockedInstance]) -> Claim:
+def _without_deleted_group(each: Claim, locked: Mapping[str, LockedInstance]) -> Claim:
     """Return a claim without its server group if that was deleted since the request was made."""
     known = locked.get(each.consumer_uuid)
     if each.server_group is None or known is None or known.server_group_id == each.server_group.id:
@@ -328,7 +328,7 @@ def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
 def _is_held(
     each: Claim, before: Mapping[str, list[Allocation]], recorded: Mapping[str, tuple[str, Assignment]]
 ) -> bool:
-    """Return whether the consumer already holds the same amounts on the node that it claims, and for the same ports."""
+    """Return whether the consumer already holds the same amounts on the claimed node, and for the same ports."""
     allocation = _held(each, before)
     if allocation is None or allocation.node_uuid != each.node_uuid:
         return False
@@ -337,5 +337,6 @@ def _is_held(
 
 
 def _held(each: Claim, before: Mapping[str, list[Allocation]]) -> Allocation | None:
+    """Return what the consumer holds on a node, if these are the amounts that it claims."""
     held = before.get(each.consumer_uuid, [])
     return allocation_rows.node_allocation(held, each.resources, each.resource_request)

@@ -35,7 +35,7 @@ class InventoryRow(Protocol):
     changed_at: int
 
 
-class Inventory(TypedDict):
+class InventoryFields(TypedDict):
     """What clients say of an inventory: FIELDS."""
 
     total: int
@@ -46,7 +46,7 @@ class Inventory(TypedDict):
     allocation_ratio: float
 
 
-class _Columns(Inventory):
+class _Columns(InventoryFields):
     """The columns of `inventories`, without what belongs to the claims."""
 
     node_uuid: str
@@ -82,7 +82,7 @@ def find(conn: sa.Connection, uuid: str, name: str) -> InventoryRow | None:
     return cast("InventoryRow | None", conn.execute(query).first())
 
 
-def add(conn: sa.Connection, uuid: str, name: str, values: Inventory, generation: int | None, now: int) -> None:
+def add(conn: sa.Connection, uuid: str, name: str, values: InventoryFields, generation: int | None, now: int) -> None:
     """Give a provider an inventory; raise NotFound for an unknown class, Conflict if it has one."""
     wrong = f"Unable to create inventory for resource provider {uuid}:"
     providers.touch(conn, uuid, now)
@@ -93,7 +93,9 @@ def add(conn: sa.Connection, uuid: str, name: str, values: Inventory, generation
     conn.execute(inventories.insert(), _columns(uuid, name, values, now))
 
 
-def change(conn: sa.Connection, uuid: str, name: str, values: Inventory, generation: int | None, now: int) -> None:
+def change(
+    conn: sa.Connection, uuid: str, name: str, values: InventoryFields, generation: int | None, now: int
+) -> None:
     """Change an inventory; raise Invalid if the provider has none."""
     providers.touch(conn, uuid, now)
     topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
@@ -112,7 +114,7 @@ def change(conn: sa.Connection, uuid: str, name: str, values: Inventory, generat
 def replace_all(
     conn: sa.Connection,
     uuid: str,
-    wanted: Mapping[str, Inventory],
+    wanted: Mapping[str, InventoryFields],
     generation: int | None,
     now: int,
     *,
@@ -137,7 +139,7 @@ def replace_all(
             conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row))
 
 
-def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Inventory], now: int) -> None:
+def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, InventoryFields], now: int) -> None:
     """Give a provider those of the inventories that it has not, and change the others."""
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
@@ -185,7 +187,7 @@ class UnknownClass(Invalid):
     """A resource class that is not there (400)."""
 
 
-def _columns(uuid: str, name: str, values: Inventory, now: int) -> _Columns:
+def _columns(uuid: str, name: str, values: InventoryFields, now: int) -> _Columns:
     return {
         **values,
         "node_uuid": uuid,

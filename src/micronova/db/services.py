@@ -283,7 +283,7 @@ def is_up(service: ServiceRow, now: int, down_time: float) -> bool:
 
 
 def is_up_at(now: int, down_time: float) -> sa.ColumnElement[bool]:
-    """Return the same rule as a condition."""
+    """Return the rule of `is_up` as a condition."""
     return sa.and_(_s.forced_down.is_(False), _s.last_seen_at >= now - micros(down_time))
 
 

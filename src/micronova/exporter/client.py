@@ -113,6 +113,6 @@ class VolumeAccess:
         except NotFound as error:
             raise Unavailable(error.message) from error  # the volume service serves it as soon as it can
 
-    async def refuse(self, uid: int, volume_id: str | None = None) -> None:
+    async def revoke(self, uid: int, volume_id: str | None = None) -> None:
         """Take away the right of a guest's user to connect to one volume, or to all."""
         await self._client.ask(m.Refuse(uid=uid, volume_id=volume_id))

@@ -105,25 +105,25 @@ def sentences(explanation: Explanation) -> list[str]:
     It names hosts: only who may see them may read it.
     """
     asked = f"The scheduler was asked about {counted(explanation.hosts, 'host')}"
-    told = [f"{asked} and decided in {explanation.took / 1000:.1f} ms." if explanation.took else f"{asked}."]
+    lines = [f"{asked} and decided in {explanation.took / 1000:.1f} ms." if explanation.took else f"{asked}."]
     if explanation.forced:
-        told.append(FORCED)
+        lines.append(FORCED)
     silent = []
     for step in explanation.filters:
         if step.error:
-            told.append(f"{step.name} failed and let no host pass: {step.error}.")
+            lines.append(f"{step.name} failed and let no host pass: {step.error}.")
         elif step.removed:
-            told.append(f"{step.name}: {step.entered} entered, {step.remaining} left; it removed {named(step)}.")
+            lines.append(f"{step.name}: {step.entered} entered, {step.remaining} left; it removed {named(step)}.")
         else:
             silent.append(step.name)
     if silent:
-        told.append(f"These removed none: {', '.join(silent)}.")
+        lines.append(f"These removed none: {', '.join(silent)}.")
     for winner in explanation.winners:
         parts = weights_of(winner)
-        told.append(f"Chosen: {winner.host}" + (f", weight {winner.weight:.2f} ({parts})." if parts else "."))
+        lines.append(f"Chosen: {winner.host}" + (f", weight {winner.weight:.2f} ({parts})." if parts else "."))
     if not explanation.winners:
-        told.append("No host was left." + (" The scheduler is asked again." if explanation.waits else ""))
-    return told
+        lines.append("No host was left." + (" The scheduler is asked again." if explanation.waits else ""))
+    return lines
 
 
 def weights_of(winner: Winner) -> str:

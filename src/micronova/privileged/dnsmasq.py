@@ -124,8 +124,8 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
         arguments.append(f"--ra-param={verb.device},mtu:{verb.mtu},{ADVERTISE},0")
     if any(subnet.advertise and subnet.mode == "stateful" for subnet in verb.subnets):
         arguments.append("--enable-ra")  # the other modes imply it
-    told = [*_search(verb.domain), *_servers(verb.device, verb.subnets)]
-    arguments += [f"--dhcp-option={option}" for option in told]
+    options = [*_search(verb.domain), *_servers(verb.device, verb.subnets)]
+    arguments += [f"--dhcp-option={option}" for option in options]
     leases = sum(min(network(subnet.cidr).num_addresses, 65536) for subnet in verb.subnets)
     return [*arguments, f"--dhcp-lease-max={max(1, min(leases, 1_000_000))}"]
 
@@ -147,9 +147,9 @@ def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
     for link in verb.links:
         arguments += [f"{_DEVICE}{link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
     subnets = [subnet for link in verb.links for subnet in link.subnets]
-    told = [msgspec.structs.replace(subnet, advertise=True) for subnet in subnets]
-    arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(told)]
-    options = [each for number, subnet in enumerate(told) for each in _options(number, subnet)]
+    advertised = [msgspec.structs.replace(subnet, advertise=True) for subnet in subnets]
+    arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(advertised)]
+    options = [each for number, subnet in enumerate(advertised) for each in _options(number, subnet)]
     options += [each for link in verb.links for each in _servers(link.device, link.subnets)]
     return [*arguments, *(f"--dhcp-option={option}" for option in (*_search(verb.domain), *options))]
 

@@ -68,24 +68,24 @@ def message(spec: RequestSpec, removals: Sequence[Removal], room: Room, *, only:
         return f"{NOT_ENOUGH}: {none}.{remark}"
     subject = " ".join(filter(None, ("no", f"{other}host", zone)))
     shortest = _ANY if all(each.certain for each in refusals) else _ANY_KNOWN
-    told = ""
+    text = ""
     for who, predicate, counts in [
         *([(subject, _listed([each.describe() for each in refusals]), len(refusals))] if shortest == _ANY else []),
         *((who, shortest, counts) for who in (subject, "no host") for counts in range(len(refusals), 0, -1)),
     ]:
-        told = f"{NOT_ENOUGH}: {who} {predicate}; {_counts(refusals, counts)}.{remark}"
-        if len(told) <= LONGEST:
+        text = f"{NOT_ENOUGH}: {who} {predicate}; {_counts(refusals, counts)}.{remark}"
+        if len(text) <= LONGEST:
             break
-    return told
+    return text
 
 
 def claims_refused(explanation: Explanation, reasons: Collection[str]) -> NoValidHost:
     """Return the error of a request that a decision found hosts for, if these refuse the claim for these reasons."""
     left = explanation.filters[-1].remaining if explanation.filters else explanation.hosts
     refused = FilterStep(name=claim_step(reasons), removed=left, remaining=0)
-    told = msgspec.structs.replace(explanation, filters=(*explanation.filters, refused))
+    with_claim = msgspec.structs.replace(explanation, filters=(*explanation.filters, refused))
     text = f"{NOT_ENOUGH}: no host {accepts_claim(reasons)}."
-    return NoValidHost(text, hosts=explanation.hosts, placed=0, reasons=told.reasons())
+    return NoValidHost(text, hosts=explanation.hosts, placed=0, reasons=with_claim.reasons())
 
 
 def claim_step(reasons: Collection[str]) -> str:

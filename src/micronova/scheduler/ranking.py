@@ -214,7 +214,7 @@ def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> _Raw | N
 
 
 def _weigh_few(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> list[float] | None:
-    """Return the same for a few hosts, for which lists are faster."""
+    """Return the weights as `_weigh` does, of a few hosts, for which lists are faster."""
     try:
         raw = weigher.weigh(hosts, spec)
         if raw is None:

@@ -35,7 +35,7 @@ HOST_ANSWER_TIMEOUT: Final = 5.0
 
 
 class ServerActions:
-    """Accepts these requests."""
+    """Accepts requests on servers that exist."""
 
     def __init__(self, dependencies: RequestDependencies, compute: ComputeAPI, *, reclaim_interval: float) -> None:
         """`reclaim_interval` is how many seconds a deleted server can be restored; 0: it is deleted at once."""

@@ -1,8 +1,9 @@
 """Types, quotas, services, messages and transfers of the volume service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,24 @@ async def test_types_for_some_projects(cloud: World) -> None:
     gone = {"removeProjectAccess": {"project": "p1"}}
     assert (await cloud.call("POST", f"{path}/action", gone, token=ADMIN)).status == 202
     assert (await cloud.call("POST", f"{path}/action", gone, token=ADMIN)).status == 404
+
+
+async def test_an_association_with_qos_specs_that_are_deleted_meanwhile(
+    cloud: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await cloud.do("POST", "/qos-specs", {"qos_specs": {"name": "gold"}}, token=ADMIN))["qos_specs"]
+    kind = (await cloud.do("POST", "/types", {"volume_type": {"name": "fast"}}, token=ADMIN))["volume_type"]
+    path, write = f"/qos-specs/{made['id']}", cloud.database.write
+
+    async def late(fn: Callable[..., Any], *args: Any) -> Any:  # the request has read the QoS specs
+        monkeypatch.undo()
+        await cloud.do("DELETE", path, token=ADMIN)
+        return await write(fn, *args)
+
+    monkeypatch.setattr(cloud.database, "write", late)
+    answer = await cloud.call("GET", f"{path}/associate?vol_type_id={kind['id']}", token=ADMIN)
+    assert answer.status == 404, answer
+    assert (await cloud.do("GET", f"/types/{kind['id']}", token=ADMIN))["volume_type"]["qos_specs_id"] is None
 
 
 async def test_qos_specs(cloud: World) -> None:

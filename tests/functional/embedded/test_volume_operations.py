@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from micronova.embedded.volume.backend import files as backend
-from micronova.embedded.volume.backend.exports import Report
+from micronova.embedded.volume.backend.exports import OnProgress
 from micronova.embedded.volume.backend.files import VOLUMES, Files
 from micronova.embedded.volume.model import Operation
 from micronova.embedded.volume.operations import engine
@@ -128,7 +128,7 @@ async def test_copies_take_turns(cloud: World, monkeypatch: pytest.MonkeyPatch) 
     endless, inode = True, (cloud.directory / "volumes" / large["id"]).stat().st_ino
     original = backend._copy_slice
 
-    def copy_slice(source: int, target: int, at: int, report: Report) -> int | None:
+    def copy_slice(source: int, target: int, at: int, report: OnProgress) -> int | None:
         following = original(source, target, at, report)
         return at if endless and os.fstat(source).st_ino == inode else following
 

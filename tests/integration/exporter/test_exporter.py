@@ -226,7 +226,7 @@ async def test_only_the_users_that_the_agent_names_connect(tmp_path: Path, volum
         assert connected(socket, GUESTS[0])
         assert not connected(socket, GUESTS[1])
         assert not connected(cloud.sockets / volume_id / "qmp", GUESTS[0])
-        await cloud.access.refuse(GUESTS[0])
+        await cloud.access.revoke(GUESTS[0])
         assert not connected(socket, GUESTS[0])
 
 
@@ -237,7 +237,7 @@ async def test_no_guest_gets_a_volume_whose_key_takes_hours_to_derive(tmp_path: 
         await QemuLuks().format(file, 16 * MIB, cipher_of(None, None), "secret")
         await cloud.serve(volume_id)
         await cloud.access.allow(volume_id, GUESTS[0], encrypted=True)
-        await cloud.access.refuse(GUESTS[0])
+        await cloud.access.revoke(GUESTS[0])
         with file.open("r+b") as stream:
             stream.seek(208 + 4)  # the rounds of the first place
             stream.write(b"\xff\xff\xff\xff")

@@ -109,7 +109,7 @@ def test_guests_of_other_clouds_use_resources() -> None:
 def test_allocation_ratios_are_asked_for_before_a_claim_is_refused() -> None:
     """Somebody may have changed those of the inventories by the Placement API."""
     tracker = make_tracker()
-    tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})
+    tracker.set_allocation_ratios({"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})
     for number in range(4):
         tracker.hold(order(uuid=f"i-{number}"))
     tracker.changed = False
@@ -117,21 +117,21 @@ def test_allocation_ratios_are_asked_for_before_a_claim_is_refused() -> None:
         with pytest.raises(Unavailable):
             tracker.hold(order(uuid="i-4"))
         assert tracker.changed
-    tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})  # of a heartbeat that was sent before
+    tracker.set_allocation_ratios({"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0})  # of an earlier heartbeat
     with pytest.raises(Unavailable):
         tracker.hold(order(uuid="i-4"))
     tracker.take_report()
-    tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0})
+    tracker.set_allocation_ratios({"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0})
     tracker.hold(order(uuid="i-4"))
     tracker.hold(order(uuid="i-5"))
     for error in (Unavailable, InsufficientResources, Unavailable):  # the last after another change
         with pytest.raises(error):
             tracker.hold(order(uuid="i-6"))
         tracker.take_report()
-        tracker.ratios_told({"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0})
+        tracker.set_allocation_ratios({"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0})
     assert (tracker.report().allocation_ratios, tracker.report().initial_allocation_ratios["MEMORY_MB"]) == ({}, 1.0)
     fixed = make_tracker(fixed_allocation_ratios={"MEMORY_MB": 1.0})
-    fixed.ratios_told({"VCPU": 4.0, "MEMORY_MB": 9.0, "DISK_GB": 1.0})
+    fixed.set_allocation_ratios({"VCPU": 4.0, "MEMORY_MB": 9.0, "DISK_GB": 1.0})
     for number in range(4):
         fixed.hold(order(uuid=f"i-{number}"))
     with pytest.raises(InsufficientResources):

@@ -18,7 +18,7 @@ from micronova.db import (
 from micronova.db.engine import Database
 from micronova.db.port_claims import Unheld
 from micronova.db.provider_allocations import AllocationRequest
-from micronova.db.provider_inventories import Inventory
+from micronova.db.provider_inventories import InventoryFields
 from micronova.objects.port_resources import BoundPort, PortGroup, PortResources, ServedPort, all_answered
 from micronova.placement import port_groups
 from tests.plans import recorded
@@ -41,7 +41,7 @@ def _fill(conn: sa.Connection) -> None:
     """Add a host with two cards: 20 of each direction, of which one server gets 10 of a card, and a server on it."""
     add_host(conn, "a", 1)
     providers.ensure_nodes(conn, {NODE: ("a", "a")}, 1)
-    stock: Inventory = {
+    stock: InventoryFields = {
         "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 2.0
     }  # fmt: skip
     for card in CARDS:
@@ -88,7 +88,7 @@ async def test_a_claim_takes_the_groups_elsewhere_if_the_node_may_give_the_serve
     """What the server has of the node itself counts, too."""
 
     def more_memory(conn: sa.Connection) -> None:
-        stock: Inventory = {
+        stock: InventoryFields = {
             "total": 4096, "reserved": 0, "min_unit": 1, "max_unit": 4096, "step_size": 1, "allocation_ratio": 1.0
         }  # fmt: skip
         provider_inventories.change(conn, NODE, "MEMORY_MB", {**stock, "allocation_ratio": 2.0}, None, 2)

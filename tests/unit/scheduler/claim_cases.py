@@ -23,7 +23,7 @@ from micronova.db import (
 from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
-from micronova.db.provider_inventories import Inventory
+from micronova.db.provider_inventories import InventoryFields
 from micronova.objects.errors import Conflict
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
@@ -460,7 +460,7 @@ async def test_amounts_groups_and_topologies_are_claimed_together(database: Data
 
 
 def _network_cards(conn: sa.Connection) -> None:
-    stock: Inventory = {
+    stock: InventoryFields = {
         "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0
     }  # fmt: skip
     providers.ensure_nodes(conn, {"node-a": ("a", "a"), "node-b": ("b", "b")}, 1)
@@ -666,11 +666,11 @@ async def race_with_placement(databases: list[Database]) -> None:
                 outcomes["exceeded"] += 1
 
     async def operator(number: int) -> None:
-        stock: Inventory = {
+        stock: InventoryFields = {
             "total": 0, "reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0
         }  # fmt: skip
         for total in (4, 5, 4):
-            values: dict[str, Inventory] = {
+            values: dict[str, InventoryFields] = {
                 name: {**stock, "total": amount} for name, amount in (CAPACITY | {"VCPU": total}).items()
             }
             await databases[number % 4].write(

@@ -143,15 +143,15 @@ def explain_events(
     in_order = sorted(events, key=lambda event: (event.start_time, event.sequence))
     of_hosts = [event for event in in_order if event.host is not None]
     own = [event for event in in_order if event.host is None] or in_order
-    told: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for explanation in explanations if in_order else ():
         chosen = {winner.host for winner in explanation.winners}
         event = next((event for event in of_hosts if event.host in chosen), None)
         if event is not None:
             of_hosts.remove(event)  # a later decision for the same host is that of a later event
         number = (event or own[0]).sequence
-        told[number] = "\n".join(filter(None, (told.get(number), " ".join(sentences(explanation)))))
-    return told
+        texts[number] = "\n".join(filter(None, (texts.get(number), " ".join(sentences(explanation)))))
+    return texts
 
 
 def _moment(value: str | UnsetType, name: str) -> int | None:

@@ -21,7 +21,7 @@ from micronova.clients.network.as_user import AsUser
 from micronova.clients.network.calls import ALLOCATION, RESOURCE_REQUESTS, Calls, PortChanged, mark_of
 from micronova.clients.network.plan import Planner, new_port_asks
 from micronova.clients.network.security_groups import SecurityGroups
-from micronova.clients.network.vifs import allocated, marked, remarked, unmarked, vif_of
+from micronova.clients.network.vifs import vif_of, with_allocation, with_changed_mark, with_mark, without_mark
 from micronova.http.client import ServiceClient
 from micronova.objects.errors import Conflict, Forbidden, NotFound, Stale, Unavailable
 from micronova.objects.network import VIF, NetworkAgent, PlannedPort, PlannedPorts
@@ -79,18 +79,19 @@ class NetworkClient:
             return ()
         existing = [] if fresh else await self.calls.ports_of(instance_uuid)
         groups = await self._security_group_ids(wanted, security_groups, project_id, ports == "auto")
-        found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
+        matching = [_take_matching(existing, port) for port in wanted]
         common = await self._common(instance_uuid, host, zone, hostname)
-        work: list[Awaitable[Any]] = [
-            self._bind_existing(port, common, index, found, served, check) for index, port in enumerate(wanted)
+        bindings = [
+            self._bind_existing(port, before, common, served, check)
+            for port, before in zip(wanted, matching, strict=True)
         ]
         # A port that is not in the plan was left by an attempt with another plan.
-        work += [
+        deletions = [
             self._delete_unless(lambda known: mark_of(known).get("server") != instance_uuid, port, check)
             for port in existing
             if mark_of(port).get("created")
         ]
-        await _all(work)
+        found = (await _all([*bindings, *deletions]))[: len(bindings)]
         # Ports are created last: an attempt that is overtaken notices that first, if it has ports to bind.
         new = [index for index, port in enumerate(found) if port is None]
         if new:
@@ -340,7 +341,7 @@ class NetworkClient:
             if exact:
                 _check_answered(known, served)
             bindings = {BINDINGS: mark.get(BINDINGS, 1) + 1}
-            profile = allocated(remarked(known, **bindings), allocation)
+            profile = with_allocation(with_changed_mark(known, **bindings), allocation)
             return {"binding:host_id": host, "binding:profile": profile, **more}
 
         bound = await self._change(port, changes, check)
@@ -354,7 +355,7 @@ class NetworkClient:
         """Delete a port that we created, unless another attempt has taken it over; none can afterwards."""
 
         def changes(known: Mapping[str, Any]) -> dict[str, Any] | None:
-            return None if taken_over(known) else {"binding:profile": remarked(known, released=True)}
+            return None if taken_over(known) else {"binding:profile": with_changed_mark(known, released=True)}
 
         if await self._change(port, changes, check) is not None:
             await self.calls.delete_port(port["id"])
@@ -381,19 +382,17 @@ class NetworkClient:
     async def _bind_existing(
         self,
         wanted: PlannedPort,
+        before: dict[str, Any] | None,
         common: dict[str, Any],
-        index: int,
-        found: list[dict[str, Any] | None],
         served: Sequence[ServedPort],
         check: Check,
-    ) -> None:
-        """Bind a port if it exists: the user's own, or one that an earlier attempt created."""
-        port = found[index]
-        if port is not None:
+    ) -> dict[str, Any] | None:
+        """Bind the port of an earlier attempt (`before`), or the user's own; return None if there is neither."""
+        if before is not None:
             server, host = common["device_id"], common["binding:host_id"]
-            found[index] = await self._bind(port, server, host, check, served, exact=True)
-        if found[index] is None and wanted.port_id is not None:
-            found[index] = await self._bind_user_port(wanted, common, check, served)
+            if (bound := await self._bind(before, server, host, check, served, exact=True)) is not None:
+                return bound
+        return None if wanted.port_id is None else await self._bind_user_port(wanted, common, check, served)
 
     async def _bind_user_port(
         self,
@@ -411,8 +410,8 @@ class NetworkClient:
             if known["device_id"] not in ("", common["device_id"]):
                 raise Conflict(f"Port {wanted.port_id} is still in use.")
             _check_answered(known, served)
-            profile = marked(known, common["device_id"], False, wanted.tag, operation)
-            return {**common, "binding:profile": allocated(profile, allocation)}
+            profile = with_mark(known, common["device_id"], False, wanted.tag, operation)
+            return {**common, "binding:profile": with_allocation(profile, allocation)}
 
         bound = await self._change(await self.calls.port(wanted.port_id), changes, check)
         if bound is None:
@@ -430,7 +429,7 @@ class NetworkClient:
                 "device_id": "",
                 "device_owner": "",
                 "binding:host_id": None,
-                "binding:profile": unmarked(known),
+                "binding:profile": without_mark(known),
             }
             if known.get("dns_name"):
                 values["dns_name"] = ""
@@ -512,7 +511,7 @@ def _body(
         "network_id": wanted.network_id,
         "project_id": project_id,
         "admin_state_up": True,
-        "binding:profile": marked({}, common["device_id"], True, wanted.tag, operation),
+        "binding:profile": with_mark({}, common["device_id"], True, wanted.tag, operation),
         **common,
     }
     if wanted.fixed_ip is not None:

@@ -24,6 +24,7 @@ from micronova.objects.port_resources import PortResources
 PLAN_CACHE_TIME = 2.0  # seconds for which the networks and the free port quota of a project are cached
 MOST_INTERFACES = 128  # of a new server; the network service is asked about each
 MOST_SECURITY_GROUPS = 128  # that a request names
+UNLIMITED = 1 << 30  # ports that a quota without a limit still allows
 SPARE_PORTS = 50  # if the quota has this many more ports than requested, its cached value is good enough
 
 _OUTSIDE = {  # addresses for documentation and benchmarks, one of which is in none of a network's subnets
@@ -314,7 +315,7 @@ class Planner:
             mine = (("project_id", project_id), ("fields", "id"))
             used = 0 if limit < 0 else len(await self._calls.all_of("ports", *mine, token=token))
         if limit < 0:
-            self._free_ports.put(project_id, 1 << 30)
+            self._free_ports.put(project_id, UNLIMITED)
             return None
         left = max(0, limit - used)
         self._free_ports.put(project_id, left)

@@ -10,7 +10,7 @@ from micronova.objects.errors import Invalid, NotFound
 
 
 class SecurityGroups:
-    """Reads and changes them: groups are looked up with the user's token, ports are changed as the service user."""
+    """Reads and changes the groups of servers: groups are read with the user's token, ports changed as the service."""
 
     def __init__(self, calls: Calls, planner: Planner) -> None:
         self._calls = calls
@@ -18,7 +18,7 @@ class SecurityGroups:
 
     async def of_server(self, server: str, token: str) -> list[dict[str, Any]]:
         """Return a server's security groups with their rules, sorted by name."""
-        ids = {id for port in await self._ports(server) for id in port["security_groups"]}
+        ids = {id for port in await self._calls.ports_of(server) for id in port["security_groups"]}
         if not ids:
             return []
         found = await self._calls.all_of("security_groups", *_by_id(ids), token=token)
@@ -26,12 +26,12 @@ class SecurityGroups:
 
     async def names_of(self, server: str) -> list[str]:
         """Return the names of a server's security groups."""
-        return await self._names({id for port in await self._ports(server) for id in port["security_groups"]})
+        return await self._names({id for port in await self._calls.ports_of(server) for id in port["security_groups"]})
 
     async def add(self, server: str, name_or_id: str, *, token: str, project_id: str) -> list[str]:
         """Add a security group, by name or id, to all ports of a server; return the names of its groups then."""
         group = await self._find(name_or_id, token, project_id)
-        ports = await self._ports(server)
+        ports = await self._calls.ports_of(server)
         able = [port for port in ports if port.get("port_security_enabled", True) and port["fixed_ips"]]
         if not able or len(able) < len(ports):
             raise Invalid(
@@ -43,7 +43,7 @@ class SecurityGroups:
     async def remove(self, server: str, name_or_id: str, *, token: str, project_id: str) -> list[str]:
         """Remove a security group from all ports of a server; return the names of its remaining groups."""
         group = await self._find(name_or_id, token, project_id)
-        ports = await self._ports(server)
+        ports = await self._calls.ports_of(server)
         if not any(group in port["security_groups"] for port in ports):
             raise NotFound(f"Security group {name_or_id} is not associated with server {server}.")
         return await self._change(ports, lambda groups: [id for id in groups if id != group])
@@ -54,9 +54,6 @@ class SecurityGroups:
         except Invalid:
             raise NotFound(f"Security group {name_or_id} not found for project {project_id}.") from None
         return id
-
-    async def _ports(self, server: str) -> list[dict[str, Any]]:
-        return await self._calls.ports_of(server)
 
     async def _change(self, ports: Sequence[dict[str, Any]], change: Callable[[list[str]], list[str]]) -> list[str]:
         """Change the groups of ports concurrently; raise Conflict if a port was changed meanwhile."""

@@ -55,7 +55,7 @@ def vif_of(
     )
 
 
-def marked(
+def with_mark(
     port: Mapping[str, Any], server: str, created: bool, tag: str | None, operation: str | None = None
 ) -> dict[str, Any]:
     """Return a port's binding:profile with our entry."""
@@ -67,19 +67,19 @@ def marked(
     return {**(port.get("binding:profile") or {}), MARK: mark}
 
 
-def remarked(port: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+def with_changed_mark(port: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return a port's binding:profile with changes to our entry."""
     return {**(port.get("binding:profile") or {}), MARK: {**mark_of(port), **changes}}
 
 
-def unmarked(port: Mapping[str, Any]) -> dict[str, Any]:
+def without_mark(port: Mapping[str, Any]) -> dict[str, Any]:
     """Return a port's binding:profile without what compute has set there."""
     return {
         name: value for name, value in (port.get("binding:profile") or {}).items() if name not in (MARK, ALLOCATION)
     }
 
 
-def allocated(profile: Mapping[str, Any], allocation: Any) -> dict[str, Any]:
+def with_allocation(profile: Mapping[str, Any], allocation: Any) -> dict[str, Any]:
     """Return a binding:profile with the providers that serve the port; None if none does."""
     others = {name: value for name, value in profile.items() if name != ALLOCATION}
     return others if allocation is None else {**others, ALLOCATION: allocation}

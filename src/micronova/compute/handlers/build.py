@@ -23,7 +23,7 @@ from micronova.compute.handlers.shared import (
     new_guest,
     note_if_made,
     note_if_newer,
-    reschedule,
+    reschedule_outcome,
     undo_on_failure,
 )
 from micronova.compute.host import Host
@@ -153,5 +153,5 @@ def _outcome(host: Host, work: Work, error: Exception, *, left_behind: bool) -> 
             left_behind=left_behind,
         )
     details = error.details.get("details")
-    outcome = reschedule(error, details=details if isinstance(details, str) else None, left_behind=left_behind)
+    outcome = reschedule_outcome(error, details=details if isinstance(details, str) else None, left_behind=left_behind)
     return msgspec.structs.replace(outcome, outcome="abort") if isinstance(error, BuildAborted) else outcome

@@ -19,7 +19,7 @@ from micronova.compute.handlers.shared import (
     new_guest,
     note_if_made,
     note_if_newer,
-    reschedule,
+    reschedule_outcome,
     undo_on_failure,
 )
 from micronova.compute.host import Host
@@ -47,7 +47,7 @@ async def prep_resize(host: Host, work: Work) -> Outcome:
             capable(host, Migrate)
         host.tracker(order.instance.node).hold(order)
     except MicronovaError as error:
-        return reschedule(error)
+        return reschedule_outcome(error)
     return Outcome(outcome="done")
 
 
@@ -112,7 +112,7 @@ async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
         host.tracker(order.instance.node).hold(order)
         await driver.check_live_migration(guest_plan(work))
     except MicronovaError as error:
-        return reschedule(error)
+        return reschedule_outcome(error)
     return Outcome(outcome="done")
 
 

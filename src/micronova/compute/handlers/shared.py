@@ -138,7 +138,7 @@ def note_if_made(guest: Guest | None, host: Host, work: Work) -> TypeGuard[Guest
     return True
 
 
-def reschedule(error: MicronovaError, *, details: str | None = None, left_behind: bool = False) -> Outcome:
+def reschedule_outcome(error: MicronovaError, *, details: str | None = None, left_behind: bool = False) -> Outcome:
     """Return the outcome of an order that another host may carry out."""
     return Outcome(
         outcome="reschedule",

@@ -46,12 +46,8 @@ class BindPorts(FollowUpKind):
     def _lock(self, host: str, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
         """Lock the server, and return it if its volumes may be connected to this host."""
         row = instances.lock(conn, operation.instance_uuid)
-        return (
-            row
-            if self.transitions.lock_and_is_current(conn, operation)
-            and self._stays(conn, operation.instance_uuid, host)
-            else None
-        )
+        current = self.transitions.lock_and_is_current(conn, operation)
+        return row if current and self._stays(conn, operation.instance_uuid, host) else None
 
     def _stays(self, conn: sa.Connection, instance_uuid: str, host: str) -> bool:
         row, migration = instances.get(conn, instance_uuid), server_migrations.open_of(conn, instance_uuid)

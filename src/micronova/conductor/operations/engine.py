@@ -120,9 +120,11 @@ def retry_pause(operation: Operation) -> float:
 def _deadline_error(operation: Operation) -> MicronovaError:
     """Return the error of an operation whose deadline is over, or that an operator has cancelled."""
     if operation.deadline == operation_rows.CANCELLED:
-        return MicronovaError(f"{operation.kind} was cancelled by an operator.")
+        return MicronovaError(f"The {operation.kind} operation was cancelled by an operator.")
     last = operation.payload_as(Payload).last_error
-    return MicronovaError(f"{operation.kind} did not end in time.{f' Last error: {last}' if last else ''}")
+    return MicronovaError(
+        f"The {operation.kind} operation did not end in time.{f' Last error: {last}' if last else ''}"
+    )
 
 
 def _lateness(kind: "Kind", operation: Operation, now: int, undisturbed: int) -> Exception | None:

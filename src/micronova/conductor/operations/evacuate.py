@@ -420,8 +420,8 @@ class Evacuate(MoveKind):
             spec = instances.request_spec(conn, row["uuid"])
             return NoMoreWork(ended="error", failed_task=FailedTask("rebuild_server", failed, spec, fault))
         server_migrations.stay_on_source(conn, row, migration, migration_states.FAILED, now)
-        told = Notification("rebuild.error", failed, fault, sender=payload.chosen.host)
-        return NoMoreWork(ended="error", notifications=[told])
+        notification = Notification("rebuild.error", failed, fault, sender=payload.chosen.host)
+        return NoMoreWork(ended="error", notifications=[notification])
 
 
 class HostNotLost(OperationFailed):

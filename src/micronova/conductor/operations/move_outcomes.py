@@ -200,9 +200,9 @@ class MoveOutcomes:
             self._transitions.end_event(conn, operation, host=report.host, error=failed, event=event)
         self._transitions.end_without_event(conn, operation)
         after = changed(row, values)
-        told = [] if payload.sent else self._about_destination(payload, after)
+        about_destination = [] if payload.sent else self._about_destination(payload, after)
         return NoMoreWork(
-            ended="error", notifications=[*told, *self._about_undo(self._type.notifications.undone, after)]
+            ended="error", notifications=[*about_destination, *self._about_undo(self._type.notifications.undone, after)]
         )
 
     def _about_destination(self, payload: MovePayload, row: InstanceRow) -> list[Notification]:

@@ -151,6 +151,7 @@ class Power(OneOrderKind):
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         payload = self.failed_payload(operation, code, fault["message"])
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, payload=payload)
-        told = self.notification in WITH_ERRORS  # others are told by compute.exception only
-        notifications = [Notification(f"{self.notification}.error", changed(row, changes), fault)] if told else []
+        notifications = list[Notification]()
+        if self.notification in WITH_ERRORS:  # failures of others have compute.exception only
+            notifications.append(Notification(f"{self.notification}.error", changed(row, changes), fault))
         return NoMoreWork(ended="error", notifications=notifications)

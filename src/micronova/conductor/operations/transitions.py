@@ -96,9 +96,9 @@ class Transitions:
     Who works on an operation has to know whether it is still current (`Operation.is_current`), or another conductor has
     leased it, or its host has it:
 
-    - A transaction asks with `lock_and_is_current`, which locks the operation, or with `lock_current`, which locks the instance as
-      well. That also refuses an operation that is overtaken: a later request has raised the epoch, and may have left
-      the operation open for its owner to end.
+    - A transaction asks with `lock_and_is_current`, which locks the operation, or with `lock_current`, which locks the
+      instance as well. That also refuses an operation that is overtaken: a later request has raised the epoch, and may
+      have left the operation open for its owner to end.
     - Work on ports is in another service. It asks with a check before each change: `check_current` for ports that the
       operation creates; `check_not_overtaken` to bind ports of a server that exists; `check_not_continued` to delete
       ports, for which the operation need not be current if its server is being deleted.

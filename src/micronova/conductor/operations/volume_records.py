@@ -23,13 +23,13 @@ def record_settle(
     """Record the operation that tells the volume service of a change; return its id, if there is something to tell."""
     if not (payload.complete or payload.release or payload.keep or payload.all_attachments or payload.unrecorded):
         return ()
-    told = [
+    parts = [
         *payload.complete,
         *payload.keep,
         *payload.unrecorded,
         *(f"{each.volume_id} {each.attachment_id}" for each in payload.release),
     ]
-    id = str(uuid.uuid5(NAMESPACE, " ".join((operation.id, str(operation.epoch), *told))))
+    id = str(uuid.uuid5(NAMESPACE, " ".join((operation.id, str(operation.epoch), *parts))))
     context = operation.context
     operation_rows.follow_up(
         conn, row["uuid"], SETTLE_VOLUMES, id=id, epoch=operation.epoch, now=now, context=context, payload=payload

@@ -128,8 +128,8 @@ class ServerVolumeKind(HostKind):
         payload = operation.payload_as(VolumePayload)
         known = instances.devices_of(conn, row["uuid"])
         device = next((each for each in known if each.uuid == payload.device_uuid), None)
-        told = self.change_device(conn, payload, device, failed=failed)
-        return record_settle(conn, operation, row, self._engine.now(), told)
+        settle = self.change_device(conn, payload, device, failed=failed)
+        return record_settle(conn, operation, row, self._engine.now(), settle)
 
     def change_device(
         self, conn: sa.Connection, payload: VolumePayload, device: BlockDevice | None, *, failed: bool

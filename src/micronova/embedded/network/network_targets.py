@@ -38,7 +38,10 @@ def parent_network(request: Request, row: NetworkAccessRow, access: Mapping[str,
 
 
 def parent_network_of(row: NetworkOfRow) -> dict[str, Any]:
-    """Return the same from the row of a port or subnet; `collection.seen_by` says what is shared with the caller."""
+    """Return the part of the policy target of a port or subnet that describes its network, from its row.
+
+    `collection.seen_by` says what is shared with the caller.
+    """
     return {"network:project_id": row.network_project, "network:shared": False, "network:router:external": False}
 
 

@@ -62,7 +62,7 @@ from micronova.objects.clock import Clock
 
 MIGRATIONS = "micronova.embedded.volume.migrations"
 PREFIX = "/v3"
-TYPES = ("block-storage", "volumev3")
+CATALOG_TYPES = ("block-storage", "volumev3")
 """The types of the service in the catalog."""
 KINDS: tuple[type[OperationKind], ...] = (
     *(CreateVolume, DeleteVolume, ExtendVolume, ReimageVolume, RevertVolume, UploadVolume),
@@ -127,7 +127,7 @@ class VolumeService:
             public_url=public_url,
             observer=observer,
         )
-        self.service = service("volume", found, prefix=PREFIX, versions=VERSIONS, types=TYPES)
+        self.service = service("volume", found, prefix=PREFIX, versions=VERSIONS, types=CATALOG_TYPES)
         self.documents = service("volume-versions", root_routes())
         self.app = below_versions(self.service.app, self.documents.app, found, version="v3")
 
@@ -170,7 +170,7 @@ def routes(core: Core, files: Files, images: Images | None, export_manager: Expo
     return [
         *versions.routes(),
         *volumes.routes(),
-        *RowActions(core, volumes, export_manager).routes(),
+        *RowActions(core, export_manager).routes(),
         *AttachActions(core, export_manager).routes(),
         *FileActions(core, images).routes(),
         *snapshots.routes(),

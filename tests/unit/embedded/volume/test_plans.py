@@ -126,7 +126,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         conn, type_queries.get(conn, "t9")  # type: ignore[arg-type]
     ),
     "the next operations": lambda conn: operation_queries.ready(conn, "h", 1, 200),
-    "a charge to the quota": lambda conn: quotas.charge(conn, "p7", quotas.volume("t1", 1), quotas.QUOTAS),
+    "a charge to the quota": lambda conn: quotas.charge(conn, "p7", quotas.of_volume("t1", 1), quotas.QUOTAS),
     "the usage of a project": lambda conn: quotas.usage_of(conn, "p7"),
 }  # fmt: skip
 

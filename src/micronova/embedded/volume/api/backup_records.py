@@ -156,4 +156,4 @@ class BackupRecordHandlers:
         )
         if new:
             backup_queries.insert(conn, backup)
-            quotas.charge(conn, backup.project_id, quotas.backup(backup.size), self._core.settings.quotas)
+            quotas.charge(conn, backup.project_id, quotas.of_backup(backup.size), self._core.settings.quotas)

@@ -240,7 +240,7 @@ class BackupHandlers:
         else:
             snapshot_queries.update(conn, snapshot, {"status": source_status}, now)
         backup_queries.insert(conn, backup)
-        quotas.charge(conn, backup.project_id, quotas.backup(backup.size), self._core.settings.quotas)
+        quotas.charge(conn, backup.project_id, quotas.of_backup(backup.size), self._core.settings.quotas)
 
     async def update(self, request: Request, backup_id: str) -> dict[str, Any]:
         """Change name, description and metadata."""
@@ -265,13 +265,13 @@ class BackupHandlers:
 
     async def delete(self, request: Request, backup_id: str) -> None:
         """Delete a backup and its file."""
-        await self._begin_delete(request, backup_id, force=False)
+        await self._delete(request, backup_id, force=False)
 
     async def force_delete(self, request: Request, backup_id: str) -> None:
         """Delete a backup in any status."""
-        await self._begin_delete(request, backup_id, force=True)
+        await self._delete(request, backup_id, force=True)
 
-    async def _begin_delete(self, request: Request, backup_id: str, *, force: bool) -> None:
+    async def _delete(self, request: Request, backup_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:

@@ -112,7 +112,7 @@ class FileActions:
         if self._record(conn, ExtendVolume, volume, operation_id, request_id, "extend", payload=payload):
             defaults = self._core.settings.quotas
             quotas.check_size(conn, volume.project_id, size, defaults)
-            more = quotas.volume(volume.volume_type_id, size - volume.size, 0)
+            more = quotas.of_volume(volume.volume_type_id, size - volume.size, number=0)
             quotas.charge(conn, volume.project_id, more, defaults)
 
     async def revert(self, request: Request, volume_id: str) -> None:
@@ -278,4 +278,4 @@ class FileActions:
 def _end_upload(conn: sa.Connection, volume_id: str, operation_id: str, now: int) -> None:
     """End an upload to an image that could not be created."""
     if operation_queries.remove(conn, operation_id):
-        attachment_queries.end_work(conn, volume_id, now)
+        attachment_queries.end_operation_on_volume(conn, volume_id, now)

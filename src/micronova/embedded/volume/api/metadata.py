@@ -103,7 +103,7 @@ class MetadataHandlers:
         async def try_once() -> dict[str, str]:
             found = await self._load(request, id)
             wanted = request.header("if-match") if request.route.method == "PUT" and self._has_etags(request) else None
-            if wanted is not None and not {"*", _etag(found.metadata)} & set(_tags(wanted)):
+            if wanted is not None and not {"*", _etag(found.metadata)} & set(_etags_in(wanted)):
                 raise PreconditionFailed(f"The metadata of {self._noun} {id} has changed: read it again.")
             items = change(found.metadata)
             if len(items) > MOST_ITEMS:
@@ -127,7 +127,7 @@ def _etag(items: Mapping[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(sorted(items.items()))).hexdigest()[:32]
 
 
-def _tags(header: str) -> list[str]:
+def _etags_in(header: str) -> list[str]:
     return [part.strip().removeprefix("W/").strip('"') for part in header.split(",")]
 
 

@@ -11,7 +11,7 @@ from micronova.embedded.volume.api import listing
 from micronova.embedded.volume.api.listing import QUERY_RULES, Links
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Items, required_name
 from micronova.embedded.volume.core import Core, retry_or_conflict
-from micronova.embedded.volume.model import QosSpecs, QosSpecsColumns
+from micronova.embedded.volume.model import QosSpecs, QosSpecsColumns, VolumeTypeColumns
 from micronova.embedded.volume.store import qos_queries, type_queries
 from micronova.embedded.volume.tables import qos_specs
 from micronova.http.request import Request
@@ -143,31 +143,31 @@ class QosSpecsHandlers:
 
     async def associate(self, request: Request, specs_id: str) -> None:
         """Associate a volume type with QoS specs."""
-        await self._load(specs_id)
-        await self._set(request, specs_id, specs_id)
+        await self._set(request, specs_id, associated=True)
 
     async def disassociate(self, request: Request, specs_id: str) -> None:
         """End the association of a volume type."""
-        await self._load(specs_id)
-        await self._set(request, specs_id, None)
+        await self._set(request, specs_id, associated=False)
 
     async def disassociate_all(self, request: Request, specs_id: str) -> None:
         """End all associations."""
         await self._load(specs_id)
         await self._core.database.write(qos_queries.end_associations, specs_id, self._core.now())
 
-    async def _set(self, request: Request, specs_id: str, value: str | None) -> None:
+    async def _set(self, request: Request, specs_id: str, *, associated: bool) -> None:
         type_id = last(request.raw_query, "vol_type_id")
         if not type_id:
             raise Invalid("Volume Type id must not be None: name it in vol_type_id.")
 
         async def try_once() -> None:
+            await self._load(specs_id)
             found = await self._core.database.read(type_queries.existing, type_id)
-            if value is not None and found.qos_specs_id not in (None, value):
+            if associated and found.qos_specs_id not in (None, specs_id):
                 raise Invalid(f"Type {type_id} is already associated with another QoS specs: {found.qos_specs_id}.")
-            if value is None and found.qos_specs_id != specs_id:
+            if not associated and found.qos_specs_id != specs_id:
                 return
-            await self._core.database.write(type_queries.update, found, {"qos_specs_id": value}, self._core.now())
+            values: VolumeTypeColumns = {"qos_specs_id": specs_id if associated else None}
+            await self._core.database.write(type_queries.update, found, values, self._core.now())
 
         await retry_or_conflict(f"volume type {type_id}", try_once)
 

@@ -1,4 +1,4 @@
-"""Actions that change the row of a volume: flags, image metadata, status, type."""
+"""Actions that change the rows of a volume: flags, image metadata, type, status; with the status also attachments."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,6 @@ from micronova.embedded.common.revisions import Changed
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api.action_routes import action_route, change_row
 from micronova.embedded.volume.api.request_bodies import MOST_ITEMS, Body, Flag, Items, Text, truth
-from micronova.embedded.volume.api.volumes import VolumeHandlers
 from micronova.embedded.volume.backend.capabilities import satisfy
 from micronova.embedded.volume.core import Core, retry_or_conflict
 from micronova.embedded.volume.encryption import check_same_encryption, same_encryption
@@ -63,9 +62,8 @@ class ImageMetadataKey(Body):
 class RowActions:
     """The handlers of these actions."""
 
-    def __init__(self, core: Core, volumes: VolumeHandlers, export_manager: ExportManager) -> None:
+    def __init__(self, core: Core, export_manager: ExportManager) -> None:
         self._core = core
-        self._volumes = volumes
         self._export_manager = export_manager
 
     def routes(self) -> list[Route]:
@@ -76,7 +74,6 @@ class RowActions:
             act("os-set_bootable", self.set_bootable, "volume:update", Bootable, 200),
             act("os-update_readonly_flag", self.set_readonly, "volume:update_readonly_flag", Readonly),
             act("os-reset_status", self.reset_status, f"{admin}reset_status", ResetStatus),
-            act("os-force_delete", self.force_delete, f"{admin}force_delete"),
             act("os-retype", self.retype, "volume:retype", Retype),
             act("os-set_image_metadata", self.set_image_metadata, f"{image}set", ImageMetadata, 200),
             act("os-show_image_metadata", self.show_image_metadata, f"{image}show", status=200),
@@ -151,10 +148,6 @@ class RowActions:
         await retry_or_conflict(f"volume {volume_id}", try_once)
         if asked.attach_status == "detached":
             await self._export_manager.stop_serving_unused(volume_id)
-
-    async def force_delete(self, request: Request, volume_id: str) -> None:
-        """Delete a volume in any status."""
-        await self._volumes.begin_delete(request, volume_id, cascade=False, force=True)
 
     async def retype(self, request: Request, volume_id: str) -> None:
         """Give a volume another type, which has the same back end."""

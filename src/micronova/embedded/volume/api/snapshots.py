@@ -131,10 +131,12 @@ class SnapshotHandlers:
             elif name == "metadata" and minor >= 22:
                 wanted = listing.dictionary(name, values[-1]).items()
                 conditions += [snapshot_queries.has_metadata(key, value) for key, value in wanted]
-            elif (name == "availability_zone" and values[-1] != self._core.settings.availability_zone) or (
-                name == "consumes_quota" and name in known and not QUERY_RULES.boolean(name, values[-1])
-            ):
-                conditions.append(sa.false())
+            elif name == "availability_zone":
+                if values[-1] != self._core.settings.availability_zone:  # all are in this zone
+                    conditions.append(sa.false())
+            elif name == "consumes_quota" and name in known:
+                if not QUERY_RULES.boolean(name, values[-1]):  # all consume it
+                    conditions.append(sa.false())
             elif name == "project_id" and name in admin and not own:
                 conditions.append(snapshots.c.project_id.in_(values))
             elif name == "name~" and minor >= 34:
@@ -206,7 +208,7 @@ class SnapshotHandlers:
         # Raises Changed if another request deletes the volume.
         volume_queries.update(conn, volume, {"status": volume.status}, self._core.now())
         snapshot_queries.insert(conn, snapshot)
-        wanted = quotas.snapshot(snapshot.volume_type_id, snapshot.size)
+        wanted = quotas.of_snapshot(snapshot.volume_type_id, snapshot.size)
         quotas.charge(conn, snapshot.project_id, wanted, self._core.settings.quotas)
 
     async def update(self, request: Request, snapshot_id: str) -> dict[str, Any]:
@@ -225,13 +227,13 @@ class SnapshotHandlers:
 
     async def delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot and its file."""
-        await self._begin_delete(request, snapshot_id, force=False)
+        await self._delete(request, snapshot_id, force=False)
 
     async def force_delete(self, request: Request, snapshot_id: str) -> None:
         """Delete a snapshot in any status."""
-        await self._begin_delete(request, snapshot_id, force=True)
+        await self._delete(request, snapshot_id, force=True)
 
-    async def _begin_delete(self, request: Request, snapshot_id: str, *, force: bool) -> None:
+    async def _delete(self, request: Request, snapshot_id: str, *, force: bool) -> None:
         operation_id = self._core.new_id()
 
         async def try_once() -> None:

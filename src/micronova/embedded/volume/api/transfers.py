@@ -203,9 +203,9 @@ class TransferHandlers:
         transfer_queries.delete(conn, transfer.id)
         if volume.project_id == context.project_id:
             return
-        amounts = Counter(quotas.volume(volume.volume_type_id, volume.size))
+        amounts = Counter(quotas.of_volume(volume.volume_type_id, volume.size))
         for snapshot in moved:
-            amounts.update(quotas.snapshot(snapshot.volume_type_id, snapshot.size))
+            amounts.update(quotas.of_snapshot(snapshot.volume_type_id, snapshot.size))
         for project in sorted((volume.project_id, context.project_id)):  # the order in which usage rows are locked
             if project == context.project_id:
                 quotas.charge(conn, project, amounts, defaults)

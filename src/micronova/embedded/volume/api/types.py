@@ -292,15 +292,15 @@ class TypeHandlers:
 
     async def add_access(self, request: Request, type_id: str) -> None:
         """Let a project use a type."""
-        await self._private(request, type_id)
+        await self._check_not_public(request, type_id)
         await self._core.database.write(type_queries.add_project, type_id, request.body.arguments.project)
 
     async def remove_access(self, request: Request, type_id: str) -> None:
         """Take a type from a project."""
-        await self._private(request, type_id)
+        await self._check_not_public(request, type_id)
         await self._core.database.write(type_queries.remove_project, type_id, request.body.arguments.project)
 
-    async def _private(self, request: Request, type_id: str) -> None:
+    async def _check_not_public(self, request: Request, type_id: str) -> None:
         found = await self._load(request, type_id)
         if found.is_public:
             raise Invalid(f"Type access modification is not applicable to public volume type {found.name}.")

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType, field
 from micronova.embedded.common.query import last
 from micronova.embedded.volume import states
 from micronova.embedded.volume.api import listing
+from micronova.embedded.volume.api.action_routes import action_route
 from micronova.embedded.volume.api.listing import QUERY_RULES
 from micronova.embedded.volume.api.request_bodies import (
     Body,
@@ -103,6 +104,7 @@ class VolumeHandlers:
         """Return the routes."""
         all_, one = "/volumes", "/volumes/{volume_id}"
         route = partial(Route, checks_policy=True)
+        force_delete = "volume_extension:volume_admin_actions:force_delete"
         return [
             Route(method="GET", path=all_, handler=self.index, policy="volume:get_all"),
             Route(method="GET", path=f"{all_}/detail", handler=self.detail, policy="volume:get_all"),
@@ -120,6 +122,7 @@ class VolumeHandlers:
             route(method="GET", path=one, handler=self.show, policy="volume:get"),
             route(method="PUT", path=one, handler=self.update, policy="volume:update", body=VolumeChangesBody),
             route(method="DELETE", path=one, handler=self.delete, policy="volume:delete", status=202),
+            action_route("os-force_delete", self.force_delete, force_delete),
         ]
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -321,7 +324,7 @@ class VolumeHandlers:
         check_type_unchanged(conn, volume.volume_type_id, encrypted=volume.encryption_key_id is not None)
         defaults = self._core.settings.quotas
         quotas.check_size(conn, volume.project_id, volume.size, defaults)
-        quotas.charge(conn, volume.project_id, quotas.volume(volume.volume_type_id, volume.size), defaults)
+        quotas.charge(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, volume.size), defaults)
 
     async def _type(self, request: Request, named: str | None) -> VolumeType:
         project, is_admin = request.context.project_id, request.context.is_admin
@@ -365,9 +368,13 @@ class VolumeHandlers:
         cascade = _flag(request, "cascade")
         force = request.minor >= 23 and _flag(request, "force")
         rule = "volume:force_delete" if force else "volume:delete"
-        await self.begin_delete(request, volume_id, rule, cascade=cascade, force=force)
+        await self._delete(request, volume_id, rule, cascade=cascade, force=force)
 
-    async def begin_delete(
+    async def force_delete(self, request: Request, volume_id: str) -> None:
+        """The action os-force_delete: delete a volume in any status."""
+        await self._delete(request, volume_id, cascade=False, force=True)
+
+    async def _delete(
         self, request: Request, volume_id: str, rule: str | None = None, *, cascade: bool, force: bool
     ) -> None:
         """Check that a volume may be deleted, and record the operation that deletes it."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from micronova.embedded.volume.backend.exports import Export, Report
+from micronova.embedded.volume.backend.exports import Export, OnProgress
 from micronova.embedded.volume.backend.files import EXPORTS, VOLUMES, Files
 from micronova.exporter import messages as m
 from micronova.exporter import wire
@@ -72,11 +72,11 @@ class ExporterExports:
         self._set_access(path, 0o600, {self._uid: _READ | _WRITE})
         return path
 
-    async def copy(self, volume_id: str, name: str, report: Report) -> None:
+    async def copy(self, volume_id: str, name: str, on_progress: OnProgress) -> None:
         """Copy a volume to a file that was prepared."""
         opened = await self._files.run(self._open, volume_id)
         with _closing(opened):
-            await self._client.copy(m.Copy(volume_id=volume_id, name=name), opened, report)
+            await self._client.copy(m.Copy(volume_id=volume_id, name=name), opened, on_progress)
 
     def leftovers(self) -> list[Path]:
         """Return the files of copies that nothing has taken yet."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-Report = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Is told, from any thread, how many bytes of a file are written."""
 
 
@@ -69,7 +69,7 @@ class LiveCopies(Protocol):
     def prepare(self, volume_id: str, name: str) -> Path:
         """Make an empty file for a copy, of the size of the volume, and return it. Blocks."""
 
-    async def copy(self, volume_id: str, name: str, report: Report) -> None:
+    async def copy(self, volume_id: str, name: str, on_progress: OnProgress) -> None:
         """Copy a volume, as it is at one moment, to a file that was prepared."""
 
     def leftovers(self) -> list[Path]:

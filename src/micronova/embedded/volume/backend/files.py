@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from micronova.embedded.volume.backend.exports import LiveCopies, Report
+from micronova.embedded.volume.backend.exports import LiveCopies, OnProgress
 from micronova.telemetry.threads import CountedThreads
 
 P = ParamSpec("P")
@@ -134,25 +134,25 @@ class Files:
         await self.run(create)
 
     async def create_copy(
-        self, source: Path, directory: str, id: str, operation_id: str, size: int, report: Report
+        self, source: Path, directory: str, id: str, operation_id: str, size: int, on_progress: OnProgress
     ) -> None:
         """Create a file of `size` bytes as a copy of another one, unless it exists."""
         if await self.exists(directory, id):
             return
         if self.live_copies is None or source.parent != self.root / VOLUMES:
-            await self.replace_by_copy(source, directory, id, operation_id, size, report)
+            await self.replace_by_copy(source, directory, id, operation_id, size, on_progress)
             return
-        copy = await self.copy_at_one_moment(source.name, operation_id, report)
+        copy = await self.copy_at_one_moment(source.name, operation_id, on_progress)
         try:
             await self.complete(copy, directory, id, size)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            await self.replace_by_copy(copy, directory, id, operation_id, size, report)  # backups may be elsewhere
+            await self.replace_by_copy(copy, directory, id, operation_id, size, on_progress)  # backups may be elsewhere
         finally:
             await self.discard(copy)
 
-    async def copy_at_one_moment(self, volume_id: str, operation_id: str, report: Report) -> Path:
+    async def copy_at_one_moment(self, volume_id: str, operation_id: str, on_progress: OnProgress) -> Path:
         """Return the file of a copy of a volume as it is at one moment. The caller removes the file.
 
         If the file system has no reflinks, the storage daemon of the volume makes the copy, because a guest may write
@@ -163,14 +163,14 @@ class Files:
         target = await self.run(self.live_copies.prepare, volume_id, name)
         try:
             if not await self.run(_reflink, source, target):
-                await self.live_copies.copy(volume_id, name, report)
+                await self.live_copies.copy(volume_id, name, on_progress)
         except BaseException:
             await self.discard(target)
             raise
         return target
 
     async def replace_by_copy(
-        self, source: Path, directory: str, id: str, operation_id: str, size: int, report: Report
+        self, source: Path, directory: str, id: str, operation_id: str, size: int, on_progress: OnProgress
     ) -> None:
         """Replace a file by a copy of another one, made `size` bytes long."""
         part = self.part(directory, id, operation_id)
@@ -181,7 +181,7 @@ class Files:
                 if not await self.run_long(_clone, original, file):
                     at: int | None = 0
                     while at is not None:
-                        at = await self.run_long(_copy_slice, original, file, at, report)
+                        at = await self.run_long(_copy_slice, original, file, at, on_progress)
             finally:
                 os.close(file)
         finally:
@@ -197,7 +197,7 @@ class Files:
         path = self.path(directory, id)
         return path.with_name(f"{path.name}.{operation_id}{what and '.'}{what}.part")
 
-    async def receive(self, chunks: AsyncIterator[bytes], part: Path, limit: int, report: Report) -> None:
+    async def receive(self, chunks: AsyncIterator[bytes], part: Path, limit: int, on_progress: OnProgress) -> None:
         """Write chunks of data to a file that is not complete; raise TooMuchData."""
         file = await self.run(os.open, part, _NEW, 0o600)
         try:
@@ -207,7 +207,7 @@ class Files:
                     raise TooMuchData(limit)
                 await self.run_long(_write_sparse, file, chunk, written)
                 written += len(chunk)
-                report(written)
+                on_progress(written)
             await self.run(os.ftruncate, file, written)
         finally:
             os.close(file)
@@ -223,7 +223,7 @@ class Files:
 
         await self.run_long(publish)
 
-    async def chunks(self, path: Path, report: Report) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, path: Path, on_progress: OnProgress) -> AsyncGenerator[bytes, None]:
         """Yield the content of a file."""
         file = await self.run(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -231,7 +231,7 @@ class Files:
             while chunk := await self.run_long(os.pread, file, BLOCK // 4, at):
                 yield chunk
                 at += len(chunk)
-                report(at)
+                on_progress(at)
         finally:
             os.close(file)
 
@@ -322,7 +322,7 @@ def _clone(source: int, target: int) -> bool:
     return True
 
 
-def _copy_slice(source: int, target: int, at: int, report: Report) -> int | None:
+def _copy_slice(source: int, target: int, at: int, on_progress: OnProgress) -> int | None:
     """Copy a slice of the data from an offset on; return where the next one begins, None after the last one."""
     left = SLICE
     while left > 0:
@@ -338,7 +338,7 @@ def _copy_slice(source: int, target: int, at: int, report: Report) -> int | None
             if not copied:
                 return None  # the source has become shorter
             at, left = at + copied, left - copied
-            report(at)
+            on_progress(at)
     return at
 
 

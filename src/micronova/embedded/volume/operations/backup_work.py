@@ -51,8 +51,8 @@ class CreateBackup(BackupKind):
         A volume gets the status that follows from its attachments, a snapshot is available again.
         """
         of_volume = CreateBackupPayload.of(operation).source_directory == VOLUMES
-        end_work = attachment_queries.end_work if of_volume else snapshot_queries.end_work
-        end_work(conn, operation.source_id or "", now)
+        end = attachment_queries.end_operation_on_volume if of_volume else snapshot_queries.end_operation
+        end(conn, operation.source_id or "", now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """End the work on the source first: transactions lock volumes and snapshots before backups."""
@@ -66,10 +66,10 @@ class DeleteBackup(BackupKind, Deletion):
     name = "delete_backup"
     action = Action.DELETE_BACKUP
 
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
         if backup := backup_queries.delete(conn, id):
-            quotas.release(conn, backup.project_id, quotas.backup(backup.size))
+            quotas.release(conn, backup.project_id, quotas.of_backup(backup.size))
 
 
 class ImportBackup(BackupKind):
@@ -128,4 +128,4 @@ class RestoreBackup(VolumeKind):
 
     def give_back(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Let the backup be used again."""
-        backup_queries.end_work(conn, operation.source_id or "", now)
+        backup_queries.end_operation(conn, operation.source_id or "", now)

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.embedded.common.compute_events import Event
-from micronova.embedded.volume.backend.exports import Report
+from micronova.embedded.volume.backend.exports import OnProgress
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.backend.luks import header_size
 from micronova.embedded.volume.core import Core
@@ -47,7 +47,7 @@ class Attempt:
         self.progress = 0  # in percent; written by any thread
         self.cancelled = False  # the operation was cancelled meanwhile
 
-    def reporter(self, size: int) -> Report:
+    def reporter(self, size: int) -> OnProgress:
         """Return the function that is told how many bytes of `size` are done; it ends work that was cancelled."""
 
         def report(done: int) -> None:
@@ -151,11 +151,11 @@ class Deletion(OperationKind):
         id = attempt.operation.resource_id
         await self.prepare(id)
         await self.files.remove(self.directory, id)
-        return lambda conn, now: self.forget(conn, id)
+        return lambda conn, now: self.delete_row(conn, id)
 
     async def prepare(self, id: str) -> None:
         """Do what comes before the file is removed; raise Failed if it must stay."""
 
     @abstractmethod
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row, if it is there, and release what it uses of the quota."""

@@ -44,7 +44,7 @@ class Action(NumberedText):
     EXTEND_VOLUME = ("007", "The volume was not extended")
     CREATE_VOLUME = ("008", "The volume was not created")
     DELETE_VOLUME = ("101", "The volume was not deleted")
-    REIMAGE_VOLUME = ("021", "The volume was not written with the image")
+    REIMAGE_VOLUME = ("021", "The image was not written to the volume")
     REVERT_VOLUME = ("102", "The volume was not reverted")
     CREATE_SNAPSHOT = ("009", "The snapshot was not created")
     DELETE_SNAPSHOT = ("010", "The snapshot was not deleted")

@@ -40,7 +40,7 @@ class DeleteSnapshot(SnapshotKind, Deletion):
     name = "delete_snapshot"
     action = Action.DELETE_SNAPSHOT
 
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
         if snapshot := snapshot_queries.delete(conn, id):
-            quotas.release(conn, snapshot.project_id, quotas.snapshot(snapshot.volume_type_id, snapshot.size))
+            quotas.release(conn, snapshot.project_id, quotas.of_snapshot(snapshot.volume_type_id, snapshot.size))

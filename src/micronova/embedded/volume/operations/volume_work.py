@@ -87,7 +87,7 @@ class VolumeKind(OperationKind):
 
 
 class FileMaker(VolumeKind):
-    """An operation that makes a file from an image, or an empty encrypted file."""
+    """An operation that makes the file of a volume from an image, or an empty encrypted file."""
 
     async def make_encrypted(self, attempt: Attempt, volume: Volume, image: tuple[Path, str] | None = None) -> None:
         """Make or replace the file of an encrypted volume: from an inspected image and its format, or empty."""
@@ -103,10 +103,6 @@ class FileMaker(VolumeKind):
             with _reading_image():
                 await self.core.luks.write(*image, part, passphrase, size)
         await self.files.complete(part, VOLUMES, volume.id, size + await self.files.run(header_size, part))
-
-
-class ImageReader(FileMaker):
-    """An operation that fills a volume with an image."""
 
     async def write_image(self, attempt: Attempt, volume: Volume, image_id: str, declared: str) -> None:
         """Make the file of a volume from an image whose `disk_format` is declared, or replace the file."""
@@ -138,7 +134,7 @@ class ImageReader(FileMaker):
         await self.files.complete(part, VOLUMES, volume.id, size)
 
 
-class CreateVolume(ImageReader):
+class CreateVolume(FileMaker):
     """Makes the file of a new volume."""
 
     name = "create_volume"
@@ -174,7 +170,7 @@ class CreateVolume(ImageReader):
         await self.write_image(attempt, volume, image_id, disk_format)
 
 
-class ReimageVolume(ImageReader):
+class ReimageVolume(FileMaker):
     """Replaces the file of a volume by the data of an image."""
 
     name = "reimage_volume"
@@ -192,7 +188,9 @@ class ReimageVolume(ImageReader):
             found = volume_queries.get(conn, volume.id)
             if found is None:
                 return []
-            attachment_queries.end_work(conn, volume.id, now, bootable=True, image_metadata=payload.image_metadata)
+            attachment_queries.end_operation_on_volume(
+                conn, volume.id, now, bootable=True, image_metadata=payload.image_metadata
+            )
             return self.events_of(found, REIMAGED, now)
 
         return done
@@ -210,10 +208,10 @@ class DeleteVolume(VolumeKind, Deletion):
             raise Failed(Detail.HAS_SNAPSHOTS)
         await self.export_manager.end_connections(id)
 
-    def forget(self, conn: sa.Connection, id: str) -> None:
+    def delete_row(self, conn: sa.Connection, id: str) -> None:
         """Delete the row and release the quota."""
         if volume := volume_queries.delete(conn, id):
-            quotas.release(conn, volume.project_id, quotas.volume(volume.volume_type_id, volume.size))
+            quotas.release(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, volume.size))
 
 
 class ExtendVolume(VolumeKind):
@@ -235,7 +233,7 @@ class ExtendVolume(VolumeKind):
             volume = volume_queries.get(conn, volume_id)
             if volume is None:
                 return []
-            attachment_queries.end_work(conn, volume_id, now, size=max(size, volume.size))
+            attachment_queries.end_operation_on_volume(conn, volume_id, now, size=max(size, volume.size))
             # An administrator may have set the status, so that two extends were recorded at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, payload.charged - grown)
@@ -249,7 +247,7 @@ class ExtendVolume(VolumeKind):
             self._release(conn, volume, ExtendVolumePayload.of(operation).charged)
 
     def _release(self, conn: sa.Connection, volume: Volume, size: int) -> None:
-        quotas.release(conn, volume.project_id, quotas.volume(volume.volume_type_id, size, 0))
+        quotas.release(conn, volume.project_id, quotas.of_volume(volume.volume_type_id, size, number=0))
 
 
 class RevertVolume(VolumeKind):
@@ -287,7 +285,7 @@ class UploadVolume(VolumeKind):
         with _calling_images():
             status = await self.images.status(payload.image_id)
         if status == "active":
-            return self._end_work(operation)
+            return self._then_end(operation)
         if status is None:
             raise Failed(Detail.NO_IMAGE)
         size = volume.size * GIB
@@ -302,11 +300,11 @@ class UploadVolume(VolumeKind):
         finally:
             if live:
                 await self.files.discard(path)
-        return self._end_work(operation)
+        return self._then_end(operation)
 
-    def _end_work(self, operation: Operation) -> Apply:
-        return lambda conn, now: attachment_queries.end_work(conn, operation.resource_id, now)
+    def _then_end(self, operation: Operation) -> Apply:
+        return lambda conn, now: attachment_queries.end_operation_on_volume(conn, operation.resource_id, now)
 
     def fail(self, conn: sa.Connection, operation: Operation, now: int) -> None:
         """Leave the volume as it was; the message says that the image has no data."""
-        self._end_work(operation)(conn, now)
+        self._then_end(operation)(conn, now)

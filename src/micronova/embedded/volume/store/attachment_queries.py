@@ -93,11 +93,11 @@ def remove_by_action(
         connection_queries.end(conn, volume.id)
 
 
-def end_work(conn: sa.Connection, volume_id: str, now: int, **values: Unpack[ResourceColumns]) -> None:
-    """Record the end of work on a volume, which gets the status that follows from its attachments.
+def end_operation_on_volume(conn: sa.Connection, volume_id: str, now: int, **values: Unpack[ResourceColumns]) -> None:
+    """Record the end of an operation on a volume, which gets these values.
 
-    They may have changed since the work began. A status other than those of work stays, because a later request has set
-    it.
+    Its status follows from its attachments, which may have changed since the operation began. A status other than those
+    of work stays, because a later request has set it.
     """
     conn.execute(sa.select(volumes.c.id).where(volumes.c.id == volume_id).with_for_update())
     volume = volume_queries.get(conn, volume_id)

@@ -31,7 +31,7 @@ def list_backups(
     return found._replace(total=ROWS.count(conn, conditions)) if with_count else found
 
 
-def end_work(conn: sa.Connection, backup_id: str, now: int) -> None:
+def end_operation(conn: sa.Connection, backup_id: str, now: int) -> None:
     """Make a backup available again after it was restored, unless a later request has set its status."""
     ours = sa.and_(backups.c.id == backup_id, backups.c.status == RESTORING)
     revisions.touch(conn, backups.c.revision, ours, now=now, status=AVAILABLE)

@@ -35,7 +35,7 @@ def of_type(resource: str, type_id: str) -> str:
     return f"{resource}_{type_id}"
 
 
-def volume(type_id: str, size: int, number: int = 1) -> dict[str, int]:
+def of_volume(type_id: str, size: int, *, number: int = 1) -> dict[str, int]:
     """Return what a volume uses."""
     return {"volumes": number, "gigabytes": size, **of_volume_type(type_id, size, number)}
 
@@ -45,7 +45,7 @@ def of_volume_type(type_id: str, size: int, number: int = 1) -> dict[str, int]:
     return {of_type("volumes", type_id): number, of_type("gigabytes", type_id): size}
 
 
-def snapshot(type_id: str, size: int) -> dict[str, int]:
+def of_snapshot(type_id: str, size: int) -> dict[str, int]:
     """Return what a snapshot uses."""
     return {
         "snapshots": 1,
@@ -55,7 +55,7 @@ def snapshot(type_id: str, size: int) -> dict[str, int]:
     }
 
 
-def backup(size: int) -> dict[str, int]:
+def of_backup(size: int) -> dict[str, int]:
     """Return what a backup uses."""
     return {"backups": 1, "backup_gigabytes": size}
 

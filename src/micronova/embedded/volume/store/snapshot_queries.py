@@ -74,7 +74,7 @@ def has_metadata(key: str, value: str) -> sa.ColumnElement[bool]:
     return _METADATA.has(snapshots.c.id, key, value)
 
 
-def end_work(conn: sa.Connection, snapshot_id: str, now: int) -> None:
+def end_operation(conn: sa.Connection, snapshot_id: str, now: int) -> None:
     """Make a snapshot available again after a backup of it, unless a later request has set its status."""
     ours = sa.and_(snapshots.c.id == snapshot_id, snapshots.c.status == BACKING_UP)
     revisions.touch(conn, snapshots.c.revision, ours, now=now, status=AVAILABLE)

@@ -58,7 +58,10 @@ class GuestAccess:
         return record, self._power(info)
 
     async def require_complete(self, uuid: str) -> tuple[GuestRecord, int]:
-        """Return the same; raise Conflict if the guest was only partly made, so that its disks may be damaged."""
+        """Return a complete guest's record and power state; raise InstanceNotFound if there is none.
+
+        Raise Conflict if the guest was only partly made, so that its disks may be damaged.
+        """
         record, power = await self.require(uuid)
         if not record.complete:
             raise Conflict(f"The guest {uuid} was not made completely: rebuild or delete its server.")

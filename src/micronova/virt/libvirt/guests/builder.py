@@ -90,7 +90,7 @@ class GuestBuilder:
             return
         if not self._guests.owns(before):
             raise Conflict(f"The guest {uuid} belongs to another cloud or host.")
-        record = self._launcher.renew(plan, self._planned(plan), before)
+        record = self._launcher.renewed(plan, self._planned(plan), before)
         async with self._disks.image_cached(plan, record):
             await stopping()
             await self._power.off(uuid, timeout)
@@ -112,7 +112,7 @@ class GuestBuilder:
         await self._undefine(uuid)
         if record is not None:
             await self._launcher.mdevs.remove(uuid, record.pins, record.kept_pins)
-            await self._launcher.bar_from_volumes(record)  # before its user's number is free for another guest
+            await self._launcher.revoke_volumes(record)  # before its user's number is free for another guest
         # The record is removed last: if this agent dies, the next one finds the guest by it.
         await self._files.run(self._remove_logs, uuid)
         if record is not None:

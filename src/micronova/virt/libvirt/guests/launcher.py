@@ -95,7 +95,7 @@ class Launcher:
         """Raise an error if a guest cannot be started here with these disks."""
         compose(self.profile, plan.instance, record, plan.network_info, plan.volumes)
 
-    def renew(self, plan: GuestPlan, record: GuestRecord, before: GuestRecord) -> GuestRecord:
+    def renewed(self, plan: GuestPlan, record: GuestRecord, before: GuestRecord) -> GuestRecord:
         """Return the record of a guest that takes the CPUs and the user of the one before; check that it fits here."""
         record = msgspec.structs.replace(record, pins=before.pins, uid=before.uid)
         self.check(plan, record)
@@ -135,7 +135,7 @@ class Launcher:
     async def launch(self, plan: GuestPlan, record: GuestRecord, *, start: bool = True) -> GuestRecord:
         """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
         record = await self._admit(record, resumed=False)
-        await self.admit_to_volumes(record, plan.volumes)
+        await self.allow_volumes(record, plan.volumes)
         xml = domain_xml(compose(self.profile, plan.instance, record, plan.network_info, plan.volumes))
         await self.mdevs.make(record)
         await self._connection.change(
@@ -145,7 +145,7 @@ class Launcher:
             await self._start(plan, START_TIMEOUT, domains.power_off)
         return record
 
-    async def admit_to_volumes(self, record: GuestRecord, volumes: Iterable[AttachedVolume]) -> None:
+    async def allow_volumes(self, record: GuestRecord, volumes: Iterable[AttachedVolume]) -> None:
         """Let a guest's user connect to volumes that are served on this machine."""
         for volume in volumes:
             if not isinstance(volume.connection, NBDConnection) or volume.connection.socket_path is None:
@@ -154,10 +154,10 @@ class Launcher:
                 raise NotSupported("Nothing serves volumes to guests of this host.")
             await self._volumes.allow(volume.volume_id, record.uid, encrypted=volume.connection.encrypted)
 
-    async def bar_from_volumes(self, record: GuestRecord, volume: AttachedVolume | None = None) -> None:
+    async def revoke_volumes(self, record: GuestRecord, volume: AttachedVolume | None = None) -> None:
         """Let a guest's user connect no more: to one volume, or to any."""
         if self._volumes is not None and record.uid is not None:
-            await self._volumes.refuse(record.uid, None if volume is None else volume.volume_id)
+            await self._volumes.revoke(record.uid, None if volume is None else volume.volume_id)
 
     async def stop(self, uuid: str) -> None:
         """Stop a guest at once, if it runs, and discard its saved memory."""
@@ -166,7 +166,7 @@ class Launcher:
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with the interfaces that it had when it was saved."""
         record = await self._admit(record, resumed=True)
-        await self.admit_to_volumes(record, plan.volumes)
+        await self.allow_volumes(record, plan.volumes)
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # If the network does not confirm, the memory is saved again, not lost.
         await self._start(plan, timeout, domains.save, lane="memory")

@@ -54,7 +54,7 @@ class GuestVolumes:
         record, _ = await self._guests.require(uuid)
         bus = volume_bus(self._launcher.profile, plan.instance, volume)
         had = await self._guests.change(uuid, lambda domain: _has(domain, export), "find the volume")
-        await self._launcher.admit_to_volumes(record, (volume,))
+        await self._launcher.allow_volumes(record, (volume,))
         try:
             async with known_secrets(self._connection, uuid, (volume,)):
                 await self._guests.change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
@@ -87,7 +87,7 @@ class GuestVolumes:
         record, _ = await self._guests.require(uuid)
         export = volume.connection.source_name
         await self._unplug(uuid, export)
-        await self._launcher.bar_from_volumes(record, volume)
+        await self._launcher.revoke_volumes(record, volume)
 
     async def _unplug(self, uuid: str, export: str) -> None:
         with self._queues.watch(uuid) as watch:
@@ -111,7 +111,7 @@ class GuestVolumes:
             raise NotSupported("This host exchanges such a volume for one of the same size only.")
         record, _ = await self._guests.require(uuid)
         before, after = old.connection.source_name, new.connection.source_name
-        await self._launcher.admit_to_volumes(record, (new,))
+        await self._launcher.allow_volumes(record, (new,))
         bus = volume_bus(self._launcher.profile, plan.instance, new)
         target = await self._guests.change(
             uuid, lambda domain: domains.volume_target(domain, before), "find the volume"
@@ -122,7 +122,7 @@ class GuestVolumes:
                     await self._copy(uuid, target, new, larger=larger)
             except BaseException:
                 await asyncio.shield(self._give_up(uuid, target))
-                await self._launcher.bar_from_volumes(record, new)
+                await self._launcher.revoke_volumes(record, new)
                 raise
         elif not await self._guests.change(uuid, lambda domain: _has(domain, after), "find the volume"):
             raise Conflict(f"The guest {uuid} does not use the volume, or does not run: it cannot be copied.")
@@ -137,7 +137,7 @@ class GuestVolumes:
         except MicronovaError as error:
             # The guest uses the new volume: a failure would let it be taken from the guest. The order is repeated.
             raise Unavailable(f"The new volume of the guest cannot be defined now: {error.message}") from error
-        await self._launcher.bar_from_volumes(record, old)
+        await self._launcher.revoke_volumes(record, old)
 
     async def _copy(self, uuid: str, target: str, new: AttachedVolume, *, larger: bool) -> None:
         library = load()
