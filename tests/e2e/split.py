@@ -149,13 +149,18 @@ class SplitCloud(People):
         return findings
 
     async def stop(self) -> None:
-        """Stop both: first the host, which removes what it made on the machine."""
+        """Stop both: first the host, and remove what it made on the machine."""
         for name in ("host", "control"):
             if name in self.processes:
-                process = self.processes[name]
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-                await asyncio.to_thread(process.wait, 60)
+                await self.terminate(name)
+        await asyncio.to_thread(ok, "down", "--dir", self.host)
+
+    async def terminate(self, name: str) -> None:
+        """Stop a process as systemd does, and wait for its end."""
+        process = self.processes[name]
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.to_thread(process.wait, 60)
 
     def leftovers(self) -> list[str]:
         """Return what is left on the machine, also of guests."""

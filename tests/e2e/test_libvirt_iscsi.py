@@ -60,7 +60,7 @@ async def volume(host: Host, tmp_path: Path) -> AsyncIterator[AttachedVolume]:
             attachment_id=str(uuid4()),
             device_uuid=str(uuid4()),
             device_name="/dev/vdb",
-            passphrase=PASSWORD,
+            secret=PASSWORD,
             connection=ISCSIConnection(
                 target_iqn=NAME,
                 target_portal="127.0.0.1:3260",
@@ -80,7 +80,7 @@ async def test_a_guest_uses_a_volume_of_a_target(host: Host, volume: AttachedVol
         uuid = plan.instance.uuid
         with_volumes(plan, volume)
         for wrong in (
-            msgspec.structs.replace(volume, passphrase="wrong-password-1"),
+            msgspec.structs.replace(volume, secret="wrong-password-1"),
             msgspec.structs.replace(
                 volume, connection=msgspec.structs.replace(volume.connection, initiator=initiator_of("elsewhere"))
             ),
@@ -88,7 +88,7 @@ async def test_a_guest_uses_a_volume_of_a_target(host: Host, volume: AttachedVol
             with pytest.raises(DriverFailed):
                 await driver.attach_volume(plan, wrong)
         with pytest.raises(Invalid):
-            await driver.attach_volume(plan, msgspec.structs.replace(volume, passphrase=None))
+            await driver.attach_volume(plan, msgspec.structs.replace(volume, secret=None))
         assert await shell(driver, plan, "test -e /sys/block/vdb || echo none") == "none"
 
         await driver.attach_volume(plan, volume)

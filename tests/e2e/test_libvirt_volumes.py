@@ -67,7 +67,7 @@ class Storage:
         options = "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64"
         await tools.create_luks(path, size, options, passphrase)
         await self.exporter.serve(volume_id)
-        made = describe(volume_id, name, passphrase=passphrase)
+        made = describe(volume_id, name, secret=passphrase)
         return msgspec.structs.replace(made, connection=msgspec.structs.replace(made.connection, encrypted=True))
 
     def content(self, volume: AttachedVolume, at: int, count: int) -> bytes:
@@ -279,7 +279,7 @@ async def test_an_encrypted_volume(host: Host, tmp_path: Path) -> None:
         header = path.stat().st_size - size
         plan = await boot(driver, host.plan())
         uuid = plan.instance.uuid
-        lacking = msgspec.structs.replace(data, passphrase=None)
+        lacking = msgspec.structs.replace(data, secret=None)
         with pytest.raises(Invalid, match="no key"):
             await driver.attach_volume(with_volumes(plan, lacking), lacking)
         for _ in range(2):
@@ -321,7 +321,7 @@ async def test_an_encrypted_volume(host: Host, tmp_path: Path) -> None:
         shown = await driver._connection.read(
             lambda connection: connection.lookupByUUIDString(second.instance.uuid).XMLDesc(with_secrets)
         )
-        assert data.passphrase is not None and data.passphrase not in shown
+        assert data.secret is not None and data.secret not in shown
         await driver.destroy(second.instance.uuid)
     assert host.leftovers() == []
 

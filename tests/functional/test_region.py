@@ -199,7 +199,40 @@ def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
     # By standard input: everybody on the broker's machine sees the arguments of a process.
     assert made == f"echo {broker.password} | rabbitmqctl add_user compute-9" and broker.user == "compute-9"
     assert host.ssl.ca_file == (broker.tls or {})["cafile"] == str(place / "etc" / "tls" / "ca.pem")
-    assert "exists" in refused("host", "add", "compute-9", "--settings", file, *where)
+    assert "exists" in refused("host", "add", "compute-8", "--settings", file, *where)
+
+
+def test_a_new_password_of_a_host_leaves_its_other_settings_alone(tmp_path: Path) -> None:
+    place = init(tmp_path)
+    settings = (place / "etc" / "micronova.toml").read_text()
+    connection = load(place / "etc" / "micronova.toml", environ={}).database.connection
+    config = tmp_path / "micronova.toml"
+    config.write_text(settings.replace(connection, f"sqlite:///{tmp_path}/compute.sqlite"))
+    where = ("--config", config, "--dir", tmp_path / "tool")
+    ok("db", "upgrade", *where)
+    file = tmp_path / "compute-17.toml"
+    address = ("--console-address", "192.0.2.17:6080")
+    ok("host", "add", "compute-17", "--driver", "fake", *address, "--settings", file, *where)
+    own = "# ours\n[default]\nresume_guests_state_on_host_boot = true\n"
+    file.write_text(file.read_text().replace("[default]\n", own))
+    former, text = load(file, environ={}), file.read_text()
+
+    printed = ok("host", "add", "compute-17", "--settings", file, *where)
+    renewed = load(file, environ={})
+    assert renewed.default.transport_url != former.default.transport_url
+    assert f"echo {parse(renewed.default.transport_url).password} | rabbitmqctl change_password" in printed
+    assert file.read_text().replace(renewed.default.transport_url, former.default.transport_url) == text
+    # On another machine than that of the file, only what changes is told.
+    shown = ok("host", "add", "compute-17", *where)
+    assert "transport_url = " in shown and "control_users = " in shown and "compute_driver" not in shown
+    # A file that was lost is written anew with what is known of the host.
+    lost = tmp_path / "lost.toml"
+    ok("host", "add", "compute-17", "--settings", lost, *where)
+    assert load(lost, environ={}).console.relay_listen == "192.0.2.17:6080"
+    # What is not understood is left as it is.
+    file.write_text('[default]\nhost = "compute-17"\n')
+    assert "by hand" in refused("host", "add", "compute-17", "--settings", file, *where)
+    assert file.read_text() == '[default]\nhost = "compute-17"\n'
 
 
 def run_identity(place: Path, port: int) -> list[str]:

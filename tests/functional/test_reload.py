@@ -233,6 +233,42 @@ def test_a_log_file_is_opened_anew(tmp_path: Path) -> None:
     assert "identity: ready" not in log.read_text()
 
 
+@pytest.mark.parametrize("wrong", ["the log file", "the settings", "the certificate"])
+def test_the_log_file_is_opened_anew_whatever_becomes_of_the_rest(tmp_path: Path, wrong: str) -> None:
+    folder, key = tmp_path / "log", tmp_path / "key.pem"
+    folder.mkdir()
+    _certificate(tmp_path, "identity.example")
+    log, file = folder / "identity.log", tmp_path / "settings.toml"
+    tls = f'tls_certificate = "{tmp_path}/certificate.pem"\ntls_key = "{key}"\n'
+    good = f'[api]\nport = {free_port()}\n{tls}[default]\nuser = "root"\nlog_file = "{log}"\n'
+    file.write_text(good)
+    command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--config", str(file)]
+    with subprocess.Popen([*command, "--dir", str(tmp_path / "state")], stdin=subprocess.DEVNULL) as process:
+        try:
+            _until(lambda: log.exists() and "identity: ready" in log.read_text(), process)
+            moved = folder / "identity.log.1"
+            log.rename(moved)
+            if wrong == "the log file":
+                file.write_text(good.replace(str(folder), str(tmp_path / "nowhere")))
+                written = moved
+            else:
+                if wrong == "the settings":
+                    file.write_text("[default\n")
+                else:
+                    key.write_text("")
+                written = log
+            process.send_signal(signal.SIGHUP)
+            _until(lambda: written.exists() and "SIGHUP: " in written.read_text(), process)
+        finally:
+            process.terminate()
+    [said] = [line for line in written.read_text().splitlines() if "SIGHUP: " in line]
+    if wrong == "the log file":
+        assert "reloaded log levels" in said and "the log file" not in said
+        assert "cannot open default.log_file" in written.read_text()
+    else:
+        assert "nothing is reloaded" in said
+
+
 def _until(reached: Any, process: "subprocess.Popen[bytes]") -> None:
     """Wait until something is reached: a file of another process tells nobody that it grows."""
     while not reached():

@@ -29,6 +29,7 @@ from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
 from micronova.db.secrets import SecretBox, Secrets, key_id
+from micronova.privileged import kernel
 from tests.cluster import toml
 from tests.command import micronova
 from tests.services.postgres import Postgres
@@ -352,6 +353,21 @@ def _host(**values: Any) -> Callable[[Region, Path, Sections], Sections]:
     return plant
 
 
+def _bare_host(region: Region, tmp_path: Path, sections: Sections) -> Sections:
+    """A host for real guests whose packages were forgotten."""
+    host = _host()(region, tmp_path, sections)
+    patch = region.undo.enter_context(pytest.MonkeyPatch.context())
+    patch.setenv("PATH", str(tmp_path))
+    patch.setattr(kernel, "_PATH", str(tmp_path))
+    return {**host, "compute": {"compute_driver": "libvirt"}}
+
+
+def _closed_log(region: Region, tmp_path: Path, sections: Sections) -> Sections:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    return _changed(sections, "default", log_file=str(closed / "api.log"), user="nobody")
+
+
 def _nowhere(path: str) -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"http://127.0.0.1:{free.getsockname()[1]}{path}"
@@ -359,6 +375,7 @@ def _nowhere(path: str) -> str:
 
 CREATE = "os_compute_api:servers:create"
 COMPUTE = ("compute",)
+HOST = ("compute", "network-agent")
 MISTAKES = {
     "a section that does not exist": Mistake("", ("no section novaa", "did you mean nova"), _set("novaa", x=1)),
     "a setting that does not exist": Mistake("", ("no setting api.prot", "did you mean port"), _set("api", prot=1)),
@@ -545,12 +562,22 @@ MISTAKES = {
         "compute.compute_driver", ("xen", "fake or libvirt"),
         _set("compute", compute_driver="xen"), ("compute", *CONTROL),
     ),
+    "a host without QEMU": Mistake(
+        "compute.compute_driver", ("cannot run guests", "qemu-system-x86", "apt-get install"), _bare_host, HOST
+    ),
+    "a host without programs for networks": Mistake(
+        "compute.compute_driver", ("cannot have networks", "nftables", "apt-get install"), _bare_host, HOST
+    ),
     "vendor data that is no JSON": Mistake(
         "api.vendordata_providers", ("not valid JSON",), _file("api", "vendordata_jsonfile_path", "{"), ("metadata",)
     ),
     "a version of messages that is none": Mistake(
         "upgrade_levels.compute", ("'juno' is not a version",), _set("upgrade_levels", compute="juno")
     ),
+    "a log file in no directory": Mistake(
+        "default.log_file", ("no directory /nowhere", "/var/log/micronova"), _set("default", log_file="/nowhere/api.log")
+    ),
+    "a log file that is not ours": Mistake("default.log_file", ("may not write",), _closed_log),
     "a directory that is a file": Mistake("default.state_path", ("is a file",), _file("default", "state_path", "")),
 }  # fmt: skip
 
@@ -570,6 +597,15 @@ async def test_a_mistake_is_found(region: Region, tmp_path: Path, name: str) -> 
     assert any(all(word in result.line() for word in mistake.says) for result in named), lines
     assert all(result.right or mistake.setting != result.setting for result in named), lines
     assert "secret@" not in lines and "this check failed" not in lines
+
+
+async def test_a_volume_service_without_qemu_img_is_told_so(
+    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = await _check(region.config, roles=("volume",), directory=tmp_path)
+    [lack] = [result for result in found if result.outcome != "ok"]
+    assert lack.outcome == "unknown" and "qemu-img is missing" in lack.found and "qemu-utils" in lack.right
 
 
 async def test_files_of_several_roles_are_compared(region: Region, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The systemd units: systemd itself reads them without a complaint, and finds roles without rights well confined."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,15 @@ def _analyze(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 def test_systemd_accepts_it(units: Path, name: str) -> None:
     done = _analyze("verify", "--man=no", units / name)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_stopping_a_host_ends_its_first_process_alone(units: Path) -> None:
+    """What `e2e/test_host_restart.py` does to a host is what systemd does; a cloud of one machine ends as a whole."""
+    modes = {
+        name: re.findall(r"^KillMode=(\w+)$", (units / f"{name}.service").read_text(), re.MULTILINE)
+        for name in ("micronova-host", "micronova")
+    }
+    assert modes == {"micronova-host": ["process"], "micronova": ["mixed"]}
 
 
 def test_a_role_without_rights_is_confined(units: Path) -> None:

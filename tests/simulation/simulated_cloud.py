@@ -131,7 +131,7 @@ class SimulatedProcess(Process):
                 self.uploads.append(await open_upload(image_id, upload_id))
                 return self.uploads[-1]
 
-            store.open_upload = noted
+            store.open_upload = noted  # type: ignore[method-assign]
 
 
 def drivers_of(process: Process) -> list[Any]:

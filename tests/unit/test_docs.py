@@ -126,6 +126,24 @@ def test_functions_after_an_arrow() -> None:
     assert wrong == []
 
 
+def test_private_names_are_in_a_file_that_stands_beside_them() -> None:
+    """A private name in a paragraph, a list item or a row of a table is in one of the modules that it names."""
+    wrong = []
+    for path in DOCUMENTS:
+        prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for item in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.)\s)", prose):
+            spans = _spans(item)
+            files = [
+                _exists(name, path.parent)
+                for name in (span.partition(" ")[0] for span in spans)
+                if FILE.fullmatch(name)
+            ]
+            modules = [file for file in files if file is not None and file.suffix == ".py"]
+            private = [span for span in spans if re.fullmatch(r"_[A-Za-z]\w*", span)] if modules else []
+            wrong += [f"{_here(path)}: {name}" for name in private if not any(_defines(each, name) for each in modules)]
+    assert wrong == []
+
+
 def _defines_all(module: Path, dotted: str) -> bool:
     return all(_defines(module, symbol) for symbol in dotted.split("."))
 

@@ -5,7 +5,9 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import sqlalchemy as sa
 
 from micronova.conf.settings import SettingsError, hide_password_in_query
 from micronova.db.engine import Database, DatabaseRefused, open_database
@@ -87,7 +89,7 @@ def _wrong_certificate(error: BaseException | None) -> ssl.SSLCertVerificationEr
     return error
 
 
-def _ping(conn: Any) -> None:
+def _ping(conn: sa.Connection) -> None:
     conn.exec_driver_sql("SELECT 1")
 
 

@@ -3,10 +3,11 @@
 import ipaddress
 import os
 import re
-from collections.abc import Collection
+import tomllib
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -181,12 +182,16 @@ def add(
     config: Path | None,
     *,
     settings_file: Path | None = None,
-    driver: str = "libvirt",
+    driver: str | None = None,
 ) -> None:
-    """Register a host; print the commands that make its broker user, and print or write the settings of its agent."""
+    """Register a host; print the commands that make its broker user, and print or write the settings of its agent.
+
+    A host that is known gets a new password. Its settings file keeps everything else; without the file only the lines
+    that change are printed.
+    """
     import time
 
-    from micronova.db import services
+    from micronova.db import host_contents, nodes, services
     from micronova.rpc.amqp.permissions import for_host
     from micronova.rpc.amqp.url import parse
 
@@ -194,62 +199,136 @@ def add(
     if console_address:
         _check_console_address(console_address)
 
-    async def work(database: Database, settings: Settings) -> tuple[Settings, bool]:
+    async def work(database: Database, settings: Settings) -> _Registered:
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
         if name in (parse(settings.default.transport_url).user, *settings.default.control_users):
             raise MicronovaError(
                 f"{name} is a broker user of the control services: a host needs a broker user of its own."
             )
-        known = name in (await database.read(services.host_users)).registered
+        known = (await database.read(host_contents.of_host, name)).has_user
         await database.write(services.register_host_user, name, micros(time.time()), console_address)
-        return settings, known
+        address = await database.read(services.console_address, name) or ""
+        kinds = {node.hypervisor_type for node in await database.read(nodes.list_) if node.host == name}
+        return _Registered(settings, known, address, driver or ("fake" if kinds == {"fake"} else "libvirt"))
 
     # It is opened first: a process of root's becomes the owner of DIR, who may not be able to.
-    file = None if settings_file is None else _private_file(settings_file)
+    file = None if settings_file is None else _HostFile(settings_file, name)
     try:
-        settings, known = with_database(directory, config, work)
+        found = with_database(directory, config, work)
+        settings = found.settings
         broker = parse(settings.default.transport_url)
         password = new_password()
         allowed = for_host(name, name)
+        url = broker.for_user(f"{name}:{password}")
+        changed = _credential(url, settings)
+        if file is not None and file.former:  # before anything is printed: it may not be possible
+            text = _renewed(file.former, changed, settings_file)
+            if console_address and f'"{console_address}"' not in text:
+                click.echo(f'In {settings_file} set [console] relay_listen = "{console_address}".', err=True)
+        else:
+            text = _host_settings(name, changed, found.console_address, found.driver, settings)
         if file is None:
             click.echo("# On the broker:")
         # The password comes by standard input: everybody on the broker's machine sees the arguments of a process.
         told = f"echo {password} | rabbitmqctl"
-        click.echo(f"{f'{told} change_password {name} || ' if known else ''}{told} add_user {name}")
+        click.echo(f"{f'{told} change_password {name} || ' if found.known else ''}{told} add_user {name}")
         patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
         click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
-        text = _host_settings(name, broker.for_user(f"{name}:{password}"), console_address, driver, settings)
-        if file is None:
-            click.echo(f"\n{text}", nl=False)
-        else:
+        if file is not None:
             file.write(text)
+        elif found.known:
+            click.echo(f"\n# On {name}, in the place of these lines of its settings; the others stay:\n[default]")
+            click.echo("\n".join(f"{option} = {value}" for option, value in changed.items()))
+        else:
+            click.echo(f"\n{text}", nl=False)
     finally:
         if file is not None:
             file.close()
 
 
-def _private_file(path: Path) -> IO[str]:
-    """Make a new file that only its owner can read; raise an error if there is one."""
-    try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
-    except FileExistsError:
-        raise MicronovaError(f"{path} exists: name another file, or remove it first.") from None
+class _Registered(NamedTuple):
+    """A host as it is registered, and the settings of the region."""
+
+    settings: Settings
+    known: bool  # it was registered before
+    console_address: str
+    driver: str
 
 
-def _host_settings(name: str, transport_url: str, console_address: str, driver: str, settings: Settings) -> str:
-    """Return the settings file of a host."""
+class _HostFile:
+    """The settings file of a host, which only its owner can read: a new one, or the one that the host has."""
+
+    def __init__(self, path: Path, host: str) -> None:
+        """Open it; raise MicronovaError if it is a file of something else."""
+        try:
+            self._stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
+        except OSError as error:
+            raise MicronovaError(f"Cannot write {path}: {error.strerror}.") from None
+        try:
+            self.former = self._stream.read()
+            is_of_host = not self.former or tomllib.loads(self.former).get("default", {}).get("host") == host
+        except ValueError:
+            is_of_host = False
+        if not is_of_host:
+            self._stream.close()
+            raise MicronovaError(
+                f"{path} exists and is not the settings file of {host}: name another file, or remove it first."
+            )
+        self._path, self._written = path, bool(self.former)
+
+    def write(self, text: str) -> None:
+        """Write the settings."""
+        self._stream.seek(0)
+        self._stream.truncate()
+        self._stream.write(text)
+        self._written = True
+
+    def close(self) -> None:
+        """Close it; remove a new one that was not written."""
+        self._stream.close()
+        if not self._written:
+            self._path.unlink(missing_ok=True)
+
+
+def _credential(transport_url: str, settings: Settings) -> dict[str, str]:
+    """Return what a new password changes in the section `default` of a host's settings, as TOML."""
     from micronova.rpc.amqp.url import parse
 
     users = settings.default.control_users or (parse(settings.default.transport_url).user,)
     quoted = ", ".join(f'"{user}"' for user in users)
+    return {"transport_url": f'"{transport_url}"', "control_users": f"[{quoted}]"}
+
+
+def _renewed(former: str, changed: Mapping[str, str], path: Path | None) -> str:
+    """Return the settings of a host with other values; raise MicronovaError if a person has to change them."""
+    text = former
+    for option, value in changed.items():
+        line = re.compile(rf"^[ \t]*{option}[ \t]*=.*$", re.MULTILINE)
+        text = line.sub(lambda _, line=f"{option} = {value}": line, text, count=1)
+    try:
+        became = tomllib.loads(text)["default"]
+        right = all(became.get(option) == tomllib.loads(f"x = {value}")["x"] for option, value in changed.items())
+    except ValueError:
+        right = False
+    if not right:
+        raise MicronovaError(
+            f"{path} has no line `{' = …` and `'.join(changed)} = …` in [default] that could be replaced: name a new "
+            "file by --settings, and change it by hand."
+        )
+    return text
+
+
+def _host_settings(
+    name: str, credential: Mapping[str, str], console_address: str, driver: str, settings: Settings
+) -> str:
+    """Return the settings file of a host."""
     lines = [
         f"# On {name}, the settings of `micronova run compute network-agent --config FILE`.",
         "# The password in transport_url is the only secret of the host: let only its owner read FILE.",
         "[default]",
         f'host = "{name}"',
-        f'transport_url = "{transport_url}"',
-        f"control_users = [{quoted}]",
+        *(f"{option} = {value}" for option, value in credential.items()),
         "",
         "[compute]",
         f'compute_driver = "{driver}"',

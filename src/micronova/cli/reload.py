@@ -1,8 +1,9 @@
 """SIGHUP: read again what can change while a process runs.
 
 These are the levels and the file of the log, the access log, policy files, and the certificates of HTTP, of PostgreSQL
-and of the authorities that verify other services. If one of the files cannot be used, nothing changes. One line of the
-log says what was read again, or why nothing was.
+and of the authorities that verify other services. If one of the files cannot be used, nothing changes, but for the file
+of the log: it is opened anew in any case, because what rotates logs has moved it away. One line of the log says what
+was read again, or why nothing was.
 """
 
 import asyncio
@@ -61,15 +62,22 @@ class Reloader:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     def reload(self) -> None:
-        """Read everything again; if something cannot be used, log why and change nothing."""
+        """Read everything again; if something cannot be used, log why, and change nothing but the file of the log."""
         try:
             new = self._load()
             changes = self._prepared(new)
+        except Exception as error:
+            open_log_file(self._last)
+            if isinstance(error, MicronovaError):
+                log.error("SIGHUP: nothing is reloaded, and what was loaded before stays: %s", error.message)
+            else:
+                log.error("SIGHUP: nothing is reloaded, and what was loaded before stays", exc_info=error)
+            return
+        if open_log_file(new):
+            changes.insert(1, _Change(f"the log file {new.default.log_file}", lambda: None))
+        try:
             for change in changes:
                 change.apply()
-        except MicronovaError as error:
-            log.error("SIGHUP: nothing is reloaded, and what was loaded before stays: %s", error.message)
-            return
         except Exception as error:
             log.error("SIGHUP: not everything could be reloaded; restart the process", exc_info=error)
             return
@@ -85,8 +93,6 @@ class Reloader:
         """Read and check everything; return the changes to make, which then succeed. Raise MicronovaError."""
         process, settings = self._process, self._process.settings
         changes = [_Change("log levels", partial(set_levels, new, self._last))]
-        if new.default.log_file:
-            changes.append(_Change(f"the log file {new.default.log_file}", partial(open_log_file, new)))
         if process.access_log is not None:
             changes.append(_Change("the access log", partial(setattr, process.access_log, "on", new.api.access_log)))
         for name, (section, option) in POLICY_FILES.items():
@@ -115,10 +121,11 @@ class Reloader:
         return _Change(f"the policy file {file}", partial(current.adopt, Enforcer(current.rules.values(), file)))
 
 
-def open_log_file(settings: Settings) -> None:
-    """Open the log file of the settings, if they name one, as the user that the process runs as."""
+def open_log_file(settings: Settings) -> bool:
+    """Open the log file of the settings, if they name one, as the user that the process runs as; return whether that
+    was possible."""
     try:
-        use_log_file(settings)
+        return use_log_file(settings) is not None
     except OSError as error:
         log.error(
             "cannot open default.log_file (%s): %s; lines go where they went before. Let the user of this process "
@@ -126,6 +133,7 @@ def open_log_file(settings: Settings) -> None:
             settings.default.log_file,
             error.strerror,
         )
+        return False
 
 
 def _differing(old: Settings, new: Settings) -> list[str]:

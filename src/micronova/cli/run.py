@@ -72,7 +72,7 @@ def run(
             )
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
-    run_as_service(settings, place, roles, main, needs_root=needs_root, read_again=source.load)
+    run_as_service(settings, place, roles, main, needs_root=needs_root, guests_stay=True, read_again=source.load)
 
 
 def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:

@@ -7,8 +7,10 @@
                          └── the exporter of volumes, as a third user, and its storage daemons (cli/exporter.py)
 
 Root's process holds no data and listens nowhere. It starts the other processes and restarts those that die, except the
-cloud, which ends with an error. When the cloud is told to stop, guests are powered off, and everything but files in DIR
-is removed; disks stay. `micronova run` with nothing but the agents of a host has no other cloud process.
+cloud, which ends with an error. When a cloud of `up` is told to stop, guests are powered off, and everything but files
+in DIR is removed; disks stay. `micronova run` leaves guests, their libvirtd and their networks as they are: an agent is
+stopped when its settings or its version change, and the next one takes them over. `micronova down` ends them.
+`micronova run` with nothing but the agents of a host has no other cloud process.
 
 The cloud can use an existing libvirt (libvirt.connection_uri) instead of a private one. That libvirt is neither
 started nor stopped. The cloud's guests on it are powered off alike, and the helper moves their taps into the cloud's
@@ -17,10 +19,12 @@ network namespace.
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
 import stat
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +56,7 @@ from micronova.objects.errors import MicronovaError, resource_exhausted
 from micronova.privileged.client import (
     HelperProcess,
     helper_socket,
+    listens,
     make_sockets_directory,
     remove_sockets_directory,
     runtime_directory,
@@ -65,20 +70,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 5.0  # seconds between checks that the helper and libvirtd run
+HELPER_END = 5.0  # seconds in which a helper ends when root's process was killed
+STOP_MARGIN = 60.0  # seconds beyond compute.shutdown_grace after which a child that was told to stop is killed
 
 
 def probe(settings: Settings) -> str | None:
     """Return why this machine cannot run real guests, in one line with what to do; None if it can."""
+    if os.geteuid() != 0 and not settings.libvirt.connection_uri:
+        return "Real guests and their networks need root: run as root (sudo micronova up)."
+    return (lack_of_networks() if runs_network_agent(settings) else None) or lack_of_guests(settings)
+
+
+def lack_of_networks() -> str | None:
+    """Return what this machine lacks for the networks of guests, and what to do; None if it has all."""
     from micronova.privileged.kernel import missing_programs
+
+    packages = missing_programs()
+    return f"Packages are missing: apt-get install --no-install-recommends {' '.join(packages)}" if packages else None
+
+
+def lack_of_guests(settings: Settings) -> str | None:
+    """Return what this machine lacks for real guests, and what to do; None if it has all."""
     from micronova.virt.libvirt.daemon.existing import obstacle
     from micronova.virt.libvirt.setup import probe as libvirt
 
     uri = settings.libvirt.connection_uri
-    if os.geteuid() != 0 and not uri:
-        return "Real guests and their networks need root: run as root (sudo micronova up)."
-    packages = missing_programs()
-    if packages and runs_network_agent(settings):
-        return f"Packages are missing: apt-get install --no-install-recommends {' '.join(packages)}"
     lacks = libvirt(msgspec.to_builtins(settings.libvirt))
     return obstacle(uri, _above_guests(settings)) if lacks is None and uri else lacks
 
@@ -252,6 +268,11 @@ class HostProcesses:
                 return True
         return self.libvirtd is not None and self.libvirtd.has_guests()
 
+    def leave(self) -> None:
+        """End the helper; guests and what was made for them stay."""
+        self.helper.stop()
+        log.warning("guests that run go on, with their networks: the next start finds them, `micronova down` ends them")
+
     def stop(self) -> None:
         """Power off all guests and remove everything but files in DIR."""
         if self.libvirtd is not None:
@@ -310,13 +331,15 @@ def guests_outside(settings: Settings, place: StateDirectory) -> Settings:
 
 
 def clean_up(place: StateDirectory) -> bool:
-    """Remove what a cloud that crashed left on the machine; return whether there was anything. For root."""
+    """Remove what a cloud that crashed, or a host that was stopped, left on the machine; return whether there was
+    anything. For root. Raise MicronovaError if root's process of the cloud runs."""
     from micronova.privileged.devices import namespaces
     from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
     from micronova.virt.libvirt.setup import teardown
 
     cloud_id = root_records.cloud_id(place)
     prefix = prefix_of(cloud_id)
+    _await_end_of(helper_socket(prefix), place)
     left = teardown(place.path)
     note = _note_of(prefix)
     if note.exists():
@@ -332,6 +355,17 @@ def clean_up(place: StateDirectory) -> bool:
     return left
 
 
+def _await_end_of(helper: Path, place: StateDirectory) -> None:
+    """Wait a little for the end of a helper, which ends with root's process of its cloud; raise if it goes on."""
+    deadline = time.monotonic() + HELPER_END
+    while listens(helper):
+        if time.monotonic() > deadline:
+            raise MicronovaError(
+                f"The agents of a host run in {place.path}: stop them first (systemctl stop micronova-host)."
+            )
+        time.sleep(0.05)
+
+
 def supervise(
     processes: HostProcesses,
     user: ServiceUser,
@@ -340,11 +374,15 @@ def supervise(
     agent: AgentProcess | None = None,
     exporter: ExporterProcess | None = None,
     read_again: ReadAgain | None = None,
+    *,
+    guests_stay: bool = False,
+    stop_timeout: float = math.inf,
 ) -> None:
     """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop.
 
-    `agent` is the process of the host's agents, if `main` does not run them itself; `exporter` serves volumes. At
-    SIGHUP `read_again` returns the settings whose levels of the log these get.
+    With `guests_stay` guests and what they need go on without this process. `agent` is the process of the host's
+    agents, if `main` does not run them itself; `exporter` serves volumes. At SIGHUP `read_again` returns the settings
+    whose levels of the log these get.
     """
     asked = reload = False
     reader, writer = os.pipe()
@@ -382,12 +420,13 @@ def supervise(
             exporter.detach()
         become(user, place.path, processes.groups if agent is None else ())
         processes.open(place)
-        end_with(root, signal.SIGTERM)
+        # The next start must not find two agents.
+        end_with(root, signal.SIGKILL if agent is None else signal.SIGTERM)
         notifications.take(say)
         main(link)
         return
     os.close(say)
-    listening, stopping = [reader, said], False
+    listening, stopping, kill_at = [reader, said], False, math.inf
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, woken)
@@ -405,7 +444,12 @@ def supervise(
             _terminate(child)
         if asked and not stopping:
             stopping = True
+            kill_at = time.monotonic() + stop_timeout
             notifications.say("STOPPING=1")
+        if time.monotonic() > kill_at:  # the next start must not find two agents
+            log.error("process %d does not stop and is killed", child)
+            kill_at = math.inf
+            _signal(child, signal.SIGKILL)
         tended = others if failed is None and not asked else []
         pause = min([CHECK_INTERVAL, *(each.attention for each in tended)])
         found = select.select(listening, [], [], pause)[0]
@@ -424,13 +468,15 @@ def supervise(
     code = os.waitstatus_to_exitcode(status)
     if agent is not None:
         agent.stop(kill=code != 0)
-    # Guests of a cloud that crashed keep running: the next start finds them.
-    if (code == 0 and failed is None) or asked or not processes.has_guests():
+    # Guests of a cloud that crashed keep running, too: the next start finds them.
+    if not guests_stay and ((code == 0 and failed is None) or asked or not processes.has_guests()):
         processes.stop()
         if exporter is not None:
             exporter.end()
-    elif exporter is not None:
-        exporter.stop(kill=True)  # its daemons serve these guests
+    else:
+        if exporter is not None:
+            exporter.stop(kill=True)  # its daemons serve these guests
+        processes.leave()
     if failed is not None:
         raise failed
     if code != 0:
@@ -469,18 +515,20 @@ def run_as_service(
     main: Main,
     *,
     needs_root: bool,
+    guests_stay: bool = False,
     read_again: ReadAgain | None = None,
 ) -> None:
     """Run `main` as the service user. If it needs root and this is root, root's process supervises it.
 
-    Agents of real guests run in a process and as a user of their own if there are other roles.
+    Agents of real guests run in a process and as a user of their own if there are other roles. With `guests_stay`
+    guests go on when it is told to stop.
     """
     user = service_user(settings.default.user)
     if user is None:
         existing = needs_root and runs_qemu(settings) and bool(settings.libvirt.connection_uri)
         keep_private(place, passable=existing)  # the guests of an existing libvirt may pass through DIR to their files
         main(settings, roles, None)
-        if existing:
+        if existing and not guests_stay:
             from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
             from micronova.virt.libvirt.setup import state_root
 
@@ -498,8 +546,16 @@ def run_as_service(
     claim(place, user)
     cloud_id = root_records.cloud_id(place)
     settings = in_agent_namespace(settings, place)
+    stop_timeout = settings.compute.shutdown_grace + STOP_MARGIN
     if agent_user is None:
-        supervise(HostProcesses(settings, place, user), user, place, lambda _: main(settings, roles, None))
+        supervise(
+            HostProcesses(settings, place, user),
+            user,
+            place,
+            lambda _: main(settings, roles, None),
+            guests_stay=guests_stay,
+            stop_timeout=stop_timeout,
+        )
         return
     settings = guests_outside(settings, place)
     processes = HostProcesses(settings, place, agent_user, user)
@@ -531,7 +587,17 @@ def run_as_service(
         roles=agents,
         volumes=None if exporter is None else access_socket(prefix_of(cloud_id)),
     )
-    supervise(processes, user, place, lambda link: main(settings, others, link), agent, exporter, read_again)
+    supervise(
+        processes,
+        user,
+        place,
+        lambda link: main(settings, others, link),
+        agent,
+        exporter,
+        read_again,
+        guests_stay=guests_stay,
+        stop_timeout=stop_timeout,
+    )
 
 
 def _volume_user(settings: Settings, *others: ServiceUser) -> ServiceUser:

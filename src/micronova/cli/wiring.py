@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
@@ -45,6 +45,12 @@ from micronova.rpc.local import LocalBus
 from micronova.rpc.unix.bus import UnixBus
 from micronova.rpc.unix.gate import BusGate
 
+if TYPE_CHECKING:
+    from micronova.embedded.identity.service import IdentityService
+    from micronova.embedded.image.service import ImageService
+    from micronova.embedded.network.service import NetworkService
+    from micronova.embedded.volume.service import VolumeService
+
 log = logging.getLogger(__name__)
 
 NO_CONTROL_USERS = (
@@ -57,6 +63,15 @@ MIGRATIONS = "micronova.db.migrations"
 WITH_COMPUTE_DATABASE = ("api", "metadata", "conductor", "scheduler")
 
 T = TypeVar("T")
+
+
+class EmbeddedServices(TypedDict, total=False):
+    """The embedded services of a process, by role. A process imports only those that it runs."""
+
+    identity: "IdentityService"
+    image: "ImageService"
+    network: "NetworkService"
+    volume: "VolumeService"
 
 
 class Role(Protocol):
@@ -131,7 +146,7 @@ class Process:
         self.bus: Bus | None = None
         self.apps: dict[str, App] = {}  # by mount path
         self.services: dict[str, Service] = {}  # by name: their routes are what the isolation tests walk
-        self.embedded: dict[str, Any] = {}  # the embedded services that run in this process
+        self.embedded: EmbeddedServices = {}  # those that run in this process
         self.access_log: AccessLog | None = None  # of the HTTP server
         self.url = _url(settings, settings.api.listen, settings.api.port)
         self.clients = Clients(self)

@@ -29,7 +29,7 @@ from micronova.conductor.operations.evacuate import Evacuate
 from micronova.conductor.operations.host_kind import HostKind, apply_progress, apply_report, reported_error
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.move import MOVE_KINDS, Move
-from micronova.conductor.operations.operation_kind import Continue, OperationKind
+from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind
 from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.rebuild import Rebuild
 from micronova.conductor.operations.rescue import Rescue
@@ -250,7 +250,7 @@ class ConductorManager:
         with self._host_users.one_message_of(report.host):
             found = await self.engine.write_for_host(apply_report, self._kinds, report)
         if found is None:
-            log.info("a late report of host %s about instance %s is ignored", report.host, report.instance_uuid)
+            log.info("host %s reports on operation %s, which is not known: ignored", report.host, report.operation_id)
             return ReportReply(accepted=False)
         kind, operation, result = found
         if operation.instance_uuid != report.instance_uuid:
@@ -260,7 +260,10 @@ class ConductorManager:
                 report.instance_uuid,
                 operation.instance_uuid,
             )
+            return ReportReply(accepted=False)
         what = report.outcome if report.outcome == "done" else f"{report.outcome}: {report.message}"
+        if isinstance(result, NoMoreWork) and not result.accepted:
+            what += ", too late: refused"
         log.info("host %s reports %s of instance %s: %s", report.host, kind.name, report.instance_uuid, what)
         if report.outcome != "done" and not report.temporary and (isinstance(result, Continue) or result.accepted):
             error, server = reported_error(report), report.instance_uuid

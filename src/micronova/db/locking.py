@@ -3,7 +3,7 @@
 PostgreSQL locks the rows of an UPDATE or DELETE in the order in which it finds them. SQLite has one writer at a time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ def in_order(key: sa.Column[Any], *conditions: sa.ColumnElement[bool]) -> sa.Col
     return key.in_(locked)
 
 
-def numbered(rows: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+def numbered(rows: Iterable[Mapping[str, object]], first: int) -> list[dict[str, object]]:
     """Return new rows with ids from `first` on, in an order in which both their ids and their uuids grow.
 
     Transactions that insert at the same moment choose the same ids. Inserted in this order, the later one waits for the

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from micronova.db import placement_names, providers
 from micronova.db.listed import one_of
+from micronova.db.provider_inventories import ReportedInventory
 from micronova.db.tables import allocations, inventories, node_topologies, resource_providers
 from micronova.objects.mediated_devices import provider_uuid, trait_of
 from micronova.objects.topology import LONGEST_MDEV_PARENT, MdevParent, usable_topology
@@ -80,7 +81,7 @@ class MediatedDevices:
             [(uuid, trait_of(before[uuid])) for uuid in changed if uuid in before],
         )
 
-    def inventory_rows(self, now: int) -> list[dict[str, Any]]:
+    def inventory_rows(self, now: int) -> list[ReportedInventory]:
         """Return the rows of the inventories, and make their resource classes, if they are new.
 
         An inventory that is no longer reported has a row with a total of 0.
@@ -113,7 +114,7 @@ class MediatedDevices:
             for (uuid, name), total in amounts.items()
         ]
 
-    def remove_unused(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def remove_unused(self, rows: Sequence[ReportedInventory]) -> None:
         """Remove inventories that are no longer reported, and providers without any; what consumers hold stays.
 
         The rows of the inventories have been written, so claims wait for this transaction, and find nothing to take.

@@ -12,6 +12,8 @@ from micronova.db import placement_names, providers, topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
 from micronova.db.mediated_devices import MediatedDevices
+from micronova.db.nodes import NewNode
+from micronova.db.provider_inventories import ReportedInventory
 from micronova.db.tables import compute_nodes, inventories, node_topologies, resource_providers
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict
@@ -224,14 +226,14 @@ def _traits(node: NodeResources) -> list[str]:
     return sorted({*reported_traits(node.traits), COMPUTE_NODE, OWNER})
 
 
-def _check_providers(conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_providers(conn: sa.Connection, rows: Sequence[NewNode]) -> None:
     """Raise Conflict if a new node has the uuid of a provider that another service has made."""
     hosts = {row["uuid"]: row["host"] for row in rows}
     for uuid in sorted(providers.get_many(conn, list(hosts))):
         raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")
 
 
-def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+def _insert(conn: sa.Connection, rows: Sequence[NewNode]) -> None:
     missing = {row["uuid"]: row for row in rows}
     hosts = sorted({row["host"] for row in rows})
     while missing:
@@ -254,7 +256,7 @@ def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
             del missing[uuid]
 
 
-def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
+def _node_row(host: str, node: NodeResources, now: int) -> NewNode:
     return {
         "uuid": node.node_uuid,
         "host": host,
@@ -286,11 +288,11 @@ def _ratios(node: NodeResources, before: Any | None, initial: Mapping[str, float
     return found | node.allocation_ratios | {"PCPU": 1.0}
 
 
-def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
+def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) -> list[ReportedInventory]:
     totals = {"VCPU": node.vcpus, "MEMORY_MB": node.memory_mb, "DISK_GB": node.local_gb}
     if node.pcpus is not None:
         totals["PCPU"] = node.pcpus
-    rows = []
+    rows = list[ReportedInventory]()
     for resource, total in totals.items():
         reserved = min(node.reserved.get(resource, 0), total)
         ratio = ratios[resource]

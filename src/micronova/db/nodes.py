@@ -1,7 +1,7 @@
 """Compute nodes: what each hypervisor is and has, as its host has reported it, and what is claimed of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -51,6 +51,30 @@ class NodeRow(Protocol):
     local_gb_reserved: int
     local_gb_claimed: int
     guests: int
+
+
+class NewNode(TypedDict):
+    """What a report of a host writes of a compute node; the times and `failed_builds` are those of a new one."""
+
+    uuid: str
+    host: str
+    hypervisor_hostname: str
+    hypervisor_type: str
+    hypervisor_version: int
+    host_ip: str
+    cpu_info: dict[str, Any]
+    supported: list[list[str]]
+    capabilities: dict[str, Any]
+    traits: list[str]
+    vcpus_used: int
+    memory_mb_used: int
+    local_gb_used: int
+    disk_available_gb: int | None
+    running_vms: int
+    current_workload: int
+    failed_builds: int
+    created_at: int
+    changed_at: int
 
 
 _CAPABILITIES = Prepared(sa.select(_n.capabilities).where(_n.uuid == sa.bindparam("node")))

@@ -4,8 +4,8 @@
 removed; its capacity may become less than what is used, and then nothing more is taken.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -35,6 +35,41 @@ class InventoryRow(Protocol):
     changed_at: int
 
 
+class Inventory(TypedDict):
+    """What clients say of an inventory: FIELDS."""
+
+    total: int
+    reserved: int
+    min_unit: int
+    max_unit: int
+    step_size: int
+    allocation_ratio: float
+
+
+class _Columns(Inventory):
+    """The columns of `inventories`, without what belongs to the claims."""
+
+    node_uuid: str
+    resource_class: str
+    capacity: int
+    changed_at: int
+
+
+class ReportedInventory(TypedDict):
+    """An inventory as the report of a host writes it: `is_fixed` if clients may not change its allocation ratio."""
+
+    node_uuid: str
+    resource_class: str
+    total: int
+    reserved: int
+    max_unit: int
+    allocation_ratio: float
+    capacity: int
+    used: int
+    changed_at: int
+    is_fixed: bool
+
+
 def list_(conn: sa.Connection, uuid: str) -> list[InventoryRow]:
     """Return the inventories of a provider."""
     query = sa.select(inventories).where(_i.node_uuid == uuid).order_by(_i.resource_class)
@@ -47,7 +82,7 @@ def find(conn: sa.Connection, uuid: str, name: str) -> InventoryRow | None:
     return cast("InventoryRow | None", conn.execute(query).first())
 
 
-def add(conn: sa.Connection, uuid: str, name: str, values: Mapping[str, Any], generation: int | None, now: int) -> None:
+def add(conn: sa.Connection, uuid: str, name: str, values: Inventory, generation: int | None, now: int) -> None:
     """Give a provider an inventory; raise NotFound for an unknown class, Conflict if it has one."""
     wrong = f"Unable to create inventory for resource provider {uuid}:"
     providers.touch(conn, uuid, now)
@@ -55,19 +90,16 @@ def add(conn: sa.Connection, uuid: str, name: str, values: Mapping[str, Any], ge
     _check_classes(conn, [name])
     if find(conn, uuid, name) is not None:
         raise Conflict(f"Update conflict: {wrong} it has an inventory of {name}; update that one.")
-    conn.execute(inventories.insert(), _row(uuid, name, values, now))
+    conn.execute(inventories.insert(), _columns(uuid, name, values, now))
 
 
-def change(
-    conn: sa.Connection, uuid: str, name: str, values: Mapping[str, Any], generation: int | None, now: int
-) -> None:
+def change(conn: sa.Connection, uuid: str, name: str, values: Inventory, generation: int | None, now: int) -> None:
     """Change an inventory; raise Invalid if the provider has none."""
     providers.touch(conn, uuid, now)
     topologies.follow_ratios(conn, uuid, {name: values["allocation_ratio"]}, now)
     providers.advance(conn, uuid, generation, now, f"Update conflict: {providers.GENERATION_CONFLICT}")
     _check_classes(conn, [name])
-    row = _row(uuid, name, values, now)
-    del row["used"]
+    row = _columns(uuid, name, values, now)
     if (
         conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row)).rowcount
         != 1
@@ -80,7 +112,7 @@ def change(
 def replace_all(
     conn: sa.Connection,
     uuid: str,
-    wanted: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, Inventory],
     generation: int | None,
     now: int,
     *,
@@ -98,24 +130,22 @@ def replace_all(
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     remove_unused(conn, uuid, [row for name, row in known.items() if name not in wanted])
     for name, values in sorted(wanted.items()):
-        row = _row(uuid, name, values, now)
+        row = _columns(uuid, name, values, now)
         if name not in known:
             conn.execute(inventories.insert(), row)
-        elif any(getattr(known[name], each) != row[each] for each in FIELDS):
-            del row["used"]
+        elif {each: getattr(known[name], each) for each in FIELDS} != values:
             conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row))
 
 
-def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], now: int) -> None:
+def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Inventory], now: int) -> None:
     """Give a provider those of the inventories that it has not, and change the others."""
     _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     for name, values in sorted(wanted.items()):
-        row = _row(uuid, name, values, now)
+        row = _columns(uuid, name, values, now)
         if name not in known:
             conn.execute(inventories.insert(), row)
         else:
-            del row["used"]
             conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row))
     if wanted:
         providers.advance(conn, uuid, None, now)
@@ -146,7 +176,7 @@ def remove_unused(conn: sa.Connection, uuid: str, rows: list[Any]) -> None:
         conn.execute(sa.delete(inventories).where(_i.node_uuid == uuid, _i.resource_class == row.resource_class))
 
 
-def _check_classes(conn: sa.Connection, names: Any) -> None:
+def _check_classes(conn: sa.Connection, names: Collection[str]) -> None:
     if unknown := placement_names.unknown_classes(conn, names, keep=True):
         raise UnknownClass(f"No such resource class {', '.join(unknown)}.")
 
@@ -155,13 +185,11 @@ class UnknownClass(Invalid):
     """A resource class that is not there (400)."""
 
 
-def _row(uuid: str, name: str, values: Mapping[str, Any], now: int) -> dict[str, Any]:
-    kept = {each: values[each] for each in FIELDS}
+def _columns(uuid: str, name: str, values: Inventory, now: int) -> _Columns:
     return {
-        **kept,
+        **values,
         "node_uuid": uuid,
         "resource_class": name,
         "capacity": capacity(values["total"], values["reserved"], float(values["allocation_ratio"])),
-        "used": 0,
         "changed_at": now,
     }

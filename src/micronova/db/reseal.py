@@ -1,4 +1,4 @@
-"""Seals stored secrets anew, when the key of secrets is changed: those of waiting operations, and keys of volumes.
+"""Seals stored secrets anew, when the key of secrets is changed: those of waiting operations, and of volumes.
 
 Each function seals the next ones after an id.
 """
@@ -41,9 +41,9 @@ def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
 
 
 def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
-    """Seal the keys of encrypted volumes with which servers are connected."""
-    encrypted: Any = _d.device["connection", "sealed_key"].as_string()
-    wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, encrypted.is_not(None))
+    """Seal the secrets of volumes with which servers are connected."""
+    secret: Any = _d.device["connection", "sealed_secret"].as_string()
+    wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, secret.is_not(None))
     found = conn.execute(wanted.order_by(_d.uuid).limit(TOGETHER)).all()
     changed, lost = 0, []
     for server in lock_instances(conn, {row.instance_uuid for row in found}):
@@ -57,11 +57,11 @@ def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
 
 def _seal_anew(conn: sa.Connection, box: SecretBox, device: BlockDevice) -> bool:
     connection = device.connection
-    if connection is None or connection.sealed_key is None or device.volume_id is None:
+    if connection is None or connection.sealed_secret is None or device.volume_id is None:
         return False
-    fresh = box.reseal(connection.sealed_key, device.volume_id)
+    fresh = box.reseal(connection.sealed_secret, device.volume_id)
     if fresh is None:
         return False
-    connection = msgspec.structs.replace(connection, sealed_key=fresh)
+    connection = msgspec.structs.replace(connection, sealed_secret=fresh)
     instances.change_device(conn, msgspec.structs.replace(device, connection=connection))
     return True

@@ -1,7 +1,7 @@
 """Server groups: servers that are placed on the same host, or on different hosts. An instance's row names its group."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -27,7 +27,19 @@ class ServerGroupRow(Protocol):
     created_at: int
 
 
-def insert(conn: sa.Connection, row: Mapping[str, Any], limits: Mapping[str, int]) -> ServerGroupRow:
+class NewServerGroup(TypedDict):
+    """A new row of `server_groups`."""
+
+    uuid: str
+    project_id: str
+    user_id: str
+    name: str
+    policy: str
+    rules: dict[str, int]
+    created_at: int
+
+
+def insert(conn: sa.Connection, row: NewServerGroup, limits: Mapping[str, int]) -> ServerGroupRow:
     """Add a group and charge its project; raise QuotaExceeded."""
     quotas.charge(conn, row["project_id"], {"server_groups": 1}, limits, row["user_id"])
     conn.execute(sa.insert(server_groups).values(**row))

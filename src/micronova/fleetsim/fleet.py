@@ -30,8 +30,8 @@ _EXAMPLE: Final = '[[kinds]] with name = "general", share = 1, vcpus = 64, memor
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class HostKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Hosts that are alike."""
+class HostModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts that are alike: a kind of the fleet."""
 
     name: str
     share: float = 1.0  # of the fleet, relative to the shares of the other kinds
@@ -42,13 +42,13 @@ class HostKind(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """The kinds of hosts, and the availability zones that they are spread over."""
 
-    kinds: tuple[HostKind, ...]
+    kinds: tuple[HostModel, ...]
     zones: tuple[str, ...] = ("az1", "az2", "az3")
 
 
-def _general(name: str, share: float, vcpus: int) -> HostKind:
+def _general(name: str, share: float, vcpus: int) -> HostModel:
     hardware = FakeSettings(vcpus=vcpus, memory_mb=vcpus * 4096, local_gb=vcpus * 50, numa_nodes=2)
-    return HostKind(name=name, share=share, hardware=hardware)
+    return HostModel(name=name, share=share, hardware=hardware)
 
 
 DEFAULT_FLEET: Final = Fleet(kinds=(_general("small", 50, 16), _general("medium", 35, 32), _general("large", 15, 64)))
@@ -86,14 +86,14 @@ def read_fleet(path: Path) -> Fleet:
     return Fleet(kinds=kinds, zones=file.zones)
 
 
-def _kind(given: Mapping[str, Any]) -> HostKind:
+def _kind(given: Mapping[str, Any]) -> HostModel:
     fields = {name: given[name] for name in _Kind.__struct_fields__ if name in given}
     own = _convert(fields, _Kind, "a kind")
     options = {name: value for name, value in given.items() if name not in _Kind.__struct_fields__}
     if unknown := sorted(options.keys() - set(_HARDWARE)):
         raise Invalid(f"The kind {own.name} has the unknown option {unknown[0]}: it may have {', '.join(_HARDWARE)}")
     hardware = _convert(options, FakeSettings, f"the kind {own.name}")
-    return HostKind(name=own.name, share=own.share, hardware=hardware, aggregates=own.aggregates)
+    return HostModel(name=own.name, share=own.share, hardware=hardware, aggregates=own.aggregates)
 
 
 def _convert(found: Any, kind: type[S], whole: str) -> S:
@@ -128,7 +128,7 @@ def make_hosts(fleet: Fleet, count: int, settings: DefaultSettings) -> list[Host
     return states
 
 
-def _pattern(kind: HostKind, settings: DefaultSettings) -> HostState:
+def _pattern(kind: HostModel, settings: DefaultSettings) -> HostState:
     """Return a host of a kind, as conductors record one that reports this hardware."""
     ratios = settings.initial_allocation_ratios()
     topology = msgspec.structs.replace(

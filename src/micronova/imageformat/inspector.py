@@ -8,7 +8,7 @@ not only the declared one: a file that could be of two formats is refused, as an
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from micronova.imageformat import foreign, iso, qcow2, vdi, vhd, vhdx, vmdk
 from micronova.imageformat.reader import Format, Reader
@@ -23,6 +23,9 @@ _FORMATS: dict[str, Format] = {
     "vdi": vdi,
     "iso": iso,
 }
+
+RAW_FORMATS: Final = ("raw", "iso", "ami")
+"""The `disk_format`s of images whose data is that of the disk."""
 
 # What may be declared, and what the content may then be. To QEMU and to a guest an ISO is a raw disk; but a raw disk
 # that is declared as an ISO is refused, because the user expects a CD.

@@ -17,7 +17,7 @@ class _Connection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_v
     encrypted: bool = False
     qos_specs: dict[str, str] | None = None  # limits that the hypervisor has to apply
     # The key of an encrypted volume, or the password of a login, as compute's database has it; orders have the text.
-    sealed_key: bytes | None = None
+    sealed_secret: bytes | None = None
 
 
 class NBDConnection(_Connection, frozen=True, kw_only=True, tag="nbd"):
@@ -88,7 +88,7 @@ class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
     size_gb: int | None = None
     multiattach: bool = False  # other guests may use it at the same time: nothing may be cached
     # Of an encrypted volume, which QEMU decrypts, or of the login at a target; for as long as the guest runs.
-    passphrase: str | None = None
+    secret: str | None = None
 
     @property
     def serial(self) -> str:
@@ -123,7 +123,7 @@ def connection_of(info: dict[str, Any]) -> Connection:
         name = str(plain.get("driver_volume_type"))[:64]
         raise NotSupported(f"The volume is connected by {name!r}, which hosts of this cloud cannot do.")
     known = {key: value for key, value in plain.items() if value is not None}
-    known.pop("sealed_key", None)  # which compute alone writes
+    known.pop("sealed_secret", None)  # which compute alone writes
     try:
         connection: Connection = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:

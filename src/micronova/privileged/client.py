@@ -191,6 +191,20 @@ def helper_socket(prefix: str) -> Path:
     return sockets_directory(prefix) / "privileged"
 
 
+def listens(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.setblocking(False)  # it would wait for a place in the queue of connections
+        try:
+            with address_of(path) as address:
+                made.connect(address)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
 def make_sockets_directory(prefix: str) -> Path:
     """Make it: everybody may pass through it, and root alone decides what is in it."""
     directory = sockets_directory(prefix)

@@ -110,7 +110,7 @@ class ServerCreator:
         self._notifier = dependencies.notifier
         self._quota_defaults = dependencies.quota_defaults
         self._image_client = dependencies.image_client
-        self._images = ExpiringCache(IMAGE_CACHED, MOST_IMAGES)  # by token and id
+        self._images = ExpiringCache[tuple[str, str], ImageMeta](IMAGE_CACHED, MOST_IMAGES)  # by token and id
         self._network_client = dependencies.network_client
         self._volumes = NewServerVolumes(dependencies)
         self._unsupported = dependencies.unsupported

@@ -119,7 +119,7 @@ class Driver(Protocol):
         """
 
     async def destroy(self, uuid: str) -> None:
-        """Remove the guest and everything that was made for it on this host, but not shared disks."""
+        """Remove the guest and all that was made for it on this host, and disconnect its volumes, which stay."""
 
     async def power_on(self, plan: GuestPlan) -> None:
         """Start the guest."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from micronova.embedded.common import compute_events as notifier
+from micronova.embedded.common import compute_events
 from micronova.embedded.network.port_events import OUTBOX
 from micronova.objects.clock import SystemClock
 from tests.clocks import ManualClock
@@ -237,7 +237,7 @@ async def test_an_event_that_is_not_true_any_more_is_not_sent_again(start: Start
 async def test_the_number_of_events_is_limited(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notifier, "MOST", 3)
+    monkeypatch.setattr(compute_events, "MOST", 3)
     async with start(Compute()) as cloud:
         told(cloud).failures = 10_000
         network, _ = await cloud.network()
@@ -296,11 +296,11 @@ async def _advance(clock: ManualClock, seconds: float) -> None:
 async def _hand_over(cloud: Any, clock: ManualClock, count: int) -> None:
     now = int(clock.now() * 1e6)
     new = [
-        notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+        compute_events.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
         for n in range(count)
     ]
-    await cloud.database.write(cloud.role.notifier.put, new)
-    cloud.role.notifier.hand_over(new)
+    await cloud.database.write(cloud.role.events.put, new)
+    cloud.role.events.hand_over(new)
 
 
 async def _sent(cloud: Any) -> None:
@@ -333,7 +333,7 @@ async def test_events_are_queued_once_while_compute_is_slow(start: Start) -> Non
         for _ in range(5):  # batches
             await compute.asked.wait()
             compute.asked.clear()
-            await _advance(clock, notifier.RENEW * 0.9)
+            await _advance(clock, compute_events.RENEW * 0.9)
             compute.released.set()
         await _sent(one)
         assert len(compute.events) == 1000
@@ -345,10 +345,12 @@ async def test_results_are_recorded_in_the_order_of_all_rows(tmp_path: Path) -> 
     async with world(tmp_path, None, Compute()) as cloud:
         recorder = LockRecorder(cloud.database)
         new = [
-            notifier.Event(id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=0, attempts=n)
+            compute_events.Event(
+                id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=0, attempts=n
+            )
             for n in range(4)
         ]
-        await cloud.database.write(cloud.role.notifier.put, new)
+        await cloud.database.write(cloud.role.events.put, new)
         try:
             await cloud.database.write(OUTBOX.record_results, ["3"], [new[2], new[1], new[0]], 0)
         finally:
@@ -361,17 +363,17 @@ async def test_a_process_that_reaches_compute_again_takes_no_events_of_another(s
     """Those that another process was sending at this moment were sent twice."""
     async with start(Compute()) as cloud:
         write = cloud.database.write
-        second, hold = 1_000_000, int(notifier.HOLD * 1e6)
+        second, hold = 1_000_000, int(compute_events.HOLD * 1e6)
         now = int(cloud.clock.now() * 1e6)
         new = [
-            notifier.Event(id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+            compute_events.Event(id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
             for n in range(2)
         ]
-        await write(cloud.role.notifier.put, new)
+        await write(cloud.role.events.put, new)
         now += 2 * hold  # the process that put them has ended
         _, claimed = await write(OUTBOX.claim_due, now, hold)
         held, waits = sorted(claimed, key=lambda event: event.id)
-        later = notifier.Event(**{**msgspec.structs.asdict(waits), "attempts": 10})
+        later = compute_events.Event(**{**msgspec.structs.asdict(waits), "attempts": 10})
         await write(OUTBOX.record_results, [], [later], now)  # compute did not take it: half a minute is to pass
         for seconds in (1, 8):  # in between, the process that sends the other one holds it for longer
             assert await write(OUTBOX.claim_due, now + seconds * second, hold) == (0, [])
@@ -388,12 +390,15 @@ async def test_events_that_are_not_true_any_more_make_no_pause(start: Start) -> 
     async with start(Compute(), clock=clock) as cloud:
         now = int(clock.now() * 1e6)
         new = [
-            notifier.Event(id=f"{n:04}", name=name, server_id="s", tag=f"p{n}", created_at=now)
+            compute_events.Event(id=f"{n:04}", name=name, server_id="s", tag=f"p{n}", created_at=now)
             for n, name in enumerate(["network-vif-plugged", *["network-vif-deleted"] * 399])  # no port is plugged
         ]
-        await cloud.database.write(cloud.role.notifier.put, new)
-        clock.time += notifier.HOLD
-        for pause in (notifier.SWEEP, notifier.WINDOW):  # the sweep sleeps, then the sender, as its batch is not full
+        await cloud.database.write(cloud.role.events.put, new)
+        clock.time += compute_events.HOLD
+        for pause in (
+            compute_events.SWEEP,
+            compute_events.WINDOW,
+        ):  # the sweep sleeps, then the sender, as its batch is not full
             async with asyncio.timeout(30):
                 while clock.sleepers < 1:
                     await asyncio.sleep(0)
@@ -404,13 +409,13 @@ async def test_events_that_are_not_true_any_more_make_no_pause(start: Start) -> 
 
 async def test_a_process_keeps_few_events_in_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has no room for waits in the outbox until the hold ends."""
-    monkeypatch.setattr(notifier, "MOST_QUEUED", 300)
+    monkeypatch.setattr(compute_events, "MOST_QUEUED", 300)
     clock = ManualClock()
     async with start(Compute(), clock=clock) as one:
-        own = one.role.notifier
+        own = one.role.events
         now = int(clock.now() * 1e6)
         new = [
-            notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+            compute_events.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
             for n in range(1000)
         ]
         await one.database.write(own.put, new)

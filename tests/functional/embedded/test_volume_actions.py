@@ -40,6 +40,41 @@ async def test_extend(cloud: World) -> None:
     assert usage["gigabytes"]["in_use"] == usage["gigabytes___DEFAULT__"]["in_use"] == 3
 
 
+async def test_what_a_status_does_not_allow_is_said_in_words(cloud: World) -> None:
+    volume = await cloud.create()
+    snapshot = await cloud.snapshot(volume["id"])
+    backup = (await cloud.do("POST", "/backups", {"backup": {"volume_id": volume["id"]}}))["backup"]
+    found = {"volume": volume, "snapshot": snapshot, "backup": backup}
+    paths = {noun: f"/{noun}s/{each['id']}" for noun, each in found.items()}
+    await cloud.until(paths["backup"], "available")
+    for noun, wrong in (("volume", "maintenance"), ("snapshot", "error"), ("backup", "error")):
+        await cloud.do("POST", f"{paths[noun]}/action", {"os-reset_status": {"status": wrong}}, token=ADMIN)
+
+    async def refused(path: str, body: object) -> str:
+        answer = await cloud.call("POST", path, body, token=ADMIN)
+        assert answer.status == 400
+        return str(answer.json()["badRequest"]["message"])
+
+    is_maintained = f"Invalid volume: Volume {volume['id']} is maintenance; to"
+    act = f"{paths['volume']}/action"
+    assert [
+        await refused(act, {"os-extend": {"new_size": 3}}),
+        await refused(act, {"os-volume_upload_image": {"image_name": "an image", "force": True}}),
+        await refused("/snapshots", {"snapshot": {"volume_id": volume["id"], "force": True}}),
+        await refused("/backups", {"backup": {"volume_id": volume["id"], "force": True}}),
+    ] == [
+        f"{is_maintained} extend it, it must be available or in-use.",
+        f"{is_maintained} make an image of it, it must be available or in-use.",
+        f"{is_maintained} take a snapshot of it, it must be available or in-use.",
+        f"{is_maintained} back it up, it must be available or in-use.",
+    ]
+    of_snapshot = {"backup": {"volume_id": volume["id"], "snapshot_id": snapshot["id"]}}
+    said = f"Invalid snapshot: Snapshot {snapshot['id']} is error; to back it up, it must be available."
+    assert await refused("/backups", of_snapshot) == said
+    said = f"Invalid backup: Backup {backup['id']} is error; to restore it, it must be available."
+    assert await refused(f"{paths['backup']}/restore", {"restore": {}}) == said
+
+
 async def test_flags(cloud: World) -> None:
     volume = await cloud.create()
     assert (await cloud.act(volume["id"], "os-set_bootable", bootable=True)).status == 200

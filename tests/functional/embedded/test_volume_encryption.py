@@ -211,15 +211,15 @@ async def test_a_snapshot_that_is_taken_while_the_key_is_changed_has_the_new_one
 ) -> None:
     volume = await cloud.create(volume_type="LUKS")
     key = await key_of(cloud, volume["id"])
-    begin_operation, rotated = Core.begin_operation, list[KeyBox]()
+    record_operation, rotated = Core.record_operation, list[KeyBox]()
 
     async def late(self: Core, *args: Any, **kwargs: Any) -> Any:
         if not rotated:  # the request has read the volume
             rotated.append(await rotate(cloud))
             monkeypatch.setattr(self, "keys", KeyBox(NEXT_KEY, [SECRET_KEY]))
-        return await begin_operation(self, *args, **kwargs)
+        return await record_operation(self, *args, **kwargs)
 
-    monkeypatch.setattr(Core, "begin_operation", late)
+    monkeypatch.setattr(Core, "record_operation", late)
     snapshot = await cloud.snapshot(volume["id"])
     assert rotated[0].open(await stored_key(cloud, snapshots, snapshot["id"])) == key
 

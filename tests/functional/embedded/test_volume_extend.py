@@ -150,7 +150,7 @@ async def test_a_death_at_each_step(found: Extended, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(owner, name, dying)
     if where == "record":  # a process that dies after the commit hands nothing over
-        monkeypatch.setattr(found.cloud.role.core.notifier, "hand_over", lambda events: None)
+        monkeypatch.setattr(found.cloud.role.core.events, "hand_over", lambda events: None)
     assert await found.extend(volume, 2) == 202
     await asyncio.wait_for(reached.wait(), 10)
     monkeypatch.undo()

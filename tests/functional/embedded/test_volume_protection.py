@@ -162,14 +162,14 @@ async def test_a_transfer_takes_a_snapshot_from_who_is_about_to_delete_it(
     volume = await cloud.create()
     snapshot = f"/snapshots/{(await cloud.snapshot(volume['id']))['id']}"
     path, key = await transfer(cloud, volume["id"])
-    begin = Core.begin_operation
+    record = Core.record_operation
 
     async def late(self: Core, *args: Any, **kwargs: Any) -> Any:  # the request has read the snapshot
         monkeypatch.undo()
         await cloud.do("POST", path, key, token=BOB)
-        return await begin(self, *args, **kwargs)
+        return await record(self, *args, **kwargs)
 
-    monkeypatch.setattr(Core, "begin_operation", late)
+    monkeypatch.setattr(Core, "record_operation", late)
     assert (await cloud.call("DELETE", snapshot)).status == 404
     assert (await cloud.do("GET", snapshot, token=BOB))["snapshot"]["status"] == "available"
 

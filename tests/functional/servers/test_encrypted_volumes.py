@@ -83,9 +83,9 @@ async def test_a_server_uses_encrypted_volumes(
     await user.wait_for(server, "ACTIVE")
     last = orders[-1]
     assert last.kind == "reboot" and len(last.volumes) == 2
-    keys = {each.volume_id: each.passphrase for each in last.volumes}
+    keys = {each.volume_id: each.secret for each in last.volumes}
     assert len(set(keys.values())) == 2 and all(key and len(bytes.fromhex(key)) == 32 for key in keys.values())
-    assert all(each.connection.encrypted and each.connection.sealed_key is None for each in last.volumes)
+    assert all(each.connection.encrypted and each.connection.sealed_secret is None for each in last.volumes)
     assert all(device.connection is None for device in last.block_devices)
     known = await database(cloud).read(stored)
     assert data in known and not any(key in known for key in keys.values() if key)
@@ -94,7 +94,7 @@ async def test_a_server_uses_encrypted_volumes(
     await user.admin.post(f"/servers/{server}/action", {"migrate": None})
     await user.wait_for(server, "VERIFY_RESIZE")
     moved = [order for order in orders if order.kind == "finish_resize"][-1]
-    assert {each.volume_id: each.passphrase for each in moved.volumes} == keys
+    assert {each.volume_id: each.secret for each in moved.volumes} == keys
     await user.post(f"/servers/{server}/action", {"confirmResize": None}, 204)
     await user.wait_for(server, "ACTIVE")
     await user.delete(f"/servers/{server}")

@@ -1,5 +1,6 @@
 """A host that lies in its reports: it reaches no server but those of its own operations."""
 
+import logging
 import uuid
 from typing import Any
 
@@ -43,6 +44,42 @@ async def _is_untouched(cloud: Cloud, victim: Caller, id: str, host: str | None)
     assert (server["status"], await victim.host_of(id)) == ("ACTIVE", host)
     assert not await cloud.read(sa.select(departures).where(departures.c.instance_uuid == id))
     assert host is not None and id in await cloud.guests(host)
+
+
+@only_in_one_process("reads the log of the conductor")
+async def test_the_log_says_why_a_report_is_refused(
+    cloud: Cloud, user: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "micronova.conductor.manager")
+    victim = (await user.boot())["id"]
+    async with cloud.faults({"operation": "spawn", "kind": "hang"}):
+        own = await user.create()
+        await user.wait_for(own, "BUILD", task="spawning")
+        [operation] = await cloud.open_operations()
+        host = operation.owner.removeprefix("host:")
+        late = Report(
+            operation_id=operation.id, epoch=operation.epoch - 1, instance_uuid=own, host=host, outcome="done"
+        )
+        for report, line in (
+            (late, f"host {host} reports build of instance {own}: done, too late: refused"),
+            (
+                msgspec.structs.replace(late, epoch=operation.epoch, instance_uuid=victim),
+                f"host {host} reported on instance {victim} with an operation of instance {own}: the report is refused",
+            ),
+            (
+                msgspec.structs.replace(late, operation_id=str(uuid.UUID(int=1))),
+                f"host {host} reports on operation {uuid.UUID(int=1)}, which is not known: ignored",
+            ),
+        ):
+            caplog.clear()
+            assert cloud.process.bus is not None
+            reply = await cloud.process.bus.call(HOSTS.target(), REPORT, report, context=Context(), timeout=10.0)
+            assert not reply.accepted
+            said = [record.getMessage() for record in caplog.records if record.name == "micronova.conductor.manager"]
+            assert said == [line]
+        await user.delete(f"/servers/{own}")
+        await user.gone(own)
+    await cloud.assert_clean()
 
 
 async def test_a_build_says_nothing_of_another_server(cloud: Cloud, user: Caller) -> None:

@@ -79,7 +79,7 @@ async def test_a_volume_of_an_iscsi_target(
     await user.wait_for(server, "ACTIVE")
     for kind in ("attach_volume", "reboot"):
         [sent] = next(order for order in orders if order.kind == kind).volumes
-        assert sent.passphrase == PASSWORD
+        assert sent.secret == PASSWORD
         assert sent.connection == ISCSIConnection(
             target_iqn=str(ISCSI["target_iqn"]),
             target_portal="10.0.0.1:3260",

@@ -15,7 +15,7 @@ async def test_one_question_at_a_time_and_the_answer_is_remembered() -> None:
         await gate.wait()
         return asked
 
-    cache = ExpiringCache(60.0)
+    cache = ExpiringCache[str, int](60.0)
     waiting = [asyncio.create_task(cache.get("k", ask)) for _ in range(5)]
     await asyncio.sleep(0)
     waiting[0].cancel()
@@ -27,7 +27,7 @@ async def test_one_question_at_a_time_and_the_answer_is_remembered() -> None:
 
 
 async def test_answers_grow_old_and_failures_are_not_kept() -> None:
-    cache = ExpiringCache(0.0)
+    cache = ExpiringCache[str, int](0.0)
     cache.put("k", 1)
     assert cache.peek("k") is None
 

@@ -304,7 +304,7 @@ async def test_a_run_whose_operation_was_leased_again_changes_nothing(
     await engine.idle()
     assert (old.owner, old.epoch) == (new.owner, new.epoch)
     until = await lease_of(database, id)
-    await engine.later([old], Unavailable("late"))
+    await engine.postpone([old], Unavailable("late"))
     assert await lease_of(database, id) == until
     for each, done in ((old, False), (new, True)):
         assert await database.write(operation_rows.finish, id, micros(clock.time), "success", each.lease) is done
@@ -387,7 +387,7 @@ async def test_a_stop_does_not_wait_for_another_service(
 async def test_a_sweep_leaves_what_it_has_no_room_for_to_other_conductors(
     engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
 ) -> None:
-    """One conductor does not lease all that is due: what it leases waits for its places."""
+    """One conductor does not lease all that is due: what it leases waits for its slots."""
     ids = await record(database, clock, *[clock.time + 3600] * (2 * MOST_SWEPT), together=False)
 
     async def owned() -> int:

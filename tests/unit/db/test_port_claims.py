@@ -18,6 +18,7 @@ from micronova.db import (
 from micronova.db.engine import Database
 from micronova.db.port_claims import Unheld
 from micronova.db.provider_allocations import AllocationRequest
+from micronova.db.provider_inventories import Inventory
 from micronova.objects.port_resources import BoundPort, PortGroup, PortResources, ServedPort, all_answered
 from micronova.placement import port_groups
 from tests.plans import recorded
@@ -40,7 +41,9 @@ def _fill(conn: sa.Connection) -> None:
     """Add a host with two cards: 20 of each direction, of which one server gets 10 of a card, and a server on it."""
     add_host(conn, "a", 1)
     providers.ensure_nodes(conn, {NODE: ("a", "a")}, 1)
-    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 2.0}
+    stock: Inventory = {
+        "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 2.0
+    }  # fmt: skip
     for card in CARDS:
         providers.create(conn, card, card, NODE, 1)
         for name in (EGRESS, INGRESS):
@@ -85,10 +88,12 @@ async def test_a_claim_takes_the_groups_elsewhere_if_the_node_may_give_the_serve
     """What the server has of the node itself counts, too."""
 
     def more_memory(conn: sa.Connection) -> None:
-        stock = {"total": 4096, "reserved": 0, "min_unit": 1, "max_unit": 4096, "step_size": 1}
+        stock: Inventory = {
+            "total": 4096, "reserved": 0, "min_unit": 1, "max_unit": 4096, "step_size": 1, "allocation_ratio": 1.0
+        }  # fmt: skip
         provider_inventories.change(conn, NODE, "MEMORY_MB", {**stock, "allocation_ratio": 2.0}, None, 2)
         providers.create(conn, "pool", "pool", NODE, 2)  # which is asked after the node
-        provider_inventories.add(conn, "pool", "MEMORY_MB", {**stock, "allocation_ratio": 1.0}, None, 2)
+        provider_inventories.add(conn, "pool", "MEMORY_MB", stock, None, 2)
 
     await database.write(more_memory)
     port = PortResources(port_id="p", groups=(PortGroup(id="g", resources={"MEMORY_MB": 3073}),))

@@ -10,12 +10,15 @@ import sqlalchemy as sa
 
 from micronova.db import node_reports, nodes, provider_inventories, providers
 from micronova.db.engine import open_database
+from micronova.db.provider_inventories import Inventory
 from micronova.db.tables import inventories, resource_providers
 from micronova.objects.errors import Conflict, Invalid, MicronovaError
 from tests.unit.db.test_node_reports import UUID, a_node, waits_for_a_lock
 from tests.unit.scheduler.rows import make_tables
 
-STOCK = {"total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 1.0}
+STOCK: Inventory = {
+    "total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 1.0
+}  # fmt: skip
 Change = Callable[[sa.Connection], Any]
 
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.db import flavors, node_reports, nodes, placement_names, provider_inventories, providers, services
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
+from micronova.db.provider_inventories import Inventory
 from micronova.db.tables import (
     inventories,
     node_topologies,
@@ -157,7 +158,9 @@ async def test_a_ratio_that_no_setting_fixes_stays_as_the_placement_api_has_it(d
     initial = {"VCPU": 4.0, "MEMORY_MB": 1.5, "DISK_GB": 1.0}
     assert await report() == {"uuid-n1": initial}
     assert await shown() == {"VCPU": (4.0, 32), "MEMORY_MB": (1.5, 11520), "DISK_GB": (1.0, 100)}
-    wanted = {"total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 16.0}
+    wanted: Inventory = {
+        "total": 8, "reserved": 0, "min_unit": 1, "max_unit": 8, "step_size": 1, "allocation_ratio": 16.0
+    }  # fmt: skip
     await database.write(provider_inventories.change, "uuid-n1", "VCPU", wanted, None, 20)
     assert await of_cells() == (16.0, 1.5)  # at once: the host may not report for long
     assert await report(running_vms=1) == {"uuid-n1": {**initial, "VCPU": 16.0}}

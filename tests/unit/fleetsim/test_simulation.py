@@ -8,7 +8,7 @@ import pytest
 
 from micronova.conf.hosts import FakeSettings
 from micronova.fleetsim.claims import Claims, Oversold
-from micronova.fleetsim.fleet import DEFAULT_FLEET, Fleet, HostKind, make_hosts
+from micronova.fleetsim.fleet import DEFAULT_FLEET, Fleet, HostModel, make_hosts
 from micronova.fleetsim.generator import generate
 from micronova.fleetsim.policies import parse_policy
 from micronova.fleetsim.simulation import Outcome, Plan, check, simulate
@@ -22,7 +22,7 @@ from micronova.scheduler.host_table import HostTable
 def a_fleet(vcpus: int = 4, memory_mb: int = 4096 + 512, zones: tuple[str, ...] = ("az1",), **more: Any) -> Fleet:
     """Return hosts with room for four small servers each: 4 GiB besides what is reserved."""
     hardware = FakeSettings(vcpus=vcpus, memory_mb=memory_mb, local_gb=100, **more)
-    return Fleet(kinds=(HostKind(name="host", hardware=hardware),), zones=zones)
+    return Fleet(kinds=(HostModel(name="host", hardware=hardware),), zones=zones)
 
 
 def a_spec(ram: int = 1024, **changes: Any) -> RequestSpec:

@@ -41,7 +41,7 @@ def test_volumes_of_an_iscsi_target() -> None:
     info = {
         "driver_volume_type": "iscsi", "target_discovered": False, "target_iqn": "iqn.t", "target_lun": 1,
         "target_portal": "10.0.0.1:3260", "volume_id": "v", "auth_method": "CHAP", "auth_username": "u",
-        "auth_password": "p", "encrypted": False, "qos_specs": None, "access_mode": "ro", "sealed_key": "aGFo",
+        "auth_password": "p", "encrypted": False, "qos_specs": None, "access_mode": "ro", "sealed_secret": "aGFo",
     }  # fmt: skip
     assert connection_of(info) == ISCSIConnection(
         target_iqn="iqn.t",

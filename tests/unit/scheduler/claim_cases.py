@@ -23,6 +23,7 @@ from micronova.db import (
 from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
 from micronova.db.provider_allocations import AllocationRequest
+from micronova.db.provider_inventories import Inventory
 from micronova.objects.errors import Conflict
 from micronova.objects.fitting import lacking
 from micronova.objects.topology import (
@@ -459,7 +460,9 @@ async def test_amounts_groups_and_topologies_are_claimed_together(database: Data
 
 
 def _network_cards(conn: sa.Connection) -> None:
-    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0}
+    stock: Inventory = {
+        "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0
+    }  # fmt: skip
     providers.ensure_nodes(conn, {"node-a": ("a", "a"), "node-b": ("b", "b")}, 1)
     placement_names.create_class(conn, "CUSTOM_TRAFFIC", 1)
     for host in "ab":
@@ -663,9 +666,13 @@ async def race_with_placement(databases: list[Database]) -> None:
                 outcomes["exceeded"] += 1
 
     async def operator(number: int) -> None:
-        stock = {"reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0}
+        stock: Inventory = {
+            "total": 0, "reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0
+        }  # fmt: skip
         for total in (4, 5, 4):
-            values = {name: {**stock, "total": amount} for name, amount in (CAPACITY | {"VCPU": total}).items()}
+            values: dict[str, Inventory] = {
+                name: {**stock, "total": amount} for name, amount in (CAPACITY | {"VCPU": total}).items()
+            }
             await databases[number % 4].write(
                 provider_inventories.replace_all, f"node-{'abcd'[number]}", values, None, 1
             )

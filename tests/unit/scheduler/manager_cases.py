@@ -31,6 +31,7 @@ from micronova.db import (
 )
 from micronova.db import claims as claim_rows
 from micronova.db.engine import Database
+from micronova.db.provider_inventories import Inventory
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
@@ -402,7 +403,9 @@ def _with_licences(conn: sa.Connection, own: dict[str, int], shared: int) -> Non
     for host, total in {"": shared, **own}.items():
         if host and total:
             providers.create(conn, f"own-{host}", f"own-{host}", f"node-{host}", 1)
-        stock = {"total": total, "reserved": 0, "min_unit": 1, "max_unit": 9, "step_size": 1, "allocation_ratio": 1.0}
+        stock: Inventory = {
+            "total": total, "reserved": 0, "min_unit": 1, "max_unit": 9, "step_size": 1, "allocation_ratio": 1.0
+        }  # fmt: skip
         if total:
             provider = f"own-{host}" if host else "shared"
             provider_inventories.add(conn, provider, "CUSTOM_LICENCE", stock, None, 1)
@@ -479,8 +482,9 @@ def _with_devices(conn: sa.Connection, hosts: dict[str, int]) -> None:
         for number in range(count + 1):
             uuid, total = f"device-{host}-{number}", 3 if number else 100
             providers.create(conn, uuid, uuid, f"node-{host}", 1)
-            stock = {"total": total, "reserved": 0, "min_unit": 1, "step_size": 1, "allocation_ratio": 1.0}
-            stock["max_unit"] = total
+            stock: Inventory = {
+                "total": total, "reserved": 0, "min_unit": 1, "max_unit": total, "step_size": 1, "allocation_ratio": 1.0
+            }  # fmt: skip
             provider_inventories.add(conn, uuid, "CUSTOM_DEVICE", stock, None, 1)
             providers.set_traits(conn, uuid, ["CUSTOM_GOOD"] if number else [])
 
@@ -838,7 +842,9 @@ async def test_who_is_gone_or_changed_hands_is_refused(databases: list[Database]
 
 def _with_cards(conn: sa.Connection, hosts: int) -> None:
     """Give each host a network card with traffic for five servers."""
-    stock = {"total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0}
+    stock: Inventory = {
+        "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0
+    }  # fmt: skip
     providers.ensure_nodes(conn, {f"node-h{number}": (f"h{number}", f"h{number}") for number in range(hosts)}, 1)
     placement_names.create_class(conn, "CUSTOM_TRAFFIC", 1)
     for number in range(hosts):

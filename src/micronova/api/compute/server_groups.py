@@ -13,7 +13,7 @@ from micronova.api.inputs import STRICT, Body, NoQuery, Query, Text, Whole
 from micronova.api.view import Field, View
 from micronova.db import quotas, server_groups
 from micronova.db.engine import Database
-from micronova.db.server_groups import ServerGroupRow
+from micronova.db.server_groups import NewServerGroup, ServerGroupRow
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
@@ -142,7 +142,7 @@ class ServerGroups:
         """Create a group."""
         asked: NewGroup = request.body.server_group
         policy = _policy(asked, request.minor)
-        row = {
+        row: NewServerGroup = {
             "uuid": new_uuid(self._random),
             "project_id": request.context.project_id,
             "user_id": request.context.user_id,
@@ -155,7 +155,7 @@ class ServerGroups:
         self._notifier.announce(request.context.for_bus(), partial(resources.server_group, "create", made, []))
         return {"server_group": VIEW.at(request.minor)(made, [])}
 
-    def _insert(self, conn: sa.Connection, row: Mapping[str, Any]) -> ServerGroupRow:
+    def _insert(self, conn: sa.Connection, row: NewServerGroup) -> ServerGroupRow:
         limits = quotas.limits_for(conn, row["project_id"], self._defaults, row["user_id"])
         return server_groups.insert(conn, row, limits)
 

@@ -6,7 +6,9 @@ needs no signature. Paths are looked up here and not by the router, because EC2'
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import Iterable
+
+import sqlalchemy as sa
 
 from micronova.api.metadata import tree
 from micronova.api.metadata.guests import Guests
@@ -75,7 +77,7 @@ class Metadata:
                 raise Conflict("There is a password already: it can be posted once.")
         return Response(body=b"", content_type=TEXT)
 
-    def _keep(self, conn: Any, uuid: str, password: str) -> bool:
+    def _keep(self, conn: sa.Connection, uuid: str, password: str) -> bool:
         if instances.lock(conn, uuid) is None:  # deleted meanwhile: store nothing
             raise NotFound("There is no such server.")
         return server_passwords.put_once(conn, uuid, password, micros(self._clock.now()))
@@ -133,7 +135,7 @@ async def _read_password(request: Request) -> str:
     return password
 
 
-def _listing(names: Any) -> Response:
+def _listing(names: Iterable[str]) -> Response:
     return Response(body="\n".join(names).encode(), content_type=TEXT)
 
 

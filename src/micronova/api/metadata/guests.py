@@ -27,8 +27,8 @@ class Guests:
         """`cache_seconds` is how long facts and vendor data are cached; 0 reads them each time."""
         self._database = database
         self._source = vendor_data
-        self._facts = ExpiringCache(cache_seconds, max_entries=MOST_FACTS)
-        self._vendor_data = ExpiringCache(cache_seconds, max_entries=MOST_VENDOR_DATA)
+        self._facts = ExpiringCache[str, _Guest](cache_seconds, max_entries=MOST_FACTS)
+        self._vendor_data = ExpiringCache[str, VendorData](cache_seconds, max_entries=MOST_VENDOR_DATA)
 
     @property
     def static_vendor_data(self) -> bool:

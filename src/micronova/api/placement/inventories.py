@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -10,7 +10,7 @@ from micronova.api.placement import schemas
 from micronova.api.placement.service import Answers
 from micronova.db import provider_inventories, providers
 from micronova.db.engine import Database
-from micronova.db.provider_inventories import FIELDS, InventoryRow, UnknownClass
+from micronova.db.provider_inventories import FIELDS, Inventory, InventoryRow, UnknownClass
 from micronova.db.providers import ProviderRow
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
@@ -25,9 +25,10 @@ _ONE = {**_FIELDS, "resource_provider_generation": int}
 _ALL = {"inventories": {}, "resource_provider_generation": int}
 
 
-def complete(request: Request, uuid: str, name: str, given: Mapping[str, Any], verb: str = "update") -> dict[str, Any]:
+def complete(request: Request, uuid: str, name: str, given: Mapping[str, Any], verb: str = "update") -> Inventory:
     """Return an inventory with its defaults; raise Invalid if it reserves too much."""
-    values = {**DEFAULTS, **{field: value for field, value in given.items() if field in FIELDS}}
+    found = {**DEFAULTS, **{field: value for field, value in given.items() if field in FIELDS}}
+    values = cast(Inventory, found)  # the schema of the request has checked them
     over = values["reserved"] - values["total"]
     if over > 0 or (over == 0 and request.minor < 26):
         bound = "greater than total" if request.minor >= 26 else "greater than or equal to total"

@@ -4,6 +4,8 @@ from random import Random
 from types import EllipsisType
 from typing import Any
 
+import sqlalchemy as sa
+
 from micronova.api.placement import query, schemas
 from micronova.api.placement.service import Answers, path_of
 from micronova.api.placement.uuids import normal_uuid
@@ -99,7 +101,7 @@ def _parent(given: str | EllipsisType | None) -> Any:
     return normal_uuid(given) if isinstance(given, str) else given
 
 
-def _search(conn: Any, name: str | None, uuid: str | None, group: RequestGroup) -> list[ProviderRow]:
+def _search(conn: sa.Connection, name: str | None, uuid: str | None, group: RequestGroup) -> list[ProviderRow]:
     named = {*group.forbidden, *frozenset[str]().union(*group.required)}
     if unknown := placement_names.unknown_traits(conn, named):
         raise Invalid(f'Invalid trait(s) in "required" parameter: No such trait(s): {", ".join(unknown)}.')

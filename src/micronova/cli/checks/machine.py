@@ -2,9 +2,11 @@
 
 import errno
 import os
+import pwd
 import shutil
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -59,6 +61,40 @@ def _free_space(subject: Subject) -> Iterator[Finding]:
             yield Finding(name, found, f"{FREE_BYTES >> 20} MiB or more: remove files, or name a larger file system")
         if usage.f_files and usage.f_favail < 1000:
             yield Finding(name, f"only {usage.f_favail} more files can be made at {parent}", "remove files there")
+
+
+def _log_file(subject: Subject) -> Iterator[Finding]:
+    """Look whether the user of the roles may write the file of the log, or make it."""
+    if not subject.settings.default.log_file:
+        return
+    file = Path(subject.settings.default.log_file)
+    target = file if file.exists() else file.parent
+    right = (
+        "a file that the user of the roles may write, in a directory in which it may make files: lines go to standard "
+        "error. A unit of the package micronova@.service may write below /var/log/micronova only"
+    )
+    if file.is_dir():
+        yield Finding("default.log_file", f"{file} is a directory", right)
+    elif not target.exists():
+        yield Finding("default.log_file", f"there is no directory {target}", right)
+    elif not _may_write(target, subject.settings.default.user):
+        yield Finding("default.log_file", f"the user of the roles may not write {target}", right)
+
+
+def _may_write(path: Path, user: str) -> bool:
+    """Return whether roles may write there: as this user, or as what they become if root starts them."""
+    if os.geteuid() != 0:
+        return os.access(path, os.W_OK)
+    try:
+        known = pwd.getpwnam(user)
+    except KeyError:  # the first start makes it
+        return True
+    found = path.stat()
+    if known.pw_uid == found.st_uid:
+        return bool(found.st_mode & stat.S_IWUSR) or known.pw_uid == 0
+    if found.st_gid in os.getgrouplist(user, known.pw_gid):
+        return bool(found.st_mode & stat.S_IWGRP) or known.pw_uid == 0
+    return bool(found.st_mode & stat.S_IWOTH) or known.pw_uid == 0
 
 
 def _console_pages(subject: Subject) -> Iterator[Finding]:
@@ -273,6 +309,39 @@ def _is_for(found: Any, host: str) -> bool:
     return any(name.lower() in (host.lower(), f"*.{above.lower()}") for name in known)
 
 
+# --- programs ----------------------------------------------------------------------------------------------------
+
+
+def _guests(subject: Subject) -> Iterator[Finding]:
+    """Look for what real guests and their networks need on this machine."""
+    from micronova.cli.supervisor import lack_of_guests, lack_of_networks, runs_qemu
+    from micronova.virt.libvirt.setup import NEEDS_ROOT
+
+    settings = subject.settings
+    right = "a machine that can run guests (docs/install.md), or another driver in compute.compute_driver"
+    if settings.compute.compute_driver != "libvirt":
+        return
+    if "compute" in subject.roles and (lack := lack_of_guests(settings)) is not None:
+        if lack == NEEDS_ROOT:
+            yield Finding("", "nothing is missing as far as this user can tell", "run this check as root", "unknown")
+        else:
+            yield Finding("compute.compute_driver", f"this machine cannot run guests. {lack}", right)
+    if "network-agent" in subject.roles and runs_qemu(settings) and (lack := lack_of_networks()) is not None:
+        yield Finding("compute.compute_driver", f"this machine cannot have networks of guests. {lack}", right)
+
+
+def _volume_programs(subject: Subject) -> Iterator[Finding]:
+    from micronova.virt.libvirt.storage import sandbox, tools
+
+    program, package = "qemu-img", tools.PACKAGES["qemu-img"]
+    without = "volumes can be neither encrypted nor made of images that are not raw"
+    if shutil.which(program) is None:
+        right = f"apt-get install --no-install-recommends {package}"
+        yield Finding("", f"{program} is missing: {without}", right, "unknown")
+    elif (lack := sandbox.obstacle()) is not None:
+        yield Finding("", f"{lack}: {without}", "a kernel that confines programs", "unknown")
+
+
 # --- policy files and extensions -------------------------------------------------------------------------------
 
 
@@ -324,6 +393,7 @@ def _local_clock(subject: Subject) -> Iterator[Finding]:
 
 CHECKS = (
     Check("state_path", ROLES, plain(_state_path), "default.state_path"),
+    Check("log file", ROLES, plain(_log_file), "default.log_file"),
     Check("free space", ROLES, plain(_free_space), "default.state_path"),
     Check("clock of this machine", ROLES, plain(_local_clock)),
     Check("listen addresses", ROLES, plain(_addresses), "api.listen"),
@@ -331,5 +401,7 @@ CHECKS = (
     Check("authorities", ROLES, plain(_authorities), "ssl.ca_file"),
     Check("policy files", ("api",), plain(_policy_files), "api.policy_file"),
     Check("API extensions", ("api",), _extensions, "api.required_extensions"),
+    Check("guests on this machine", ("compute", "network-agent"), plain(_guests), "compute.compute_driver"),
+    Check("programs for volumes", ("volume",), plain(_volume_programs)),
     Check("pages of consoles", ("console",), plain(_console_pages), "console.novnc_path"),
 )

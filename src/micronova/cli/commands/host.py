@@ -49,22 +49,21 @@ def host_show(name: str, as_json: bool, directory: Path | None, config: Path | N
 @click.option(
     "--driver",
     type=click.Choice(["libvirt", "fake"]),
-    default="libvirt",
-    show_default=True,
-    help="Hypervisor of the host, in its settings.",
+    help="Hypervisor of the host, in its settings; libvirt, unless the host has reported another.",
 )
 @click.option(
     "--settings",
     "settings_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the settings to this new file, and print only the commands: `… | sh -e` on the broker.",
+    help="Write the settings to this file, and print only the commands: `… | sh -e` on the broker. Of a host that is "
+    "known the file may exist: its password is replaced.",
 )
 @directory_option
 @config_option
 def host_add(
     name: str,
     console_address: str,
-    driver: str,
+    driver: str | None,
     settings_file: Path | None,
     directory: Path | None,
     config: Path | None,

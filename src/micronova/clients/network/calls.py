@@ -45,8 +45,10 @@ class Calls:
 
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
-        self._networks = ExpiringCache(NETWORK_CACHE_TIME)  # by id, as the service user sees them
-        self._extensions = ExpiringCache(600.0)
+        self._networks = ExpiringCache[str, Network](NETWORK_CACHE_TIME)  # by id, as the service user sees them
+        # By their ids: who need the same networks share one request.
+        self._fetched = ExpiringCache[tuple[str, ...], dict[str, Network]](NETWORK_CACHE_TIME)
+        self._extensions = ExpiringCache[None, frozenset[str]](600.0)
 
     async def get(self, path: str, query: Iterable[tuple[str, str]] = (), *, token: str | None = None) -> Any:
         """Return the document at a path."""
@@ -81,7 +83,7 @@ class Calls:
         known = {id: self._networks.peek(id) for id in wanted}
         missing = tuple(sorted(id for id, network in known.items() if network is None))
         if missing:
-            fetched = await self._networks.get(missing, lambda: self._fetch(missing))
+            fetched = await self._fetched.get(missing, lambda: self._fetch(missing))
             for id, network in fetched.items():
                 self._networks.put(id, network)
                 known[id] = network
@@ -99,8 +101,10 @@ class Calls:
 
     async def has_extension(self, alias: str) -> bool:
         """Return whether the service has an extension; the list is cached."""
-        found = await self._extensions.get("all", lambda: self.get("/extensions"))
-        return any(each["alias"] == alias for each in found["extensions"])
+        return alias in await self._extensions.get(None, self._aliases)
+
+    async def _aliases(self) -> frozenset[str]:
+        return frozenset(each["alias"] for each in (await self.get("/extensions"))["extensions"])
 
     async def guaranteeing(self, policies: Sequence[str]) -> str | None:
         """Return one of these QoS policies that has a rule that asks for resources, or whose rules cannot be read."""

@@ -44,9 +44,9 @@ class Planner:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._known_networks = ExpiringCache(PLAN_CACHE_TIME)  # (project, network) -> Network
-        self._usable_networks = ExpiringCache(PLAN_CACHE_TIME)  # project -> its usable networks
-        self._free_ports = ExpiringCache(PLAN_CACHE_TIME)  # project -> ports that its quota still allows
+        self._known_networks = ExpiringCache[tuple[str, str], Network](PLAN_CACHE_TIME)  # by project and id
+        self._usable_networks = ExpiringCache[str, list[Network]](PLAN_CACHE_TIME)  # by project
+        self._free_ports = ExpiringCache[str, int](PLAN_CACHE_TIME)  # by project; what its quota still allows
 
     async def plan(
         self,
@@ -147,8 +147,9 @@ class Planner:
         return found
 
     async def _networks(self, ids: Sequence[str], token: str, project_id: str) -> dict[str, Network]:
-        known = {id: self._known_networks.peek((project_id, id)) for id in ids}
-        missing = [id for id, network in known.items() if network is None]
+        cached = {id: self._known_networks.peek((project_id, id)) for id in ids}
+        known = {id: network for id, network in cached.items() if network is not None}
+        missing = [id for id, network in cached.items() if network is None]
         if missing:
             fetched = await self._calls.networks_seen_by(missing, token)
             for id in missing:
@@ -304,7 +305,7 @@ class Planner:
             return None
         known = self._free_ports.peek(project_id)
         if known is not None and known >= each * count + SPARE_PORTS:
-            return int(known) // each
+            return known // each
         try:
             quota = (await self._calls.get(f"/quotas/{project_id}/details", token=token))["quota"]["port"]
             limit, used = int(quota["limit"]), int(quota["used"]) + int(quota.get("reserved", 0))

@@ -39,7 +39,7 @@ class BindPorts(FollowUpKind):
 
     async def _check(self, operation: Operation, host: str) -> None:
         """Raise Stale if the operation has another owner, Unavailable unless the server stays on this host."""
-        await self.transitions.check_owned(operation)
+        await self.transitions.check_current(operation)
         if not await self._engine.database.read(self._stays, operation.instance_uuid, host):
             raise Unavailable(f"The server moves, leaves its host, or has left host {host}.")
 
@@ -47,7 +47,10 @@ class BindPorts(FollowUpKind):
         """Lock the server, and return it if its volumes may be connected to this host."""
         row = instances.lock(conn, operation.instance_uuid)
         return (
-            row if self.transitions.owns(conn, operation) and self._stays(conn, operation.instance_uuid, host) else None
+            row
+            if self.transitions.lock_and_is_current(conn, operation)
+            and self._stays(conn, operation.instance_uuid, host)
+            else None
         )
 
     def _stays(self, conn: sa.Connection, instance_uuid: str, host: str) -> bool:

@@ -101,9 +101,10 @@ class Build(HostKind):
         # with the same ones are placed together.
         alike: dict[tuple[object, ...], list[ServerToBuild]] = {}
         for server in servers:
-            avoided = frozenset(server.payload.tried), frozenset(server.payload.unpreferred)
-            kind = (server.spec.availability_zone, server.payload.needs_decryption, *avoided)
-            alike.setdefault(kind, []).append(server)
+            payload = server.payload
+            hosts = frozenset(payload.tried), frozenset(payload.unpreferred)
+            key = (server.spec.availability_zone, payload.needs_decryption, *hosts)
+            alike.setdefault(key, []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 
@@ -146,7 +147,7 @@ class Build(HostKind):
                 return None  # another conductor continues, or the server is being deleted
             if isinstance(error, Unavailable):
                 # Only this server waits. Its next attempt replaces the claim.
-                await self._engine.later([server.operation], error)
+                await self._engine.postpone([server.operation], error)
                 return None
             if isinstance(error, HostIsOlder):
                 result = await self._engine.database.write(self._avoid_older, server, error)
@@ -222,7 +223,7 @@ class Build(HostKind):
                     hostname=server.row["hostname"],
                     served=served,
                     fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
-                    check=functools.partial(self.transitions.check_owned, server.operation),
+                    check=functools.partial(self.transitions.check_current, server.operation),
                 )
         except (Stale, Unavailable):
             raise

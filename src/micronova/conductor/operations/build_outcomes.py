@@ -93,7 +93,7 @@ class BuildOutcomes:
     def fail_owned(self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = "") -> StepResult:
         """Fail a build if this conductor still owns it; cancel it if a later request has overtaken it."""
         row = instances.lock(conn, operation.instance_uuid)
-        if not self._transitions.owns(conn, operation):
+        if not self._transitions.lock_and_is_current(conn, operation):
             return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
             waiting = self._transitions.cancel_in(conn, operation, self._transitions.release_claim)

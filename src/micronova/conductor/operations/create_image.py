@@ -186,7 +186,7 @@ class CreateImage(HostKind):
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> StepResult | None:
         row = instances.lock(conn, operation.instance_uuid)
-        if not self.transitions.owns(conn, operation):
+        if not self.transitions.lock_and_is_current(conn, operation):
             return None
         if operation.step == "rotate" and row is not None:  # the image is complete and stays
             return self._fail_to_rotate(conn, operation, row, error)
@@ -265,5 +265,5 @@ class CreateImage(HostKind):
         left = operation.created_at + micros(IMAGE_CREATION_TIME) - self._engine.now()
         if left <= 0:
             return True
-        await self._engine.later([operation], Unavailable("Its image may still be created."), longest=seconds(left))
+        await self._engine.postpone([operation], Unavailable("Its image may still be created."), longest=seconds(left))
         return False

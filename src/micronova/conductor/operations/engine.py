@@ -200,25 +200,25 @@ class _NoObserver:
         pass
 
 
-class _Place:
-    """The place that a batch takes of those of a conductor, but not while a part of it waits for another service."""
+class _Slot:
+    """One of the slots of a conductor, which a batch takes, but not while a part of it waits for another service."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
         self._held = False
         self.waiting = 0  # parts of the batch
 
     async def __aenter__(self) -> None:
         await self._take()
-        self._before = _place.set(self)
+        self._before = _slot.set(self)
 
     async def __aexit__(self, *_: object) -> None:
-        _place.reset(self._before)
+        _slot.reset(self._before)
         self._give_back()
 
     @contextlib.asynccontextmanager
     async def given_back(self) -> AsyncIterator[None]:
-        """Give the place back; the last part that waits takes one again at the end, unless it is cancelled."""
+        """Give the slot back; the last part that waits takes one again at the end, unless it is cancelled."""
         self.waiting += 1
         self._give_back()
         goes_on = True
@@ -233,18 +233,18 @@ class _Place:
                 await self._take()
 
     async def _take(self) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         if self._held:  # another part took one meanwhile
-            self._places.release()
+            self._slots.release()
         self._held = True
 
     def _give_back(self) -> None:
         if self._held:
             self._held = False
-            self._places.release()
+            self._slots.release()
 
 
-_place: ContextVar[_Place | None] = ContextVar("place", default=None)
+_slot: ContextVar[_Slot | None] = ContextVar("slot", default=None)
 """Of the batch that the present task works on."""
 
 
@@ -274,9 +274,9 @@ class Engine:
         self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased and works on
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
-        self._batches = 0  # that it works on or that wait for a place, without those in the background
-        self._places: set[_Place] = set()  # of these batches
-        self._limit = asyncio.Semaphore(concurrency)
+        self._batches = 0  # that it works on or that wait for a slot, without those in the background
+        self._slots_of_batches: set[_Slot] = set()  # of these
+        self._slots = asyncio.Semaphore(concurrency)
         # Of BACKGROUND_KINDS.
         self._background = asyncio.Semaphore(max(1, concurrency // 8))
         self._after_commit = after_commit
@@ -420,12 +420,12 @@ class Engine:
     async def _work(self, batch: list[Operation]) -> None:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
-        place = _Place(self._limit)
+        slot = _Slot(self._slots)
         if kind.name not in BACKGROUND_KINDS:
-            self._places.add(place)
+            self._slots_of_batches.add(slot)
         try:
             background = self._background if kind.name in BACKGROUND_KINDS else contextlib.nullcontext()
-            async with background, place:
+            async with background, slot:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [(each, error) for each in batch if (error := _lateness(kind, each, now, undisturbed))]
                 timely = [each for each in batch if all(each is not operation for operation, _ in late)]
@@ -437,31 +437,31 @@ class Engine:
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
         except Unavailable as unavailable:
-            await self.later(timely, unavailable)
+            await self.postpone(timely, unavailable)
         except Stale as stale:
-            # Another owner continues one of them, which `later` does not change.
-            await self.later(timely, Unavailable(f"Another conductor has taken over: {stale}"))
+            # Another owner continues one of them, which `postpone` does not change.
+            await self.postpone(timely, Unavailable(f"Another conductor has taken over: {stale}"))
         except Exception as cause:
             lack = resource_exhausted(cause)
             if lack is not None:
-                await self.later(timely, lack)
+                await self.postpone(timely, lack)
             else:
                 log.exception("operation %s (%s) failed", batch[0].id, kind.name)
                 await self._fail(kind, timely, cause)
         finally:
-            self._places.discard(place)
+            self._slots_of_batches.discard(slot)
 
     @contextlib.asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Enter while an operation that runs only waits for another service: it takes no place meanwhile.
+        """Enter while an operation that runs only waits for another service: it takes no slot meanwhile.
 
-        Else those of one project could take all places for as long as that service likes.
+        Else those of one project could take all slots for as long as that service likes.
         """
-        place = _place.get()
-        async with place.given_back() if place is not None else contextlib.nullcontext():
+        slot = _slot.get()
+        async with slot.given_back() if slot is not None else contextlib.nullcontext():
             yield
 
-    async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
+    async def postpone(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
@@ -484,9 +484,9 @@ class Engine:
                 if kind.may_fail(operation):
                     await kind.fail(operation, error)
                 else:
-                    await self.later([operation], Unavailable(f"{type(error).__name__}: {error}"))
+                    await self.postpone([operation], Unavailable(f"{type(error).__name__}: {error}"))
             except Unavailable as unavailable:
-                await self.later([operation], unavailable)
+                await self.postpone([operation], unavailable)
             except Exception:
                 log.exception("operation %s could not be ended; it runs again when its lease expires", operation.id)
 
@@ -500,9 +500,9 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
-        room = MOST_SWEPT - self._batches + sum(place.waiting > 0 for place in self._places)
+        room = MOST_SWEPT - self._batches + sum(slot.waiting > 0 for slot in self._slots_of_batches)
         if room <= 0:
-            return  # other conductors may have places for them
+            return  # other conductors may have slots for them
         with_hosts = self.health.healthy()
         found = await self.database.read(operation_rows.expired, self.now(), room, self._known, with_hosts=with_hosts)
         if found:

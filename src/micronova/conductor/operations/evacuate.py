@@ -143,7 +143,7 @@ class Evacuate(MoveKind):
         """Lock the server and its operations; return it, whatever its epoch is, or None as `lock_current` does."""
         row = instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
-        return row if self.transitions.owns(conn, operation) else None
+        return row if self.transitions.lock_and_is_current(conn, operation) else None
 
     def _reason_against(
         self, conn: sa.Connection, row: InstanceRow, payload: EvacuatePayload

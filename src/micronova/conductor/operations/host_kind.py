@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.operation_kind import Continue, NoMoreWork, OperationKind, Retry, StepResult
-from micronova.conductor.operations.orders import with_keys
+from micronova.conductor.operations.orders import with_secrets
 from micronova.conductor.operations.transitions import LONGEST_WAIT_FOR_REMOVAL, server_of
 from micronova.db import instances
 from micronova.db import operations as operation_rows
@@ -75,7 +75,7 @@ class HostKind(OperationKind):
 
     def order_again(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order that a host should have and has not, as it is sent."""
-        return with_keys(self.order(conn, operation, row), self._dependencies.secrets)
+        return with_secrets(self.order(conn, operation, row), self._dependencies.secrets)
 
     def secrets_of(self, operation: Operation) -> Secrets:
         """Return the secrets of an operation, for its order."""
@@ -119,7 +119,7 @@ class SteppedKind(HostKind):
             try:
                 await self.run_one(operation)
             except GuestElsewhere as error:
-                await self._engine.later([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
+                await self._engine.postpone([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
             except Stale:
                 await self.overtaken(operation)
 

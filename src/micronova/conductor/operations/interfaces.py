@@ -188,7 +188,7 @@ class AttachInterface(InterfaceKind):
                 hostname=row["hostname"],
                 operation=operation.id,
                 served=served,
-                check=functools.partial(self.transitions.check_owned, operation),
+                check=functools.partial(self.transitions.check_current, operation),
             )
         except (Stale, Unavailable):
             raise
@@ -253,7 +253,7 @@ class AttachInterface(InterfaceKind):
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
         instances.lock(conn, operation.instance_uuid)
-        if not self.transitions.owns(conn, operation):
+        if not self.transitions.lock_and_is_current(conn, operation):
             return None
         payload = operation.payload_as(InterfacePayload)
         payload.error_code = error.code if isinstance(error, MicronovaError) else MicronovaError.code

@@ -92,20 +92,20 @@ def work_order(
     return order
 
 
-def with_keys(order: WorkOrder, box: SecretBox) -> WorkOrder:
-    """Return an order on its way to the host, with the keys of encrypted volumes, which rows have sealed."""
-    if not any(volume.connection.sealed_key for volume in order.volumes):
+def with_secrets(order: WorkOrder, box: SecretBox) -> WorkOrder:
+    """Return an order on its way to the host, with the secrets of its volumes, which rows have sealed."""
+    if not any(volume.connection.sealed_secret for volume in order.volumes):
         return order
-    return msgspec.structs.replace(order, volumes=tuple(_with_key(volume, box) for volume in order.volumes))
+    return msgspec.structs.replace(order, volumes=tuple(_with_secret(volume, box) for volume in order.volumes))
 
 
-def _with_key(volume: AttachedVolume, box: SecretBox) -> AttachedVolume:
-    sealed = volume.connection.sealed_key
+def _with_secret(volume: AttachedVolume, box: SecretBox) -> AttachedVolume:
+    sealed = volume.connection.sealed_secret
     if sealed is None:
         return volume
-    connection = msgspec.structs.replace(volume.connection, sealed_key=None)
-    passphrase = box.open_text(sealed, volume.volume_id)
-    return msgspec.structs.replace(volume, connection=connection, passphrase=passphrase)
+    connection = msgspec.structs.replace(volume.connection, sealed_secret=None)
+    secret = box.open_text(sealed, volume.volume_id)
+    return msgspec.structs.replace(volume, connection=connection, secret=secret)
 
 
 def _with_assignment(conn: sa.Connection, instance: InstanceSpec, host: str, holder: str | None) -> InstanceSpec:

@@ -67,14 +67,14 @@ class Placer:
         self._service_down_time = dependencies.service_down_time
         self._pci_aliases = dependencies.pci_aliases
 
-    async def place(self, servers: Sequence[ServerToPlace[Any]], others_than: Iterable[str] = ()) -> None:
-        """Let the scheduler choose a host for each server and claim its resources; others than these are preferred.
+    async def place(self, servers: Sequence[ServerToPlace[Any]], unpreferred: Iterable[str] = ()) -> None:
+        """Let the scheduler choose a host for each server and claim its resources; `unpreferred` hosts come last.
 
         The scheduler is asked again after a host has failed, because it knows what was placed since its last decision.
         The alternates of that decision are the same for all servers of a request, so one is taken only if the scheduler
         cannot be asked.
         """
-        unpreferred = {*servers[0].payload.unpreferred, *others_than}
+        unpreferred = {*servers[0].payload.unpreferred, *unpreferred}
         try:
             await self._select(servers, unpreferred)
         except Unavailable:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.orders import with_keys
+from micronova.conductor.operations.orders import with_secrets
 from micronova.conductor.operations.placing import ServerToPlace
 from micronova.conductor.operations.volume_connections import LockCurrent, VolumeConnections
 from micronova.db import (
@@ -96,10 +96,10 @@ class Transitions:
     Who works on an operation has to know whether it is still current (`Operation.is_current`), or another conductor has
     leased it, or its host has it:
 
-    - A transaction asks with `owns`, which locks the operation, or with `lock_current`, which locks the instance as
+    - A transaction asks with `lock_and_is_current`, which locks the operation, or with `lock_current`, which locks the instance as
       well. That also refuses an operation that is overtaken: a later request has raised the epoch, and may have left
       the operation open for its owner to end.
-    - Work on ports is in another service. It asks with a check before each change: `check_owned` for ports that the
+    - Work on ports is in another service. It asks with a check before each change: `check_current` for ports that the
       operation creates; `check_not_overtaken` to bind ports of a server that exists; `check_not_continued` to delete
       ports, for which the operation need not be current if its server is being deleted.
     """
@@ -151,7 +151,7 @@ class Transitions:
         """Send an order. If the bus does not take it, or a key cannot be read, the reply to a heartbeat has it."""
         log.info("order %s for instance %s goes to host %s", order.kind, order.instance.uuid, order.host)
         try:
-            order = with_keys(order, self._dependencies.secrets)
+            order = with_secrets(order, self._dependencies.secrets)
             await self._dependencies.compute.send_order(operation.context, order)
         except (BusUnavailable, SecretNotReadable) as error:
             log.warning(
@@ -222,7 +222,7 @@ class Transitions:
             await self._engine.database.write(self._explain_wait, servers, explanation)
         reason = Unavailable("A host that does not answer for the moment may have room.")
         operations = [server.operation for server in servers]
-        await self._engine.later(operations, reason, longest=LONGEST_WAIT_FOR_HOSTS)
+        await self._engine.postpone(operations, reason, longest=LONGEST_WAIT_FOR_HOSTS)
         return True
 
     def explain_failure(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
@@ -321,7 +321,7 @@ class Transitions:
         self.persist(conn, operation, step, payload=payload)
         return _persisted(operation, step, self._engine.owner, operation.epoch, payload)
 
-    def owns(self, conn: sa.Connection, operation: Operation) -> bool:
+    def lock_and_is_current(self, conn: sa.Connection, operation: Operation) -> bool:
         """Lock the operation and return whether it is current."""
         return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
 
@@ -331,11 +331,11 @@ class Transitions:
         Return None if the operation is no longer current or is overtaken.
         """
         row = instances.lock(conn, operation.instance_uuid)
-        if not self.owns(conn, operation) or row is None or row["epoch"] != operation.epoch:
+        if not self.lock_and_is_current(conn, operation) or row is None or row["epoch"] != operation.epoch:
             return None
         return row
 
-    async def check_owned(self, operation: Operation) -> None:
+    async def check_current(self, operation: Operation) -> None:
         """Raise Stale if the operation is not current."""
         if not operation.is_current(await self._engine.database.read(operation_rows.get, operation.id)):
             raise Stale(f"Operation {operation.id} has got another owner.")
@@ -455,7 +455,7 @@ class Transitions:
     ) -> None:
         """Record an event of the conductor's own part, which ends with the dispatch; the host's has the next epoch.
 
-        With `outer` it is one that another event of the conductor is a part of. Both begin with the operation. The
+        With `outer` the event contains another event of the conductor. Both begin with the operation. The
         outer one has the lower sequence number and so counts as the earlier one.
         """
         instance_actions.event_finish(

@@ -52,7 +52,7 @@ class UndoMove(FollowUpKind, HostKind):
             try:
                 order = await self._engine.database.write(self._dispatch, operation)
             except GuestElsewhere as error:
-                await self._engine.later([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
+                await self._engine.postpone([operation], error, longest=LONGEST_WAIT_FOR_REMOVAL)
                 continue
             self._engine.committed(self.name, "dispatched")
             if order is None:

@@ -181,7 +181,7 @@ class VolumeConnections:
             if connection.encrypted:
                 raise NotSupported(f"Volume {volume_id} is encrypted, and its target needs a password, too.")
             sealed = secrets.seal_text(connection.auth_password, volume_id)
-            return msgspec.structs.replace(connection, auth_password=None, sealed_key=sealed)
+            return msgspec.structs.replace(connection, auth_password=None, sealed_secret=sealed)
         if not connection.encrypted:
             return connection
         if not await self._engine.database.read(nodes.host_decrypts, host):
@@ -191,7 +191,7 @@ class VolumeConnections:
             )
         passphrase = await client.encryption_key(volume_id)
         sealed = secrets.seal_text(passphrase, volume_id)
-        return msgspec.structs.replace(connection, sealed_key=sealed)
+        return msgspec.structs.replace(connection, sealed_secret=sealed)
 
     async def wait_until_made(self, volume_id: str, longest: float = 0.0) -> tuple[bool, int]:
         """Wait until a volume is made; return whether it may have several servers, and its size.

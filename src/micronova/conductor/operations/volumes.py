@@ -29,8 +29,8 @@ from micronova.objects.operations import SWAP_VOLUME, ReleasedVolume, Result, Se
 from micronova.objects.orders import Report, WorkOrder
 
 
-class VolumeKind(HostKind):
-    """What the operations on one volume share."""
+class ServerVolumeKind(HostKind):
+    """What the operations on one volume of a server share."""
 
     notification: str | None = None  # the name of its notifications, without the phase; None if it sends none
     tells_failures = True  # whether there is one about a failure
@@ -144,7 +144,7 @@ def _taken_from_server(conn: sa.Connection, payload: VolumePayload, device: Bloc
     return SettlePayload(release=[ReleasedVolume(volume_id=payload.volume_id, attachment_id=device.attachment_id)])
 
 
-class AttachVolume(VolumeKind):
+class AttachVolume(ServerVolumeKind):
     """The operation behind POST /servers/{id}/os-volume_attachments."""
 
     name = "attach_volume"
@@ -172,7 +172,7 @@ class AttachVolume(VolumeKind):
         return _taken_from_server(conn, payload, device)
 
 
-class DetachVolume(VolumeKind):
+class DetachVolume(ServerVolumeKind):
     """The operation behind DELETE /servers/{id}/os-volume_attachments/{volume_id}."""
 
     name = "detach_volume"
@@ -207,7 +207,7 @@ class DetachVolume(VolumeKind):
         return _taken_from_server(conn, payload, device)
 
 
-class SwapVolume(VolumeKind):
+class SwapVolume(ServerVolumeKind):
     """The operation behind PUT /servers/{id}/os-volume_attachments/{volume_id} with another volume."""
 
     name = SWAP_VOLUME
@@ -268,7 +268,7 @@ def _replacement(payload: VolumePayload) -> BlockDevice:
     return payload.replacement
 
 
-class ExtendVolume(VolumeKind):
+class ExtendVolume(ServerVolumeKind):
     """The operation behind the event volume-extended of the volume service."""
 
     name = "extend_volume"

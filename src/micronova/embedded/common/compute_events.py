@@ -174,7 +174,7 @@ class Outbox:
         conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(oldest.scalar_subquery()))))
 
 
-class Notifier:
+class EventSender:
     """Sends the events of the outbox; without a client of compute it writes and sends nothing."""
 
     def __init__(

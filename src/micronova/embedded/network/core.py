@@ -1,14 +1,14 @@
-"""What all handlers of the network service share: database, clock, random source, settings and notifier."""
+"""What all handlers of the network service share: database, clock, random source, settings and the sender of events."""
 
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.common.compute_events import Event, Notifier
+from micronova.embedded.common.compute_events import Event, EventSender
 from micronova.embedded.network.agent.dhcp import DNS_DOMAIN
 from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.heartbeat_interval import AGENT_DOWN_AFTER, down_time, interval_for
@@ -81,14 +81,14 @@ class Core:
         clock: Clock,
         random_source: random.Random,
         settings: NetworkServiceSettings,
-        notifier: Notifier,
+        events: EventSender,
         wake_agents: Callable[[], None],
     ) -> None:
         self.database = database
         self.clock = clock
         self.random_source = random_source
         self.settings = settings
-        self.notifier = notifier
+        self.events = events
         self._wake_agents = wake_agents
         self.hints = AddressHints()
         self.heartbeat_interval = interval_for(settings.agent_down_after)  # seconds, for the answers to agents
@@ -128,15 +128,19 @@ class Core:
 
         The events are written in the transaction, so that they are sent even if this process dies.
         """
-        result, events = await self.write_and_wake(_with_events, fn, self.notifier, args, kwargs)
-        self.notifier.hand_over(events)
-        return cast(R, result)
+        result, events = await self.write_and_wake(_with_events, fn, self.events, args, kwargs)
+        self.events.hand_over(events)
+        return result
 
 
 def _with_events(
-    conn: sa.Connection, fn: Callable[..., tuple[Any, list[Event]]], notifier: Notifier, args: Any, kwargs: Any
-) -> tuple[Any, list[Event]]:
+    conn: sa.Connection,
+    fn: Callable[..., tuple[R, list[Event]]],
+    sender: EventSender,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> tuple[R, list[Event]]:
     result, events = fn(conn, *args, **kwargs)
     if events:
-        notifier.put(conn, events)
+        sender.put(conn, events)
     return result, events

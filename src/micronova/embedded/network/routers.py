@@ -251,7 +251,9 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             remember_addresses(self.core, plan.made)
         return {self.singular: self.view(request, changed)}
 
-    def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], plan: Any) -> Resource:
+    def _change(
+        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], plan: GatewayPlan | None
+    ) -> Resource:
         plain = ("name", "description", "admin_state_up")
         values: dict[str, Any] = {name: given[name] for name in plain if name in given}
         revisions.update(conn, routers.c.revision, id, revision, values, self.core.now())

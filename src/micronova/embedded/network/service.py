@@ -7,7 +7,7 @@ import falcon.asgi
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
-from micronova.embedded.common.compute_events import Notifier
+from micronova.embedded.common.compute_events import EventSender
 from micronova.embedded.network.address_scopes import AddressScopes
 from micronova.embedded.network.agent_calls import AgentCallHandlers
 from micronova.embedded.network.agents import Agents
@@ -87,14 +87,14 @@ class NetworkService:
         """`compute` receives events of ports; `schema` is for PostgreSQL."""
         self.database = database
         self._schema = schema
-        self.notifier = Notifier(database, clock, compute, OUTBOX, name="network", lost=LOST)
+        self.events = EventSender(database, clock, compute, OUTBOX, name="network", lost=LOST)
         settings = settings or NetworkServiceSettings()
         self.core = Core(
             database,
             clock,
             random_source or random.Random(),  # ids need not be secret
             settings,
-            self.notifier,
+            self.events,
             wake_agents=lambda: self.watch.look_soon(),
         )
         self.watch = StateWatch(database, clock, self.core.agent_times)
@@ -116,7 +116,7 @@ class NetworkService:
         """Bring the schema up to date and start to send events to compute."""
         await upgrade(self.database, metadata, MIGRATIONS, schema=self._schema)
         await create_initial_default_rules(self.core)
-        await self.notifier.start()
+        await self.events.start()
         await self.watch.start()
 
     def end_waits(self) -> None:
@@ -127,7 +127,7 @@ class NetworkService:
         """Stop sending events; those that are not sent stay in the outbox."""
         await self._agents.heartbeats.stop()
         await self.watch.stop()
-        await self.notifier.stop()
+        await self.events.stop()
 
     async def bootstrap(
         self,

@@ -1,6 +1,7 @@
 """The tag API."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -15,6 +16,8 @@ from micronova.http.request import Request, Response
 from micronova.http.service import Handler, Route
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.wrong_values import wrong_value
+
+W = TypeVar("W")  # one tag or several
 
 
 class TagsBody(Body, kw_only=True):
@@ -98,14 +101,16 @@ class TagRoutes:
         resource = await self._find(request, id)
         await self._database_write(set_tags, resource.id, [])
 
-    async def _database_write(self, fn: Any, *args: Any) -> None:
-        await self.of.core.database.write(_touch, self.of.attributes.table, self.of.core.now(), fn, *args)
+    async def _database_write(self, fn: Callable[[sa.Connection, str, W], None], id: str, words: W) -> None:
+        await self.of.core.database.write(_touch, self.of.attributes.table, self.of.core.now(), fn, id, words)
 
 
-def _touch(conn: sa.Connection, table: sa.Table, now: int, fn: Any, id: str, *args: Any) -> None:
+def _touch(
+    conn: sa.Connection, table: sa.Table, now: int, fn: Callable[[sa.Connection, str, W], None], id: str, words: W
+) -> None:
     # Nothing is written for a deleted resource: its tags would stay for ever.
     if revisions.touch(conn, table.c.revision, table.c.id == id, now=now):
-        fn(conn, id, *args)
+        fn(conn, id, words)
 
 
 def _add(conn: sa.Connection, id: str, words: list[str]) -> None:

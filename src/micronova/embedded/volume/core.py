@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.common.compute_events import Notifier
+from micronova.embedded.common.compute_events import EventSender
 from micronova.embedded.common.revisions import Contended, retry
 from micronova.embedded.volume.backend.capabilities import BACKEND
 from micronova.embedded.volume.backend.keys import KeyBox
@@ -47,11 +47,11 @@ class Core:
         random_source: random.Random,
         settings: VolumeServiceSettings,
         machine: str,
-        notifier: Notifier,
+        events: EventSender,
         keys: KeyBox | None = None,
         luks: LuksTool | None = None,
     ) -> None:
-        """`machine` is the one whose files this process works on; `notifier` tells compute of changes.
+        """`machine` is the one whose files this process works on; `events` tells compute of changes.
 
         Without `keys` and `luks` there are no encrypted volumes.
         """
@@ -60,10 +60,10 @@ class Core:
         self.random_source = random_source
         self.settings = settings
         self.host = f"{machine}@{BACKEND}"  # the service as rows name it
-        self.notifier = notifier
+        self.events = events
         self.keys = keys
         self.luks = luks
-        self.on_operation: Callable[[], None] = lambda: None  # called after the row of an operation is written
+        self.on_operation: Callable[[], None] = lambda: None  # called after an operation is recorded
 
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
@@ -73,10 +73,10 @@ class Core:
         """Return a new id."""
         return new_uuid(self.random_source)
 
-    async def begin_operation(
+    async def record_operation(
         self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run a transaction that writes the row of an operation, then wake the engine, which works on it."""
+        """Run a transaction that records an operation, then wake the engine, which works on it."""
         found = await self.database.write(fn, *args, **kwargs)
         self.on_operation()
         return found

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from micronova.embedded.volume.model import GIB
+from micronova.imageformat.inspector import RAW_FORMATS
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.ids import UUID
 
@@ -83,7 +84,7 @@ def check_fits(image: Document, size: int) -> None:
         )
     if (image.get("min_disk") or 0) > size:
         raise Invalid(f"A volume of {size} GiB is smaller than the image's min_disk of {image['min_disk']} GiB.")
-    least = max(image.get("size") or 0 if image.get("disk_format") == "raw" else 0, image.get("virtual_size") or 0)
+    least = max(image.get("size") or 0 if image["disk_format"] in RAW_FORMATS else 0, image.get("virtual_size") or 0)
     if least > size * GIB:
         raise Invalid(f"A volume of {size} GiB is smaller than the image, which has {least} bytes.")
 

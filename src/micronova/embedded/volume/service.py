@@ -7,7 +7,7 @@ from pathlib import Path
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
-from micronova.embedded.common.compute_events import Notifier
+from micronova.embedded.common.compute_events import EventSender
 from micronova.embedded.volume.api import versions
 from micronova.embedded.volume.api.attach_actions import AttachActions
 from micronova.embedded.volume.api.attachments import AttachmentHandlers
@@ -106,7 +106,7 @@ class VolumeService:
             random_source or random.Random(),  # ids need not be secret
             settings or VolumeServiceSettings(),
             machine,
-            Notifier(database, clock, compute, OUTBOX, name="volume", lost=LOST),
+            EventSender(database, clock, compute, OUTBOX, name="volume", lost=LOST),
             keys,
             luks,
         )
@@ -140,13 +140,13 @@ class VolumeService:
         await remove_leftovers(self.core, self.files)
         await self.engine.start()
         await self.export_manager.start()
-        await self.core.notifier.start()
+        await self.core.events.start()
 
     async def stop(self) -> None:
         """Interrupt the operations that run; the next start continues them."""
         await self.export_manager.stop()
         await self.engine.stop()
-        await self.core.notifier.stop()
+        await self.core.events.stop()
         await self.files.stop()
 
     def _first_type(self) -> VolumeType:

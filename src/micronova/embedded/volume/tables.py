@@ -265,7 +265,7 @@ services = sa.Table(
     Column("host", String(255), primary_key=True),
     Column("disabled", Boolean, nullable=False),
     Column("disabled_reason", String(255)),
-    Column("frozen", Boolean, nullable=False),  # resources stay as they are: no operation begins
+    Column("frozen", Boolean, nullable=False),  # resources stay as they are: no operation is recorded
     Column("seen_at", BigInteger, nullable=False),
 )
 

@@ -35,7 +35,7 @@ def volumes_of(plan: GuestPlan) -> tuple[FakeVolume, ...]:
 
 def as_volume(volume: AttachedVolume) -> FakeVolume:
     """Return a volume as a guest has it; raise Invalid for an encrypted one without its key."""
-    if volume.connection.encrypted and not volume.passphrase:
+    if volume.connection.encrypted and not volume.secret:
         raise Invalid(f"Volume {volume.volume_id} is encrypted, and the order has no key for it.")
     return FakeVolume(
         volume_id=volume.volume_id,

@@ -50,6 +50,7 @@ from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.daemon.existing import check_reachable, explain_failure
 from micronova.virt.libvirt.daemon.private import PrivateLibvirtd
 from micronova.virt.libvirt.definition.compose import HostProfile
+from micronova.virt.libvirt.definition.guest_cpu import with_all_features
 from micronova.virt.libvirt.guests import agent, diagnostics, domains, hotplug
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.boot_signs import boot_signs
@@ -186,8 +187,10 @@ class LibvirtDriver:
         if not cgroups:
             log.warning("guests of this host have no limits of memory and CPU: the machine has no control groups")
         facts = await self._connection.read(
-            lambda connection: read_facts(
-                connection, self._settings, flags=flags, cgroups=cgroups, folder=self._layout.base
+            lambda connection: with_all_features(
+                connection,
+                read_facts(connection, self._settings, flags=flags, cgroups=cgroups, folder=self._layout.base),
+                self._settings,
             ),
             "tell what it can do",
             timeout=START_TIMEOUT,

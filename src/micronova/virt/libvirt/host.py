@@ -55,6 +55,9 @@ class HostFacts:
     cpu_model: str = ""
     cpu_vendor: str = ""
     cpu_features: tuple[str, ...] = ()
+    guest_features: frozenset[str] = frozenset()  # of the CPU of guests
+    host_model: str = ""  # the CPU of guests with the mode host-model
+    host_model_features: tuple[tuple[str, str], ...] = ()  # that differ from the model: (name, require | disable)
     cpu_topology: dict[str, int] = field(default_factory=dict)
     usable_models: frozenset[str] = frozenset()
     cpu_modes: frozenset[str] = frozenset()
@@ -140,6 +143,8 @@ def parse_facts(
     cpu = capabilities.find("./host/cpu")
     cpu = Element("cpu") if cpu is None else cpu
     topology = cpu.find("topology")
+    model = domain.find("./cpu/mode[@name='host-model']")
+    model = Element("mode") if model is None else model
     firmware = _values(domain, "./os/enum[@name='firmware']")
     return HostFacts(
         virt_type=virt_type,
@@ -154,6 +159,10 @@ def parse_facts(
         cpu_model=cpu.findtext("model") or "",
         cpu_vendor=cpu.findtext("vendor") or "",
         cpu_features=tuple(sorted(feature.get("name", "") for feature in cpu.iterfind("feature"))),
+        host_model=model.findtext("model") or "",
+        host_model_features=tuple(
+            (feature.get("name", ""), feature.get("policy", "")) for feature in model.iterfind("feature")
+        ),
         cpu_topology={} if topology is None else {name: int(value) for name, value in topology.items()},
         usable_models=frozenset(
             model.text or ""

@@ -21,11 +21,35 @@ from micronova.virt.driver import CPUTimes
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.definition.interfaces import MODELS
 from micronova.virt.libvirt.host import HostFacts
+from micronova.virt.libvirt.storage.image_cache import DISK_FORMATS
 from micronova.virt.libvirt.storage.layout import Layout, is_base_link_name
 from micronova.virt.libvirt.storage.records import GuestRecord
 from micronova.virt.libvirt.storage.tools import GIB
 
 _NOT_A_LETTER: Final = re.compile("[^A-Z0-9]")  # libvirt says sse4.1, os-traits SSE41
+_OF_FEATURES: Final = {
+    "aes": ("AESNI",),
+    "amd-no-ssb": ("AMD_NO_SSB",),
+    "amd-ssbd": ("AMD_SSBD",),
+    "bmi1": ("BMI",),
+    "fma": ("FMA3",),
+    "gfni": ("AVX512GFNI",),
+    "ibpb": ("AMD_IBPB",),
+    "md-clear": ("INTEL_MD_CLEAR",),
+    "pcid": ("INTEL_PCID",),
+    "pclmuldq": ("CLMUL",),
+    "pni": ("SSE3",),
+    "rtm": ("TSX",),
+    "sha-ni": ("SHA",),
+    "spec-ctrl": ("INTEL_SPEC_CTRL",),
+    "ssbd": ("INTEL_SSBD",),
+    "svm": ("AMD_SVM",),
+    "vaes": ("AVX512VAES",),
+    "virt-ssbd": ("AMD_VIRT_SSBD",),
+    "vmx": ("INTEL_VMX",),
+    "vpclmulqdq": ("AVX512VPCLMULQDQ",),
+}
+"""The names that os-traits has for features of x86 CPUs besides libvirt's own."""
 ALL_CPUS: Final = -1  # VIR_NODE_CPU_STATS_ALL_CPUS
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
 """Namespace of node uuids: the same host of the same cloud has the same uuid after every restart."""
@@ -103,10 +127,9 @@ def traits_of(facts: HostFacts) -> tuple[str, ...]:
     """Return what the host is and can do, by the names of os-traits that there are for it."""
     arch = facts.arch.upper()
     family = {"X86_64": "X86", "I686": "X86", "AARCH64": "AARCH64", "PPC64LE": "PPC64LE"}.get(arch, arch)
-    plain = (_NOT_A_LETTER.sub("", feature.upper()) for feature in facts.cpu_features)
-    spelled = (feature.upper().replace("-", "_").replace(".", "_") for feature in facts.cpu_features)
-    named = {f"HW_CPU_{family}_{name}" for name in (*plain, *spelled)}
-    named |= {f"HW_ARCH_{arch}", *(f"COMPUTE_IMAGE_TYPE_{kind}" for kind in ("RAW", "QCOW2", "ISO"))}
+    names = (name for feature in facts.guest_features for name in _names_of(feature))
+    named = {f"HW_CPU_{family}_{name}" for name in names}
+    named |= {f"HW_ARCH_{arch}", *(f"COMPUTE_IMAGE_TYPE_{kind.upper()}" for kind in DISK_FORMATS)}
     offered = {"STORAGE_BUS": facts.disk_buses, "GRAPHICS_MODEL": facts.video_models}
     if facts.is_qemu:
         offered["NET_VIF_MODEL"] = frozenset(MODELS) - {"netfront"}  # which only Xen has
@@ -114,6 +137,11 @@ def traits_of(facts: HostFacts) -> tuple[str, ...]:
     if facts.uefi and facts.secure_boot:
         named.add("COMPUTE_SECURITY_UEFI_SECURE_BOOT")
     return tuple(sorted(named & standard_traits()))
+
+
+def _names_of(feature: str) -> tuple[str, ...]:
+    """Return what the traits of a feature of a CPU may be called; some have two names."""
+    return (*_OF_FEATURES.get(feature, ()), _NOT_A_LETTER.sub("", feature.upper()))
 
 
 def host_cpus(settings: LibvirtSettings) -> tuple[tuple[int, ...], tuple[int, ...]]:

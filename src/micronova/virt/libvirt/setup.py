@@ -37,6 +37,7 @@ _HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")
 NEEDED_TOOLS = ("qemu-img", "genisoimage", "prlimit", "setpriv")
 """Of `tools.PACKAGES`, those that every guest needs; others format ephemeral and swap disks."""
 EMULATORS = {"qemu-system-x86_64": "qemu-system-x86"}
+NEEDS_ROOT = "A private libvirtd is started by root: run as root, or set libvirt.connection_uri."
 
 
 def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
@@ -147,7 +148,7 @@ def probe(options: Mapping[str, Any] | None = None) -> str | None:
     if missing is not None:
         return f"Guests' disks cannot be made safely: {missing}."
     if private and os.geteuid() != 0:
-        return "A private libvirtd is started by root: run as root, or set libvirt.connection_uri."
+        return NEEDS_ROOT
     return None
 
 

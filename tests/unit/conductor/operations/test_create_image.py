@@ -72,7 +72,7 @@ async def _record(database: Database, clock: ManualClock, kind: str, number: int
 async def test_an_image_that_may_still_be_created_is_looked_for_without_a_place(
     request: pytest.FixtureRequest,
 ) -> None:
-    """The places of a conductor are free between two looks, of which there are few."""
+    """The slots of a conductor are free between two looks, of which there are few."""
     clock, other = ManualClock(), Other()
     images = Images(clock)
     async with compute_database("sqlite", request) as database:

@@ -93,14 +93,14 @@ class AttachActions:
 
     async def begin_detaching(self, request: Request, volume_id: str) -> None:
         """Record that a server begins to give the volume back."""
-        name = "begin detaching"
+        name = "begin_detaching"
         await change_row(self._core, request, volume_id, lambda old: {"status": states.check_volume(old, name).during})
 
     async def roll_detaching(self, request: Request, volume_id: str) -> None:
         """Record that a server keeps the volume; do nothing if it is not being detached."""
 
         def change(volume: Volume) -> ResourceColumns:
-            entry = states.VOLUME_ACTIONS["roll detaching"]
+            entry = states.VOLUME_ACTIONS["roll_detaching"]
             return {"status": entry.during} if volume.status in entry.starts else {}
 
         await change_row(self._core, request, volume_id, change)

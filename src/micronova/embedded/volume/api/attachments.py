@@ -126,7 +126,7 @@ class AttachmentHandlers:
             if (reserved := _reserved_before(volume, asked)) is not None:
                 return reserved
             if not _follows_server(volume, asked.instance_uuid):
-                states.check_volume(volume, "reserve an attachment")
+                states.check_volume(volume, "reserve_attachment")
             if volume.bootable and volume.multiattach and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:multiattach_bootable_volume")
             attachment = Attachment(

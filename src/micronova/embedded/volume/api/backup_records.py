@@ -126,7 +126,7 @@ class BackupRecordHandlers:
         async def try_once() -> None:
             if await self._core.database.read(backup_queries.get, backup.id) is not None:
                 raise Invalid(f"Invalid backup: Backup {backup.id} exists already.")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record, backup, uuid(record.file), operation_id, request.context.request_id
             )
 
@@ -145,7 +145,7 @@ class BackupRecordHandlers:
                 raise Invalid(f"Invalid backup: Backup {backup.id} is encrypted: {error.message}") from None
 
     def _record(self, conn: sa.Connection, backup: Backup, file: str, operation_id: str, request_id: str) -> None:
-        new = ImportBackup.begin(
+        new = ImportBackup.record(
             conn,
             self._core,
             id=operation_id,

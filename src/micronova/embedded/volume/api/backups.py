@@ -171,12 +171,12 @@ class BackupHandlers:
             volume = await self._core.load_volume(request, volume_id)
             snapshot: Snapshot | None = None
             if asked.snapshot_id is None:
-                entry = states.check_volume(volume, "back up by force" if truth(asked.force) else "back up")
+                entry = states.check_volume(volume, "force_back_up" if truth(asked.force) else "back_up")
             else:
                 snapshot = await self._core.load_snapshot(request, uuid(asked.snapshot_id), "volume:get_snapshot")
                 if snapshot.volume_id != volume.id:
                     raise Invalid(f"Invalid snapshot: Snapshot {snapshot.id} is not one of volume {volume.id}.")
-                entry = states.check_snapshot(snapshot, "back up")
+                entry = states.check_snapshot(snapshot, "back_up")
             now, key, keys = self._core.now(), key_of(snapshot or volume), self._core.keys
             key = None if key is None or keys is None else keys.copy(self._core.new_id(), key)
             made = Backup(
@@ -203,7 +203,7 @@ class BackupHandlers:
                 encryption_key_id=None if key is None else key.id,
                 sealed_key=None if key is None else key.sealed,
             )
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record, made, volume, snapshot, entry.during, operation_id, request.context.request_id
             )
             return made
@@ -222,7 +222,7 @@ class BackupHandlers:
         request_id: str,
     ) -> None:
         source = volume if snapshot is None else snapshot
-        new = CreateBackup.begin(
+        new = CreateBackup.record(
             conn,
             self._core,
             id=operation_id,
@@ -278,7 +278,7 @@ class BackupHandlers:
             backup = await self._core.load_backup(request, backup_id)
             if not force:
                 states.check_backup(backup, "delete")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_delete, backup, force, operation_id, request.context.request_id
             )
 
@@ -289,7 +289,7 @@ class BackupHandlers:
     ) -> None:
         if force:
             operation_queries.cancel(conn, backup.id, but=operation_id)
-        new = DeleteBackup.begin(
+        new = DeleteBackup.record(
             conn,
             self._core,
             id=operation_id,
@@ -325,14 +325,14 @@ class BackupHandlers:
             volume = draft
             if volume is None:
                 volume = await self._core.load_volume(request, uuid(asked.volume_id or ""), "volume:get")
-                states.check_volume(volume, "restore a backup")
+                states.check_volume(volume, "restore_backup")
                 if (key_of(volume) is None) != (key_of(backup) is None):
                     raise Invalid(
                         f"Volume {volume.id} and the backup are not both encrypted: restore it to a new volume."
                     )
                 if volume.size < backup.size:
                     raise Invalid(f"Volume {volume.id} is smaller than the backup, which has {backup.size} GiB.")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_restore, backup, volume, draft is not None, operation_id, request.context.request_id
             )
             return volume
@@ -343,7 +343,7 @@ class BackupHandlers:
     def _record_restore(
         self, conn: sa.Connection, backup: Backup, volume: Volume, is_new: bool, operation_id: str, request_id: str
     ) -> None:
-        new = RestoreBackup.begin(
+        new = RestoreBackup.record(
             conn,
             self._core,
             id=operation_id,
@@ -358,7 +358,7 @@ class BackupHandlers:
         )
         if not new:
             return
-        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore a backup"].during
+        now, restoring = self._core.now(), states.VOLUME_ACTIONS["restore_backup"].during
         if not is_new:
             volume_queries.update(conn, volume, {"status": restoring}, now)
         backup_queries.update(conn, backup, {"status": states.BACKUP_ACTIONS["restore"].during}, now)

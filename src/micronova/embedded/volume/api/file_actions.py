@@ -1,4 +1,4 @@
-"""Actions that begin work on the file of a volume: extend, revert to a snapshot, write an image, make an image."""
+"""Actions that record work on the file of a volume: extend, revert to a snapshot, write an image, make an image."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -94,12 +94,12 @@ class FileActions:
             volume = await self._core.load_volume(request, volume_id)
             if request.minor >= 42 and volume.status == IN_USE:
                 request.authorize(volume.target, "volume:extend_attached_volume")
-            states.check_volume(volume, "extend" if request.minor < 42 else "extend, attached or not")
+            states.check_volume(volume, "extend" if request.minor < 42 else "extend_attached")
             if size <= volume.size:
                 raise Invalid(
                     f"New size for extend must be greater than current size: {size} is not above {volume.size}."
                 )
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_extend, volume, size, operation_id, request.context.request_id
             )
 
@@ -133,7 +133,7 @@ class FileActions:
                 raise Conflict(error.message) from None
             if found[0].status != AVAILABLE:
                 raise Conflict(f"Snapshot {found[0].id} is {found[0].status}: it must be {AVAILABLE}.")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record,
                 RevertVolume,
                 volume,
@@ -151,7 +151,7 @@ class FileActions:
         if self._images is None:
             raise Invalid("There is no image service: a volume cannot be made from an image.")
         volume = await self._core.load_volume(request, volume_id)
-        action = "reimage, reserved or not" if truth(asked.reimage_reserved) else "reimage"
+        action = "reimage_reserved" if truth(asked.reimage_reserved) else "reimage"
         states.check_volume(volume, action)
         # A service does not have the user's token. It has checked that the user may see the image.
         named = uuid(asked.image_id)
@@ -172,7 +172,7 @@ class FileActions:
             states.check_volume(found, action)
             if found.status == RESERVED:
                 request.authorize(found.target, "volume:reimage_reserved")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record, ReimageVolume, found, operation_id, request.context.request_id, action, payload=payload
             )
 
@@ -191,7 +191,7 @@ class FileActions:
                 f"Invalid volume: Volume {volume_id} is encrypted, so no image can be made from it. Take a snapshot "
                 "or a backup."
             )
-        action = "upload by force" if truth(asked.force) else "upload"
+        action = "force_upload" if truth(asked.force) else "upload"
         states.check_volume(volume, action)
         if asked.visibility == "public":
             request.authorize(volume.target, "volume_extension:volume_actions:upload_public")
@@ -211,7 +211,7 @@ class FileActions:
             found = await self._core.load_volume(request, volume_id)
             states.check_volume(found, action)
             # If this process dies, the operation begins later, and fails if there is no image by then.
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record,
                 UploadVolume,
                 found,
@@ -219,7 +219,7 @@ class FileActions:
                 request.context.request_id,
                 action,
                 payload=UploadVolumePayload(image_id=image_id, status=found.status),
-                not_before=self._core.now() + micros(IMAGE_SECONDS),
+                deferred_until=self._core.now() + micros(IMAGE_SECONDS),
             )
             return found
 
@@ -229,7 +229,7 @@ class FileActions:
         except Exception:
             await self._core.database.write(_end_upload, volume.id, operation_id, self._core.now())
             raise
-        await self._core.begin_operation(operation_queries.release, operation_id)
+        await self._core.record_operation(operation_queries.start_deferred, operation_id)
         shown = {
             "id": volume.id,
             "updated_at": iso_micros(volume.updated_at),
@@ -256,9 +256,9 @@ class FileActions:
         action: str,
         payload: Payload | None = None,
         source_id: str | None = None,
-        not_before: int = 0,
+        deferred_until: int = 0,
     ) -> bool:
-        new = kind.begin(
+        new = kind.record(
             conn,
             self._core,
             id=operation_id,
@@ -267,7 +267,7 @@ class FileActions:
             project_id=volume.project_id,
             request_id=request_id,
             payload=payload,
-            not_before=not_before,
+            deferred_until=deferred_until,
         )
         if new:
             during = states.VOLUME_ACTIONS[action].during

@@ -91,7 +91,7 @@ class RowActions:
         """Set whether the volume may be written to."""
 
         def change(volume: Volume) -> ResourceColumns:
-            states.check_volume(volume, "set readonly")
+            states.check_volume(volume, "set_readonly")
             return {"readonly": truth(request.body.arguments.readonly)}
 
         await change_row(self._core, request, volume_id, change)

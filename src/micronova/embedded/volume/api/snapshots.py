@@ -162,7 +162,7 @@ class SnapshotHandlers:
 
         async def try_once() -> Snapshot:
             volume = await self._core.load_volume(request, volume_id)
-            states.check_volume(volume, "snapshot by force" if force else "snapshot")
+            states.check_volume(volume, "force_snapshot" if force else "snapshot")
             snapshot = Snapshot(
                 id=snapshot_id,
                 volume_id=volume.id,
@@ -184,7 +184,7 @@ class SnapshotHandlers:
                 encryption_key_id=volume.encryption_key_id,
                 sealed_key=volume.sealed_key,
             )
-            await self._core.begin_operation(self._record, volume, snapshot, operation_id, request.context.request_id)
+            await self._core.record_operation(self._record, volume, snapshot, operation_id, request.context.request_id)
             return snapshot
 
         return {"snapshot": _plain(request, await retry_or_conflict(f"volume {volume_id}", try_once))}
@@ -192,7 +192,7 @@ class SnapshotHandlers:
     def _record(
         self, conn: sa.Connection, volume: Volume, snapshot: Snapshot, operation_id: str, request_id: str
     ) -> None:
-        new = CreateSnapshot.begin(
+        new = CreateSnapshot.record(
             conn,
             self._core,
             id=operation_id,
@@ -238,7 +238,7 @@ class SnapshotHandlers:
             snapshot = await self._core.load_snapshot(request, snapshot_id)
             if not force:
                 states.check_snapshot(snapshot, "delete")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_delete, snapshot, force, operation_id, request.context.request_id
             )
 
@@ -256,7 +256,7 @@ class SnapshotHandlers:
         self, conn: sa.Connection, snapshot: Snapshot, operation_id: str, request_id: str
     ) -> bool:
         """Write the operation that deletes a snapshot; return False if it is there already."""
-        return DeleteSnapshot.begin(
+        return DeleteSnapshot.record(
             conn,
             self._core,
             id=operation_id,

@@ -233,7 +233,7 @@ def _delete(conn: sa.Connection, transfer: Transfer, volume: Volume | None, now:
 def _check_unread(conn: sa.Connection, volume: Volume) -> None:
     """Raise Invalid if a volume is attached, or is copied: the copy would have what the next project writes.
 
-    The transaction has already changed the volume, so an operation that begins later finds it unavailable.
+    The transaction has already changed the volume, so an operation that is recorded later finds it unavailable.
     """
     if volume.attachments or operation_queries.uses(conn, volume.id):
         raise Invalid(f"Invalid volume: Volume {volume.id} is attached or being read: it cannot be transferred yet.")

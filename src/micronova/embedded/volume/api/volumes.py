@@ -236,7 +236,7 @@ class VolumeHandlers:
                 type_named=asked.volume_type or None,
                 metadata=asked.metadata or {},
             )
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record, volume, source, self._core.new_id(), request.context.request_id
             )
             return volume
@@ -300,7 +300,7 @@ class VolumeHandlers:
         return keys.make(id, cipher.key_bits) if source.key is None else keys.copy(id, source.key)
 
     def _record(self, conn: sa.Connection, volume: Volume, source: Source, operation_id: str, request_id: str) -> None:
-        new = CreateVolume.begin(
+        new = CreateVolume.record(
             conn,
             self._core,
             id=operation_id,
@@ -316,7 +316,7 @@ class VolumeHandlers:
         self.insert(conn, volume)
 
     def insert(self, conn: sa.Connection, volume: Volume) -> None:
-        """Write a new volume and charge it to the quota, in the transaction that begins its operation."""
+        """Write a new volume and charge it to the quota, in the transaction that records its operation."""
         volume_queries.insert(conn, volume)
         check_type_unchanged(conn, volume.volume_type_id, encrypted=volume.encryption_key_id is not None)
         defaults = self._core.settings.quotas
@@ -370,14 +370,14 @@ class VolumeHandlers:
     async def begin_delete(
         self, request: Request, volume_id: str, rule: str | None = None, *, cascade: bool, force: bool
     ) -> None:
-        """Check that a volume may be deleted, and begin the operation that deletes it."""
+        """Check that a volume may be deleted, and record the operation that deletes it."""
         operation_id = self._core.new_id()
 
         async def try_once() -> None:
             volume = await self._core.load_volume(request, volume_id, rule)
             if not force:
                 states.check_volume(volume, "delete")
-            await self._core.begin_operation(
+            await self._core.record_operation(
                 self._record_delete, volume, cascade, force, operation_id, request.context.request_id
             )
 
@@ -402,7 +402,7 @@ class VolumeHandlers:
         for snapshot in snapshots:
             states.check_snapshot(snapshot, "delete")
             self._snapshots.record_delete_operation(conn, snapshot, self._core.new_id(), request_id)
-        DeleteVolume.begin(
+        DeleteVolume.record(
             conn,
             self._core,
             id=operation_id,

@@ -75,7 +75,7 @@ class OperationKind(ABC):
         self.export_manager = export_manager
 
     @classmethod
-    def begin(
+    def record(
         cls,
         conn: sa.Connection,
         core: Core,
@@ -86,15 +86,16 @@ class OperationKind(ABC):
         request_id: str,
         source_id: str | None = None,
         payload: Payload | None = None,
-        not_before: int = 0,
+        deferred_until: int = 0,
     ) -> bool:
         """Write an operation of this kind. Transactions do this before they change other rows; see ARCHITECTURE.md.
 
         Raise Invalid if the storage service is frozen. Return False if the operation exists already, because the answer
-        to the first commit was lost: then the transaction has nothing left to do.
+        to the first commit was lost: then the transaction has nothing left to do. The operation begins at
+        `deferred_until`, or when `start_deferred` is called.
         """
         service_queries.check_not_frozen(conn, core.host)
-        return operation_queries.begin(
+        return operation_queries.insert(
             conn,
             cls.name,
             core.host,
@@ -105,7 +106,7 @@ class OperationKind(ABC):
             request_id=request_id,
             source_id=source_id,
             payload={} if payload is None else msgspec.to_builtins(payload),
-            not_before=not_before,
+            deferred_until=deferred_until,
         )
 
     @abstractmethod

@@ -6,7 +6,7 @@ file touched. The transaction that records the result removes the row. Whatever 
 Processes that share a directory share the work. Who holds the lock (flock) of an operation works on it, and the lock
 ends with its process. So the next sweep of any process, or the next start, takes up what a killed one has left.
 Operations on one resource run one after the other, and nothing changes or deletes what an earlier one still reads.
-Projects take turns: however much one of them has begun, the first operation of another is among the next to run.
+Projects take turns: however much one of them has requested, the first operation of another is among the next to run.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.embedded.common.compute_events import Event, Notifier
+from micronova.embedded.common.compute_events import Event, EventSender
 from micronova.embedded.volume.backend.files import Files, Interrupted
 from micronova.embedded.volume.core import Core
 from micronova.embedded.volume.model import Operation
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 SWEEP: Final = 5.0  # seconds between searches for operations that other processes have left
 MOST_RUNNING: Final = 100  # operations that a process works on at once; each has up to three descriptors
 MOST_RUNNING_OF_PROJECT: Final = 8  # operations of one project among these
-MOST_LISTED: Final = 200  # operations that one read finds; the next read follows when those of a project are begun
-RECENT: Final = 5.0  # seconds within which a transaction that begins an operation ends
+MOST_LISTED: Final = 200  # operations that one read finds; the next read follows when those of a project run
+RECENT: Final = 5.0  # seconds within which a transaction that records an operation ends
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before an operation that lacked something for the moment is repeated
 
 
 def _end(
-    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, notifier: Notifier, now: int
+    conn: sa.Connection, id: str, apply: Apply, give_back: Apply, sender: EventSender, now: int
 ) -> tuple[bool, Sequence[Event]]:
     """Remove the row and record the result, or give back if the operation was cancelled.
 
@@ -51,7 +51,7 @@ def _end(
         return True, ()  # the answer to the first commit was lost
     operation_queries.remove(conn, id)
     events = (give_back if cancelled else apply)(conn, now) or ()
-    notifier.put(conn, events)
+    sender.put(conn, events)
     return not cancelled, events
 
 
@@ -66,10 +66,10 @@ class Engine:
         self._projects: Counter[str] = Counter()  # how many operations run, by project
         self._attempts: dict[str, Attempt] = {}
         self._set_aside: set[str] = set()  # operations that this process does not try again before the next sweep
-        # What the last read has found and was not begun. It waits for no other operation, whatever happens meanwhile.
+        # What the last read has found and does not run. It waits for no other operation, whatever happens meanwhile.
         self._listed: Sequence[Ready] = ()
         self._all_listed = True  # the last read has found all that could begin
-        self._begun = False  # since then requests have begun operations
+        self._recorded = False  # since then requests have recorded operations
         self._ended: set[str] = set()  # projects of which operations have ended since then
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,7 +105,7 @@ class Engine:
         self._on_operation()
 
     def _on_operation(self) -> None:
-        self._begun = True
+        self._recorded = True
         self._wake.set()
 
     async def _take_forever(self) -> None:
@@ -132,8 +132,8 @@ class Engine:
         all the time.
         """
         changed, self._ended = self._ended, set()
-        if self._begun:
-            self._begun = False
+        if self._recorded:
+            self._recorded = False
             if self._all_listed:  # few wait
                 return True
             since = self._core.now() - micros(RECENT)
@@ -202,8 +202,8 @@ class Engine:
             kind.give_back(conn, operation, now)
 
         core = self._core
-        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.notifier, core.now())
-        core.notifier.hand_over(events)
+        wanted, events = await core.database.write(_end, operation.id, apply, give_back, core.events, core.now())
+        core.events.hand_over(events)
         return wanted
 
     async def _repeat_later(self, operation: Operation, error: Unavailable) -> None:

@@ -40,10 +40,9 @@ from micronova.embedded.volume.store import (
     type_queries,
     volume_queries,
 )
-from micronova.imageformat.inspector import inspect, refuse
+from micronova.imageformat.inspector import RAW_FORMATS, inspect, refuse
 from micronova.objects.errors import Invalid, MicronovaError, Unavailable
 
-_RAW_FORMATS: Final = ("raw", "iso", "ami")  # formats whose data is that of the disk
 _OVERHEAD: Final = 64 << 20  # bytes by which the file of an image may be larger than its disk
 
 
@@ -127,11 +126,11 @@ class ImageReader(FileMaker):
         with _reading_image():
             refuse(info, declared)
         if volume.encryption_key_id is not None:
-            await self.make_encrypted(attempt, volume, (received, "raw" if declared in _RAW_FORMATS else declared))
+            await self.make_encrypted(attempt, volume, (received, "raw" if declared in RAW_FORMATS else declared))
             await self.files.remove(VOLUMES, received.name)
             return
         part = received
-        if declared not in _RAW_FORMATS:
+        if declared not in RAW_FORMATS:
             part = self.files.part(VOLUMES, volume.id, operation.id)
             with _reading_image():
                 await self.images.convert(received, declared, part, size)
@@ -237,7 +236,7 @@ class ExtendVolume(VolumeKind):
             if volume is None:
                 return []
             attachment_queries.end_work(conn, volume_id, now, size=max(size, volume.size))
-            # An administrator may have set the status, so that two extends were begun at the same size.
+            # An administrator may have set the status, so that two extends were recorded at the same size.
             grown = max(size - volume.size, 0)
             self._release(conn, volume, payload.charged - grown)
             return self.events_of(volume, EXTENDED, now)

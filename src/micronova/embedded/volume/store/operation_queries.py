@@ -58,12 +58,12 @@ def ready(conn: sa.Connection, host: str, now: int, most: int) -> list[Ready]:
 
 
 def projects_since(conn: sa.Connection, host: str, since: int) -> set[str]:
-    """Return the projects that have begun operations of a host since a time."""
-    begun = sa.select(operations.c.project_id).where(operations.c.host == host, operations.c.created_at >= since)
-    return set(conn.execute(begun.distinct()).scalars())
+    """Return the projects of which operations of a host were recorded since a time."""
+    recorded = sa.select(operations.c.project_id).where(operations.c.host == host, operations.c.created_at >= since)
+    return set(conn.execute(recorded.distinct()).scalars())
 
 
-def begin(
+def insert(
     conn: sa.Connection,
     kind: str,
     host: str,
@@ -75,7 +75,7 @@ def begin(
     request_id: str,
     source_id: str | None,
     payload: dict[str, Any],
-    not_before: int,
+    deferred_until: int,
 ) -> bool:
     """Write an operation; return False if it is there already.
 
@@ -96,7 +96,7 @@ def begin(
         cancelled=False,
         progress=0,
         attempts=0,
-        not_before=not_before,
+        not_before=deferred_until,
         created_at=max(now, (latest or 0) + 1),
     )
     return insert_if_absent(conn, operations, msgspec.structs.asdict(row))
@@ -107,8 +107,8 @@ def get(conn: sa.Connection, id: str) -> Operation | None:
     return read_one(conn, operations.select().where(operations.c.id == id), Operation)
 
 
-def release(conn: sa.Connection, id: str) -> None:
-    """Let an operation that was written to begin later begin now."""
+def start_deferred(conn: sa.Connection, id: str) -> None:
+    """Let an operation that was recorded for a later time begin now."""
     conn.execute(operations.update().where(operations.c.id == id).values(not_before=0))
 
 

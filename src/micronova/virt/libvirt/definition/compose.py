@@ -22,16 +22,15 @@ from micronova.objects.mediated_devices import VGPU
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 from micronova.objects.volume import AttachedVolume
+from micronova.virt.libvirt.definition.guest_cpu import guest_cpu
 from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.definition.topology import plan_cpus
-from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
+from micronova.virt.libvirt.definition.types import Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.definition.volumes import free_name, volume_disk, wanted_name
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
 from micronova.virt.libvirt.storage.layout import Layout, base_link_name
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
-PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
-"""The CPU model without KVM: the oldest that today's distributions run on."""
 Q35_ROOT_PORTS: Final = 12
 SHARES_PER_VCPU: Final = 100
 MEMORY_OVERHEAD_MB: Final = 2048
@@ -127,7 +126,7 @@ def _compose(
             shared=parse_cpus(settings.cpu_shared_set),
             pins=record.pins,
         ),
-        cpu=_cpu(facts, settings),
+        cpu=guest_cpu(facts, settings),
         user=_user(host, record),
         uefi=uefi,
         secure_boot=secure,
@@ -233,31 +232,6 @@ def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSe
     if facts.machines and machine not in facts.machines:
         raise NotSupported(f"This host knows no machine type {machine}.")
     return machine, uefi, secure
-
-
-def _cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:
-    if not facts.is_qemu:
-        return Cpu()
-    flags = tuple(
-        (flag.lstrip("+-"), "disable" if flag.startswith("-") else "require") for flag in settings.cpu_model_extra_flags
-    )
-    mode, model = settings.cpu_mode, ""
-    if mode == "auto":
-        plain = PLAIN_MODELS.get(facts.arch, "")
-        if facts.virt_type == "kvm":
-            mode = "host-model" if "host-model" in facts.cpu_modes else "host-passthrough"
-        elif plain in facts.usable_models:
-            mode, model = "custom", plain
-        else:
-            mode = "none"
-    elif mode == "custom":
-        wanted = settings.cpu_models
-        found = next((name for name in wanted if not facts.usable_models or name in facts.usable_models), None)
-        if found is None:
-            known = ", ".join(wanted) or "there are none"
-            raise NotSupported(f"This host's CPU can be none of the cpu_models: {known}.")
-        model = found
-    return Cpu(mode=mode, model=model, flags=() if mode == "none" else flags)
 
 
 def _user(host: HostProfile, record: GuestRecord) -> GuestUser | None:

@@ -29,7 +29,7 @@ from micronova.virt.libvirt.definition.volumes import volume_source
 from micronova.virt.libvirt.guests import domains, reconnecting
 from micronova.virt.libvirt.guests.access import GuestAccess, exists_already
 from micronova.virt.libvirt.guests.mediated_devices import MediatedDevices
-from micronova.virt.libvirt.guests.volume_secrets import known_keys
+from micronova.virt.libvirt.guests.volume_secrets import known_secrets
 from micronova.virt.libvirt.storage.guest_users import free_id
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords, PinRecord
 
@@ -181,7 +181,7 @@ class Launcher:
     ) -> None:
         """Start a defined guest; it is paused until the network has confirmed its interfaces."""
         uuid = plan.instance.uuid
-        async with known_keys(self._connection, uuid, plan.volumes):
+        async with known_secrets(self._connection, uuid, plan.volumes):
             await self._guests.change(uuid, domains.start, "start the guest", timeout=timeout, lane=lane)
         most = memory_limit(plan.instance.flavor.ram)
         try:

@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def known_keys(
+async def known_secrets(
     connection: Connection, guest: str, volumes: Iterable[AttachedVolume]
 ) -> AsyncGenerator[None, None]:
     """Let libvirt know the keys and passwords of a guest's volumes; raise Invalid if the order lacks one."""
-    secret = [volume for volume in volumes if volume.connection.encrypted or _logs_in(volume)]
+    guarded = [volume for volume in volumes if volume.connection.encrypted or _logs_in(volume)]
     try:
-        for volume in secret:
+        for volume in guarded:
             await _define(connection, guest, volume)
         yield
     finally:
-        if secret:
-            await asyncio.shield(_forget(connection, guest, [secret_of(volume) for volume in secret]))
+        if guarded:
+            await asyncio.shield(_forget(connection, guest, [secret_of(volume) for volume in guarded]))
 
 
 def _logs_in(volume: AttachedVolume) -> bool:
@@ -40,8 +40,8 @@ def _logs_in(volume: AttachedVolume) -> bool:
 
 
 async def _define(connection: Connection, guest: str, volume: AttachedVolume) -> None:
-    passphrase = volume.passphrase
-    if passphrase is None:
+    text = volume.secret
+    if text is None:
         raise Invalid(f"The order has no key or password for volume {volume.volume_id}, which needs one.")
     id, (usage, what) = secret_of(volume), ("iscsi", "target") if _logs_in(volume) else ("volume", "volume")
     secret = element("secret", ephemeral="yes", private="yes")
@@ -50,9 +50,9 @@ async def _define(connection: Connection, guest: str, volume: AttachedVolume) ->
     xml = unparse(secret)
 
     def define(library: Connect) -> None:
-        library.secretDefineXML(xml).setValue(passphrase.encode())
+        library.secretDefineXML(xml).setValue(text.encode())
 
-    await connection.change(guest, define, "give libvirt the key of a volume")
+    await connection.change(guest, define, "give libvirt the secret of a volume")
 
 
 async def _forget(connection: Connection, guest: str, ids: list[str]) -> None:
@@ -65,6 +65,6 @@ async def _forget(connection: Connection, guest: str, ids: list[str]) -> None:
                     raise
 
     try:
-        await connection.change(guest, undefine, "remove the key of a volume from libvirt")
+        await connection.change(guest, undefine, "remove the secret of a volume from libvirt")
     except MicronovaError as error:
-        log.warning("libvirt keeps the keys of volumes of guest %s until it ends: %s", guest, error)
+        log.warning("libvirt keeps the secrets of volumes of guest %s until it ends: %s", guest, error)

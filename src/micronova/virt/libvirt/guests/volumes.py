@@ -24,7 +24,7 @@ from micronova.virt.libvirt.definition.volumes import volume_disk, volume_source
 from micronova.virt.libvirt.guests import domains, reconnecting
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.launcher import Launcher
-from micronova.virt.libvirt.guests.volume_secrets import known_keys
+from micronova.virt.libvirt.guests.volume_secrets import known_secrets
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class GuestVolumes:
         had = await self._guests.change(uuid, lambda domain: _has(domain, export), "find the volume")
         await self._launcher.admit_to_volumes(record, (volume,))
         try:
-            async with known_keys(self._connection, uuid, (volume,)):
+            async with known_secrets(self._connection, uuid, (volume,)):
                 await self._guests.change(uuid, lambda domain: self._plug(domain, volume, bus), "attach the volume")
         except BaseException:
             if not had:
@@ -118,7 +118,7 @@ class GuestVolumes:
         )
         if target is not None:
             try:
-                async with known_keys(self._connection, uuid, (new,)):
+                async with known_secrets(self._connection, uuid, (new,)):
                     await self._copy(uuid, target, new, larger=larger)
             except BaseException:
                 await asyncio.shield(self._give_up(uuid, target))

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from micronova.http.image_downloads import TicketRefused
-from micronova.imageformat.inspector import check
+from micronova.imageformat.inspector import RAW_FORMATS, check
 from micronova.imageformat.signatures import verify_file
 from micronova.objects.clock import Clock
 from micronova.objects.errors import (
@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 PART: Final = ".part-"
 WATCH: Final = 0.1  # seconds between looks at files that grow
 _QEMU_FORMATS: Final = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
-_RAW: Final = ("raw", "iso", "ami")
+DISK_FORMATS: Final = (*RAW_FORMATS, *_QEMU_FORMATS)
+"""The formats of images that hosts boot."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9-]")
 
 
@@ -252,7 +253,7 @@ class ImageCache:
                 virtual_size = await self._files.run(_check, fetched, image, limit)
             except Invalid as error:
                 raise BuildAborted(f"The image {image.id} is refused: {error.message}") from error
-            if image.disk_format in (*_RAW, *NO_DISKS):
+            if image.disk_format in (*RAW_FORMATS, *NO_DISKS):
                 raw = fetched
             else:
                 unpacking = tools.convert(fetched, _QEMU_FORMATS[image.disk_format], raw, virtual_size)
@@ -367,8 +368,8 @@ def _refuse(image: ImageMeta, *, is_disk: bool) -> None:
         return
     if image.container_format not in ("bare", "ami"):
         raise NotSupported(f"This host boots bare images only, not {image.container_format}.")
-    if image.disk_format not in _RAW and image.disk_format not in _QEMU_FORMATS:
-        known = ", ".join((*_RAW, *_QEMU_FORMATS))
+    if image.disk_format not in DISK_FORMATS:
+        known = ", ".join(DISK_FORMATS)
         raise BuildAborted(f"The image {image.id} has the format {image.disk_format}; this host boots {known}.")
 
 
