@@ -1,10 +1,12 @@
 """`micronova fleet-simulate`: a trace of requests, decided by the scheduler over a synthetic fleet."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +146,11 @@ def _write_trace(options: SimulationOptions, path: Path, fleet: "Fleet") -> None
 def _simulate(plan: "Plan", policies: "Sequence[Policy]") -> "list[Outcome]":
     from micronova.fleetsim.simulation import simulate
 
+    run = partial(simulate, plan, timer=time.thread_time)
     if not sys.stderr.isatty():
-        return [simulate(plan, policy, timer=time.thread_time) for policy in policies]
+        return [asyncio.run(run(policy=policy)) for policy in policies]
     with _bars(len(plan.requests)) as bar:
-        return [simulate(plan, policy, timer=time.thread_time, progress=bar(policy.name)) for policy in policies]
+        return [asyncio.run(run(policy=policy, progress=bar(policy.name))) for policy in policies]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from micronova.virt.fake.topology import topology_of
 
 _NOT_OF_A_KIND: Final = frozenset({"hosts", "host_pattern", "rules"})
 _HARDWARE: Final = tuple(name for name in FakeSettings.__struct_fields__ if name not in _NOT_OF_A_KIND)
+ZONE: Final = "availability_zone"
 _EXAMPLE: Final = '[[kinds]] with name = "general", share = 1, vcpus = 64, memory_mb = 262144, local_gb = 4096'
 
 
@@ -92,6 +93,12 @@ def _kind(given: Mapping[str, Any]) -> HostModel:
     options = {name: value for name, value in given.items() if name not in _Kind.__struct_fields__}
     if unknown := sorted(options.keys() - set(_HARDWARE)):
         raise Invalid(f"The kind {own.name} has the unknown option {unknown[0]}: it may have {', '.join(_HARDWARE)}")
+    for name, metadata in own.aggregates.items():
+        if ZONE in metadata:
+            raise Invalid(
+                f"The aggregate {name} of the kind {own.name} has the metadata {ZONE}: name the zones in `zones`, "
+                "over which the hosts of each kind are spread"
+            )
     hardware = _convert(options, FakeSettings, f"the kind {own.name}")
     return HostModel(name=own.name, share=own.share, hardware=hardware, aggregates=own.aggregates)
 

@@ -1,7 +1,8 @@
 """Drives the scheduler with the requests of a trace, in virtual time.
 
 The decisions, the host table, the filters and the weighers are those of a cloud (`scheduler/`). A request of several
-servers is one decision, and gets all hosts or none. A refused request is not repeated.
+servers is one decision, and gets all hosts or none. A refused request is not repeated, unless hosts were not compared
+with it yet.
 """
 
 import heapq
@@ -19,7 +20,7 @@ from micronova.fleetsim.policies import Policy, PolicyScheduler
 from micronova.fleetsim.trace import Request
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import explanation_of
-from micronova.objects.scheduling import SERVER_HINTS, RequestSpec
+from micronova.objects.scheduling import SERVER_HINTS, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.host_table import HostTable
@@ -65,11 +66,11 @@ def check(plan: Plan, policies: Sequence[Policy]) -> None:
         PolicyScheduler(policy, plan.seed).check(plan.requests, plan.fleet.zones)
 
 
-def simulate(
+async def simulate(
     plan: Plan, policy: Policy, *, timer: Callable[[], float], progress: Callable[[int], None] | None = None
 ) -> Outcome:
     """Run a trace; `progress` is called with the number of requests that are decided, `timer` measures decisions."""
-    return _Run(plan, policy, timer).run(progress)
+    return await _Run(plan, policy, timer).run(progress)
 
 
 class _Run:
@@ -86,7 +87,7 @@ class _Run:
         self._outcome = Outcome(policy, plan.hosts, self._demands.largest_name)
         self._since = Interval()
 
-    def run(self, progress: Callable[[int], None] | None) -> Outcome:
+    async def run(self, progress: Callable[[int], None] | None) -> Outcome:
         """Decide about all requests; the end is the arrival of the last one."""
         moments = self._moments()
         due = next(moments, None)
@@ -95,7 +96,7 @@ class _Run:
                 self._measure(due)
                 due = next(moments, None)
             self._pass_time(request.at)
-            self._decide(number, request)
+            await self._decide(number, request)
             if progress is not None:
                 progress(number + 1)
         self._measure(self._plan.requests[-1].at)
@@ -121,27 +122,40 @@ class _Run:
         claims.feed()
         self._table.set_heard_since(until)  # no host of the fleet ever fails
 
-    def _decide(self, number: int, request: Request) -> None:
+    async def _decide(self, number: int, request: Request) -> None:
         spec, outcome, since = self._with_hosts(request.spec), self._outcome, self._since
         uuids = [f"{number}-{position}" for position in range(request.count)]
         since.requested += request.count
-        begun = self._timer()
-        try:
-            decision = self._scheduler.select(self._table, spec, uuids, now=request.at)
-        except NoValidHost as error:
-            took = self._timer() - begun
-            lacking = category(explanation_of(error))
+        found, took = await self._select(spec, uuids, request.at)
+        if isinstance(found, NoValidHost):
+            lacking = category(explanation_of(found))
             outcome.refused_requests += 1
             for counted in (outcome.refused_servers, since.refused):
                 counted[lacking] = counted.get(lacking, 0) + request.count
         else:
-            took = self._timer() - begun
             outcome.placed_requests += 1
             outcome.placed_servers += request.count
-            self._place(number, request, spec, tuple(each.selected.node_uuid for each in decision.destinations))
+            self._place(number, request, spec, tuple(each.selected.node_uuid for each in found.destinations))
         outcome.decision_seconds.append(took)
         since.decisions += 1
         since.decision_seconds += took
+
+    async def _select(
+        self, spec: RequestSpec, uuids: Sequence[str], now: float
+    ) -> tuple[SchedulerDecision | NoValidHost, float]:
+        """Decide, again until all hosts are compared with the request; return how long the last decision took, too."""
+        left = self._plan.hosts + 1
+        while True:
+            await self._scheduler.prepare(self._table, spec)
+            begun = self._timer()
+            try:
+                return self._scheduler.select(self._table, spec, uuids, now=now), self._timer() - begun
+            except NoValidHost as error:
+                took = self._timer() - begun
+                uncompared = error.details.get("uncompared", 0)
+                if not 0 < uncompared < left:
+                    return error, took
+                left = uncompared
 
     def _place(self, number: int, request: Request, spec: RequestSpec, nodes: tuple[str, ...]) -> None:
         held = self._claims.claim(

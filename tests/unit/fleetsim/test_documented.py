@@ -1,5 +1,6 @@
 """The examples in docs/fleet-simulator.md are accepted and simulated as they are."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_the_trace_and_the_policies(tmp_path: Path) -> None:
     for policy in map(parse_policy, texts):
         if "DifferentHostFilter" in policy.settings.filter_scheduler.enabled_filters:
             check(plan, [policy])
-        outcome = simulate(plan, policy, timer=lambda: 0.0)
+        outcome = asyncio.run(simulate(plan, policy, timer=lambda: 0.0))
         assert outcome.refused_servers == {"dedicated CPUs": 1}, policy.name  # the default fleet has none
 
 

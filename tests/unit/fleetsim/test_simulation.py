@@ -1,7 +1,9 @@
 """The simulation: what it counts is what the scheduler and the claims of a cloud count."""
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from micronova.fleetsim.trace import Request
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.scheduling import GroupSpec, RequestSpec
+from micronova.scheduler import topologies
 from micronova.scheduler.host_table import HostTable
 
 
@@ -40,7 +43,7 @@ def a_request(
 def run(fleet: Fleet, hosts: int, *requests: Request, policy: str = "spread", **options: Any) -> Outcome:
     """Simulate, with a clock that gives each decision a millisecond."""
     plan = Plan(fleet=fleet, hosts=hosts, requests=requests, samples=options.pop("samples", 1), **options)
-    return simulate(plan, parse_policy(policy), timer=_milliseconds())
+    return asyncio.run(simulate(plan, parse_policy(policy), timer=_milliseconds()))
 
 
 def _milliseconds() -> Callable[[], float]:
@@ -163,6 +166,36 @@ def test_dedicated_cpus_are_taken_and_given_back() -> None:
     outcome = run(fleet, 1, a_request(0, 10.0, 2, spec), a_request(5, None, 1, spec), a_request(15, None, 2, spec))
     assert (outcome.placed_servers, outcome.refused_servers) == (4, {"dedicated CPUs": 1})
     assert outcome.samples[-1].used["PCPU"] == 1.0
+
+
+def test_hosts_that_take_long_to_compare_are_compared_as_in_a_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such requests counted as refused, because nothing was compared before the decision."""
+    monkeypatch.setattr(topologies, "MOST_STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(topologies, "MOST_STEPS_OF_A_REQUEST", 2)
+    monkeypatch.setattr(topologies, "FREE_STEPS", 0)
+    (tmp_path / "policy.toml").write_text(
+        '[pci]\nalias = [{name = "gpu", vendor_id = "10de", product_id = "1eb8"}]\n'
+        '[filter_scheduler]\nenabled_filters = ["PciPassthroughFilter", "NUMATopologyFilter"]\n'
+    )
+
+    def kind(number: int, cells: tuple[int, ...]) -> HostModel:
+        """Hosts whose dedicated CPUs are in the first cell, with a device in these cells."""
+        devices = [
+            {"address": f"0000:0{cell}:00.0", "vendor_id": "10de", "product_id": "1eb8", "numa_node": cell}
+            for cell in cells
+        ]
+        hardware = FakeSettings(
+            vcpus=8, memory_mb=8192 + 2 * number, numa_nodes=2, cpu_dedicated_set="0-3", pci_devices=tuple(devices)
+        )
+        return HostModel(name=f"kind{number}", hardware=hardware)
+
+    fleet = Fleet(kinds=(*(kind(number, (1,)) for number in range(9)), kind(9, (0, 1))))
+    specs = {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1"}
+    far = a_request(0, spec=a_spec(ram=512, extra_specs=specs))
+    outcome = run(fleet, 10, far, a_request(1, spec=far.spec), policy=f"far={tmp_path / 'policy.toml'}")
+    assert (outcome.placed_servers, outcome.refused_requests) == (1, 1)
 
 
 def test_a_claim_that_does_not_fit_is_an_error() -> None:
