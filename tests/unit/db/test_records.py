@@ -209,6 +209,27 @@ async def test_a_host_cannot_take_the_provider_of_another_service(database: Data
         await database.write(providers.create, "uuid-n1", "other", None, 20)
 
 
+async def test_a_host_cannot_take_the_name_of_another_node_or_provider(database: Database) -> None:
+    """Servers that an administrator sent to a node by its name went to the host that reported the same name."""
+    await database.write(providers.create, "uuid-storage", "storage", None, 5)
+    await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
+    for name, message in (
+        ("n1", "another node or resource provider has this name"),
+        ("storage", "another node or resource provider has this name"),
+        ("compute-9:Open vSwitch agent:br-ex", "names have letters, digits and . - _ only"),
+    ):
+        with pytest.raises(Conflict, match=message):
+            await database.write(
+                node_reports.record, {"evil": [msgspec.structs.replace(_node(name), node_uuid="uuid-evil")]}, 20
+            )
+    # A node that is named as its host is always taken; its provider has another name.
+    await database.write(
+        node_reports.record, {"storage": [msgspec.structs.replace(_node("storage"), node_uuid="uuid-host")]}, 30
+    )
+    found = await database.read(providers.get, "uuid-host")
+    assert found.name == "storage (uuid-host)"
+
+
 async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -> None:
     await database.write(placement_names.create_trait, "CUSTOM_TRUSTED", 5)
 
