@@ -164,8 +164,8 @@ def record(
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
     providers.ensure_nodes(conn, lacking, now, below=mdevs.missing())
-    has = {row.uuid: set((row.has_traits or "").split(",")) for row in found}
-    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, has, [node for _, node in pairs])
+    present = {row.uuid: set((row.has_traits or "").split(",")) for row in found}
+    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, present, [node for _, node in pairs])
     added_below, removed_below = mdevs.changed_traits()
     _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
     providers.follow_services(conn, [node.node_uuid for _, node in pairs])

@@ -280,6 +280,16 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))
 
 
+async def test_a_class_that_devices_of_hosts_have_is_not_renamed(database: Database) -> None:
+    """The next report made an empty inventory of the old name, and the devices were given away a second time."""
+    device = MdevParent(name="pci_0000_01_00_0", mdev_type="t-1", total=2, resource_class="CUSTOM_GPU")
+    await database.write(node_reports.record, {"h1": [_node("n1", topology=NodeTopology(mdevs=(device,)))]}, 10)
+    with pytest.raises(Conflict, match="CUSTOM_GPU cannot be renamed: devices of hosts"):
+        await database.write(placement_names.rename_class, "CUSTOM_GPU", "CUSTOM_VGPU")
+    await database.write(placement_names.create_class, "CUSTOM_GP", 20)
+    await database.write(placement_names.rename_class, "CUSTOM_GP", "CUSTOM_VGPU")
+
+
 async def test_reports_of_very_many_devices_cost_little(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stolen host kept the heartbeats of all hosts waiting, by names of many parts that were tried one by one."""
     named: list[str] = []
