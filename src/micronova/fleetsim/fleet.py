@@ -40,7 +40,7 @@ class HostModel(msgspec.Struct, frozen=True, kw_only=True):
     aggregates: dict[str, dict[str, str]] = {}  # name -> metadata
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+class FleetModel(msgspec.Struct, frozen=True, kw_only=True):
     """The kinds of hosts, and the availability zones that they are spread over."""
 
     kinds: tuple[HostModel, ...]
@@ -52,7 +52,9 @@ def _general(name: str, share: float, vcpus: int) -> HostModel:
     return HostModel(name=name, share=share, hardware=hardware)
 
 
-DEFAULT_FLEET: Final = Fleet(kinds=(_general("small", 50, 16), _general("medium", 35, 32), _general("large", 15, 64)))
+DEFAULT_FLEET: Final = FleetModel(
+    kinds=(_general("small", 50, 16), _general("medium", 35, 32), _general("large", 15, 64))
+)
 """Half of the hosts are small: a fleet grows over years, and newer hosts are larger."""
 
 
@@ -69,7 +71,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zones: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] = ("nova",)
 
 
-def read_fleet(path: Path) -> Fleet:
+def read_fleet(path: Path) -> FleetModel:
     """Read the kinds of hosts from a TOML file; raise Invalid with what would be right."""
     try:
         document = tomllib.loads(path.read_text())
@@ -84,7 +86,7 @@ def read_fleet(path: Path) -> Fleet:
             topology_of(kind.hardware)
     except Invalid as error:
         raise Invalid(f"{path}: {error.message.rstrip('.')}. A kind of hosts is {_EXAMPLE}.") from None
-    return Fleet(kinds=kinds, zones=file.zones)
+    return FleetModel(kinds=kinds, zones=file.zones)
 
 
 def _kind(given: Mapping[str, Any]) -> HostModel:
@@ -110,7 +112,7 @@ def _convert(found: Any, kind: type[S], whole: str) -> S:
         raise Invalid(wrong_value(error, kind).named(whole)) from None
 
 
-def make_hosts(fleet: Fleet, count: int, settings: DefaultSettings) -> list[HostState]:
+def make_hosts(fleet: FleetModel, count: int, settings: DefaultSettings) -> list[HostState]:
     """Return empty hosts; their capacity follows from the allocation ratios and reserves of the settings."""
     total = sum(kind.share for kind in fleet.kinds)
     made = [0] * len(fleet.kinds)

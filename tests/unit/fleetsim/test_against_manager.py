@@ -16,7 +16,7 @@ from micronova.fleetsim.fleet import DEFAULT_FLEET, make_hosts
 from micronova.fleetsim.generator import generate
 from micronova.fleetsim.measures import Demands
 from micronova.fleetsim.policies import Policy, parse_policy
-from micronova.fleetsim.simulation import Plan, simulate
+from micronova.fleetsim.simulation import Experiment, simulate
 from micronova.fleetsim.trace import Request
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
@@ -44,7 +44,7 @@ def _requests() -> list[Request]:
 
 
 async def _simulated(requests: Sequence[Request], policy: Policy) -> Measured:
-    outcome = await simulate(Plan(DEFAULT_FLEET, HOSTS, requests, samples=1), policy, timer=lambda: 0.0)
+    outcome = await simulate(Experiment(DEFAULT_FLEET, HOSTS, requests, samples=1), policy, timer=lambda: 0.0)
     [end] = outcome.samples
     return {
         "refused": outcome.refused_requests,

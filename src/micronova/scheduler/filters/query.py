@@ -189,7 +189,7 @@ class _Evaluation:
             return value if isinstance(value, str if kind is str else int | float) else None
 
         values = self._hosts.objects_by_facts(("JsonFilter", kind, fact), find)
-        known: Bools = np.not_equal(values, None).astype(np.bool_)
+        known: Bools = np.not_equal(values, np.array(None, object)).astype(np.bool_)
         return np.where(known, values, kind()).astype(object if kind is str else np.float64), known
 
     def _once(self, key: object, find: Callable[[], Any]) -> Any:
