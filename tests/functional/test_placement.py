@@ -1,10 +1,13 @@
 """The Placement API in a whole cloud: it shows and changes what the scheduler claims from."""
 
+import gc
 import uuid
 from typing import Any
 
 import pytest
 
+from micronova.db import provider_trees
+from micronova.placement.model import Provider
 from tests.functional.full_cloud import FullCloud, Person, full_cloud
 
 __all__ = ["full_cloud"]
@@ -374,3 +377,27 @@ async def test_a_uuid_in_capitals_is_the_same_consumer(full_cloud: FullCloud) ->
     answer = await admin.request("POST", f"{P}/allocations", {id.upper(): {"allocations": taken, **more}})
     assert answer.status == 409, "its generation is not that of a new consumer"
     await _delete(full_cloud, owner, id)
+
+
+async def test_trees_without_a_candidate_are_not_kept(full_cloud: FullCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All trees that had the amounts were kept until the end: hundreds of megabytes in a large cloud."""
+    for number in range(20):
+        made = {"name": f"kept-{number}", "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))}
+        await full_cloud.admin.do("POST", f"{P}/resource_providers", made)
+        stock = f"{P}/resource_providers/{made['uuid']}/inventories"
+        await full_cloud.admin.do("POST", stock, {"resource_class": "IPV4_ADDRESS", "total": 4})
+        await _set_traits(full_cloud, made["uuid"], "CUSTOM_GOLD")
+    monkeypatch.setattr(provider_trees, "PART", 2)
+    load, alive = provider_trees.load_trees, list[int]()
+
+    def counting(conn: Any, roots: Any) -> Any:
+        alive.append(sum(type(each) is Provider for each in gc.get_objects()))
+        return load(conn, roots)
+
+    monkeypatch.setattr(provider_trees, "load_trees", counting)
+    query = "resources=IPV4_ADDRESS:1&required=!CUSTOM_GOLD"
+    gc.collect()
+    found = await full_cloud.admin.do("GET", f"{P}/allocation_candidates?{query}")
+    assert found == {"allocation_requests": [], "provider_summaries": {}}
+    assert len(alive) == 10
+    assert max(alive) - min(alive) <= 4

@@ -1,10 +1,12 @@
 """`micronova fleet-simulate`: a trace of requests, decided by the scheduler over a synthetic fleet."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,9 @@ import msgspec
 from micronova.objects.errors import Invalid
 
 if TYPE_CHECKING:
-    from micronova.fleetsim.fleet import Fleet
+    from micronova.fleetsim.fleet import FleetModel
     from micronova.fleetsim.policies import Policy
-    from micronova.fleetsim.simulation import Outcome, Plan
+    from micronova.fleetsim.simulation import Experiment, Outcome
     from micronova.fleetsim.trace import Request
 
 SYNTHETIC = "synthetic"
@@ -49,15 +51,15 @@ def fleet_simulate(options: SimulationOptions) -> None:
         _write_trace(options, options.trace, fleet)
         return
     policies = _policies(options.policies)
-    plan = _plan(options, fleet, policies)
+    experiment = _experiment(options, fleet, policies)
     with _refusing("--output"):
         options.output.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
-    outcomes = _simulate(plan, policies)
+    outcomes = _simulate(experiment, policies)
     with _refusing("--output"):
-        _write(plan, outcomes, options.output)
+        _write(experiment, outcomes, options.output)
     from micronova.fleetsim.report import report
 
-    found = report(plan, outcomes)
+    found = report(experiment, outcomes)
     if options.as_json:
         click.echo(msgspec.json.encode(found).decode())
         return
@@ -77,7 +79,7 @@ def _refusing(option: str) -> Iterator[None]:
         raise click.BadParameter(message, param_hint=option) from None
 
 
-def _fleet(options: SimulationOptions) -> "Fleet":
+def _fleet(options: SimulationOptions) -> "FleetModel":
     from micronova.fleetsim.fleet import DEFAULT_FLEET, read_fleet
 
     if options.fleet is None:
@@ -97,7 +99,7 @@ def _policies(given: Sequence[str]) -> "list[Policy]":
     return policies
 
 
-def _requests(options: SimulationOptions, fleet: "Fleet") -> "list[Request]":
+def _requests(options: SimulationOptions, fleet: "FleetModel") -> "list[Request]":
     if options.requests == SYNTHETIC:
         from micronova.fleetsim.generator import generate
 
@@ -114,10 +116,10 @@ def _requests(options: SimulationOptions, fleet: "Fleet") -> "list[Request]":
         return read_trace(Path(options.requests))
 
 
-def _plan(options: SimulationOptions, fleet: "Fleet", policies: "Sequence[Policy]") -> "Plan":
-    from micronova.fleetsim.simulation import Plan, check
+def _experiment(options: SimulationOptions, fleet: "FleetModel", policies: "Sequence[Policy]") -> "Experiment":
+    from micronova.fleetsim.simulation import Experiment, check
 
-    plan = Plan(
+    experiment = Experiment(
         fleet=fleet,
         hosts=options.hosts,
         requests=_requests(options, fleet),
@@ -125,11 +127,11 @@ def _plan(options: SimulationOptions, fleet: "Fleet", policies: "Sequence[Policy
         build_time=options.build_time,
     )
     with _refusing("--requests" if options.requests != SYNTHETIC else "--policy"):
-        check(plan, policies)
-    return plan
+        check(experiment, policies)
+    return experiment
 
 
-def _write_trace(options: SimulationOptions, path: Path, fleet: "Fleet") -> None:
+def _write_trace(options: SimulationOptions, path: Path, fleet: "FleetModel") -> None:
     from micronova.fleetsim.trace import write_trace
 
     if options.requests != SYNTHETIC or options.policies:
@@ -141,13 +143,14 @@ def _write_trace(options: SimulationOptions, path: Path, fleet: "Fleet") -> None
     click.echo(f"{path}: {len(requests):,} requests for {servers:,} servers in {_length(requests[-1].at)}")
 
 
-def _simulate(plan: "Plan", policies: "Sequence[Policy]") -> "list[Outcome]":
+def _simulate(experiment: "Experiment", policies: "Sequence[Policy]") -> "list[Outcome]":
     from micronova.fleetsim.simulation import simulate
 
+    run = partial(simulate, experiment, timer=time.thread_time)
     if not sys.stderr.isatty():
-        return [simulate(plan, policy, timer=time.thread_time) for policy in policies]
-    with _bars(len(plan.requests)) as bar:
-        return [simulate(plan, policy, timer=time.thread_time, progress=bar(policy.name)) for policy in policies]
+        return [asyncio.run(run(policy=policy)) for policy in policies]
+    with _bars(len(experiment.requests)) as bar:
+        return [asyncio.run(run(policy=policy, progress=bar(policy.name))) for policy in policies]
 
 
 @contextmanager
@@ -172,11 +175,11 @@ def _bars(total: int) -> "Iterator[Callable[[str], Callable[[int], None]]]":
         yield begin
 
 
-def _write(plan: "Plan", outcomes: "Sequence[Outcome]", directory: Path) -> None:
+def _write(experiment: "Experiment", outcomes: "Sequence[Outcome]", directory: Path) -> None:
     from micronova.fleetsim.report import plots, report
 
-    (directory / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report(plan, outcomes))))
-    for name, content in plots(plan, outcomes).items():
+    (directory / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report(experiment, outcomes))))
+    for name, content in plots(experiment, outcomes).items():
         (directory / name).write_text(content)
 
 

@@ -233,6 +233,12 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: Callable[[], i
     return get(conn, number)
 
 
+def any_changed_since(conn: sa.Connection, moment: int) -> bool:
+    """Return whether an aggregate, or the hosts of one, changed after a time; deleted ones are not known."""
+    changed = sa.select(_a.id).where(sa.func.coalesce(_a.updated_at, _a.created_at) > moment)
+    return conn.execute(changed.limit(1)).first() is not None
+
+
 def forget_host(conn: sa.Connection, host: str) -> None:
     """Remove a deleted host from all aggregates."""
     conn.execute(sa.delete(aggregate_hosts).where(_h.host == host))

@@ -47,7 +47,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     server_group: GroupSpec | None = None  # `hosts` is not used: the rows count
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
-    avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
+    avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts…
+    avoid_node: str | None = None  # …or on this node
     resource_request: ResourceRequest | None = None
     """Request groups with a suffix, which other providers of the node's tree serve."""
     ports: tuple[PortResources, ...] = ()  # whose groups are in `resource_request`
@@ -65,6 +66,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         *,
         aliases: Mapping[str, Alias],
         keep_held: bool = False,
+        avoid_node: str | None = None,
         moving: str | None = None,
     ) -> "Claim":
         """Return the claim of an instance on the node that was selected for it; `aliases` are those of PCI devices."""
@@ -80,6 +82,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
+            avoid_node=avoid_node,
             moving=moving,
             ignore_status=spec.ignore_status,
         )
@@ -138,10 +141,11 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     with_ports = [each.consumer_uuid for each in claims if each.ports and each.consumer_uuid in before]
     recorded = topologies.assignments_of(conn, with_ports) if with_ports else {}
     changed = [each for each in claims if not _is_held(each, before, recorded)]
-    if not changed:
-        return ClaimResult()
-    hosts = {each.node_uuid: each.host for each in changed}
-    closed = _closed(conn, {each.host for each in changed if not each.ignore_status})
+    held = {each.consumer_uuid for each in claims}.difference(each.consumer_uuid for each in changed)
+    # Who may go elsewhere does not stay on a host that was closed since; a request that names its host stays.
+    asked = [each for each in claims if each.keep_held or each.consumer_uuid not in held]
+    hosts = {each.node_uuid: each.host for each in asked}
+    closed = _closed(conn, {each.host for each in asked if not each.ignore_status})
     if closed:
         return ClaimResult(
             failures=tuple(
@@ -150,7 +154,10 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 if host in closed
             )
         )
+    if not changed:
+        return ClaimResult()
     changed = [_without_deleted_group(each, locked) for each in changed]
+    hosts = {each.node_uuid: each.host for each in changed}
     members = _member_changes(changed, before, locked)
     group_specs = {each.server_group.id: each.server_group for each in changed if each.server_group is not None}
     refused = group_members.refused_hosts(conn, members, group_specs, _hosts_left(conn, changed))
@@ -321,8 +328,9 @@ def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
     allocation = _held(each, before)
     if not each.keep_held or allocation is None:
         return None
-    same = allocation.node_uuid == each.node_uuid
-    return None if same or allocation.host in each.avoid_hosts else allocation.node_uuid
+    if allocation.node_uuid in (each.node_uuid, each.avoid_node) or allocation.host in each.avoid_hosts:
+        return None
+    return allocation.node_uuid
 
 
 def _is_held(

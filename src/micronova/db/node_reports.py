@@ -1,6 +1,7 @@
 """Reports of hosts about their compute nodes: each node becomes a row, a resource provider with traits and inventories,
 and a topology."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from micronova.db.locking import numbered
 from micronova.db.mediated_devices import MediatedDevices
 from micronova.db.nodes import NewNode
 from micronova.db.provider_inventories import ReportedInventory
-from micronova.db.tables import compute_nodes, inventories, node_topologies, resource_providers
+from micronova.db.tables import compute_nodes, inventories, node_topologies, provider_traits, resource_providers
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict
 from micronova.objects.host_limits import LONGEST_DESCRIPTIONS, MOST_NODES
@@ -32,7 +33,7 @@ _UPDATE = (
 )
 
 
-_child = resource_providers.alias().c
+_child, _seen, _pt = resource_providers.alias().c, compute_nodes.alias().c, provider_traits.c
 _RATIO_OF = {"VCPU": "cpu_ratio", "MEMORY_MB": "memory_ratio", "DISK_GB": "disk_ratio"}
 
 
@@ -46,6 +47,13 @@ _KNOWN = (
         _n.uuid,
         _n.host,
         _n.traits,
+        _n.changed_at,
+        # What a subquery sees is older than the row, if that was changed while this statement waited for its lock.
+        sa.select(_seen.changed_at).where(_seen.uuid == _n.uuid).scalar_subquery().label("seen_at"),
+        sa.select(sa.func.aggregate_strings(_pt.trait, ","))
+        .where(_pt.provider_uuid == _n.uuid)
+        .scalar_subquery()
+        .label("has_traits"),
         resource_providers.c.uuid.label("provider"),
         sa.exists().where(_i.node_uuid == _n.uuid, _i.resource_class == "PCPU").label("has_dedicated"),
         sa.exists().where(_child.parent_uuid == _n.uuid).label("has_children"),
@@ -93,6 +101,11 @@ _DESCRIPTIONS = (
     .where(one_of(_n.host, "hosts"))
     .group_by(_n.host)
 )
+_p = resource_providers.c
+_TAKEN = sa.select(_p.uuid, _p.name).where(sa.or_(one_of(_p.uuid, "uuids"), one_of(_p.name, "names"))).order_by(_p.uuid)
+_NAME = re.compile(
+    r"[a-zA-Z0-9._-]+"
+)  # of a node that is not named as its host: those of other services often have more
 _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
 
@@ -113,7 +126,7 @@ def record(
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
         return {}
-    found = conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]}).all()
+    found = _lock(conn, [node.node_uuid for _, node in pairs])
     known = {row.uuid: row.host for row in found}
     for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
@@ -151,7 +164,8 @@ def record(
     provided = {row.uuid for row in found if row.provider is not None}
     lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
     providers.ensure_nodes(conn, lacking, now, below=mdevs.missing())
-    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, [node for _, node in pairs])
+    present = {row.uuid: set((row.has_traits or "").split(",")) for row in found}
+    added, removed = _changed_traits({row.uuid: set(row.traits) for row in found}, present, [node for _, node in pairs])
     added_below, removed_below = mdevs.changed_traits()
     _report_traits(conn, [*added, *added_below], [*removed, *removed_below], now)
     providers.follow_services(conn, [node.node_uuid for _, node in pairs])
@@ -181,6 +195,14 @@ def record(
     }
 
 
+def _lock(conn: sa.Connection, uuids: Sequence[str]) -> Sequence[Any]:
+    """Lock nodes, and return what is known of those that exist, as it is then."""
+    found = conn.execute(_KNOWN, {"uuids": uuids}).all()
+    if any(row.changed_at != row.seen_at for row in found):
+        found = conn.execute(_KNOWN, {"uuids": uuids}).all()
+    return found
+
+
 def _size(node: NodeResources) -> int:
     return len(msgspec.json.encode((node.topology, node.cpu_info, node.capabilities, node.supported)))
 
@@ -199,14 +221,14 @@ def _check_descriptions(conn: sa.Connection, large: Sequence[tuple[str, NodeReso
 
 
 def _changed_traits(
-    before: Mapping[str, set[str]], nodes: Sequence[NodeResources]
+    before: Mapping[str, set[str]], has: Mapping[str, set[str]], nodes: Sequence[NodeResources]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the traits (node and name) that hosts report now, and those that they have reported before and no more."""
+    """Return the traits (node and name) that hosts report and nodes lack, and those reported `before` and no more."""
     added: list[tuple[str, str]] = []
     removed: list[tuple[str, str]] = []
     for node in nodes:
         reported, known = before.get(node.node_uuid, set()), set(_traits(node))
-        added += [(node.node_uuid, name) for name in known - reported]
+        added += [(node.node_uuid, name) for name in known - has.get(node.node_uuid, set())]
         removed += [(node.node_uuid, name) for name in reported - known]
     return added, removed
 
@@ -227,10 +249,23 @@ def _traits(node: NodeResources) -> list[str]:
 
 
 def _check_providers(conn: sa.Connection, rows: Sequence[NewNode]) -> None:
-    """Raise Conflict if a new node has the uuid of a provider that another service has made."""
+    """Raise Conflict if a new node has the uuid or the name of a provider that there is.
+
+    A node that has its host's name may have the name of a provider: its own gets another one.
+    """
     hosts = {row["uuid"]: row["host"] for row in rows}
-    for uuid in sorted(providers.get_many(conn, list(hosts))):
-        raise Conflict(f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service.")
+    names = {row["hypervisor_hostname"]: row["host"] for row in rows if row["hypervisor_hostname"] != row["host"]}
+    for name in sorted(names):
+        if not _NAME.fullmatch(name):
+            raise Conflict(
+                f"Host {names[name]} reports a node {name[:64]!r}: names have letters, digits and . - _ only."
+            )
+    for uuid, name in conn.execute(_TAKEN, {"uuids": sorted(hosts), "names": sorted(names)}):
+        if uuid in hosts:
+            raise Conflict(
+                f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service."
+            )
+        raise Conflict(f"Host {names[name]} reports a node {name}: another node or resource provider has this name.")
 
 
 def _insert(conn: sa.Connection, rows: Sequence[NewNode]) -> None:

@@ -5,7 +5,15 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from micronova.db.listed import one_of
-from micronova.db.tables import allocations, inventories, provider_traits, resource_classes, traits
+from micronova.db.tables import (
+    allocations,
+    inventories,
+    node_topologies,
+    provider_traits,
+    resource_classes,
+    topology_claims,
+    traits,
+)
 from micronova.db.upsert import insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.placement.standard import standard_classes, standard_traits
@@ -91,16 +99,29 @@ def create_class(conn: sa.Connection, name: str, now: int) -> bool:
 
 
 def rename_class(conn: sa.Connection, name: str, new_name: str) -> None:
-    """Rename a custom resource class; raise NotFound, Invalid for a standard one, Conflict if it is used or taken."""
+    """Rename a custom resource class; raise NotFound, Invalid for a standard one, Conflict if one has the new name.
+
+    Raise Conflict, too, if hosts report devices of this class, or ports of servers hold it: both name it, and hosts
+    would go on to do so.
+    """
     if name in standard_classes():
         raise Invalid(f"Cannot update standard resource class {name}.")
     _lock_class(conn, name)
     if new_name != name and find_class(conn, new_name)[0]:
         raise Conflict(f"Resource class already exists: {new_name}.")
+    if new_name != name and _is_named(conn, name):
+        raise Conflict(f"Resource class {name} cannot be renamed: devices of hosts or ports of servers have it.")
     # A claim that runs now has locked the inventory: its allocations are there when this has the lock.
     for table in (inventories, allocations):
         conn.execute(sa.update(table).where(table.c.resource_class == name).values(resource_class=new_name))
     conn.execute(sa.update(resource_classes).where(_c.name == name).values(name=new_name))
+
+
+def _is_named(conn: sa.Connection, name: str) -> bool:
+    """Return whether what a host reports, or what a server holds for its ports, names a resource class."""
+    texts = (node_topologies.c.topology, topology_claims.c.assignment)
+    named = (sa.select(sa.literal(1)).where(text.contains(f'"{name}"', autoescape=True)).limit(1) for text in texts)
+    return any(conn.execute(each).first() is not None for each in named)
 
 
 def delete_class(conn: sa.Connection, name: str) -> None:

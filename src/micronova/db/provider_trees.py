@@ -34,19 +34,24 @@ def search(conn: sa.Connection, *, name: str | None, uuid: str | None, group: Re
         query = query.where(_p.uuid.in_(_with_capacity(f"class{number}", f"amount{number}")))
         query = query.params({f"class{number}": wanted, f"amount{number}": amount})
     for traits in group.required:
-        query = query.where(_p.uuid.in_(sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(traits)))))
+        query = query.where(_p.uuid.in_(_with_traits(traits)))
     if group.forbidden:
-        query = query.where(_p.uuid.not_in(sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(group.forbidden)))))
+        query = query.where(_p.uuid.not_in(_with_traits(group.forbidden)))
     for members in group.member_of:
-        query = query.where(_in_aggregates(members))
+        query = query.where(_p.uuid.in_(_in_aggregates(members)))
     if group.not_member_of:
-        query = query.where(sa.not_(_in_aggregates(group.not_member_of)))
+        query = query.where(_p.uuid.not_in(_in_aggregates(group.not_member_of)))
     return [cast(ProviderRow, row) for row in conn.execute(query)]
 
 
-def _in_aggregates(wanted: Collection[str]) -> sa.ColumnElement[bool]:
-    """The condition that a provider is in one of these aggregates."""
-    return _p.uuid.in_(sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted))))
+def _in_aggregates(wanted: Collection[str]) -> Any:
+    """The providers that are in one of these aggregates."""
+    return sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted)))
+
+
+def _with_traits(wanted: Collection[str]) -> Any:
+    """The providers that have one of these traits."""
+    return sa.select(_t.provider_uuid).where(_t.trait.in_(sorted(wanted)))
 
 
 def _with_capacity(name: str, amount: str) -> Any:
@@ -105,7 +110,8 @@ def load_sharing(conn: sa.Connection) -> list[Provider]:
 def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Provider]) -> list[str]:
     """Return the roots of the trees that may serve a request, in the order in which they came.
 
-    A resource class that no sharing provider has must be in the tree itself, in a provider that has the amount.
+    What no sharing provider can serve must be in the tree itself: each resource class in a provider that has the
+    amount, and somewhere each trait and an aggregate of each list. How these go together is found later.
     """
     shared = {name for each in sharing if each.shares for name in each.inventories}
     query = sa.select(_p.uuid).where(_p.uuid == _p.root_uuid).order_by(_p.created_at, _p.uuid)
@@ -119,14 +125,25 @@ def roots_of(conn: sa.Connection, request: ResourceRequest, sharing: Sequence[Pr
             if name in shared:
                 continue
             number += 1
-            member = resource_providers.alias()
-            able = (
-                sa.select(member.c.root_uuid)
-                .where(member.c.uuid.in_(_with_capacity(f"class{number}", f"amount{number}")))
-                .correlate(None)
-            )
-            query = query.where(_p.uuid.in_(able)).params({f"class{number}": name, f"amount{number}": amount})
+            able = _p.uuid.in_(_with_member(_with_capacity(f"class{number}", f"amount{number}")))
+            query = query.where(able).params({f"class{number}": name, f"amount{number}": amount})
+        for traits in group.required:
+            if not any(each.traits & traits for each in sharing):
+                query = query.where(_p.uuid.in_(_with_member(_with_traits(traits))))
+        if not sharing or group.resources.keys() - shared:
+            for members in group.member_of:
+                query = query.where(_p.uuid.in_(_with_member(_in_aggregates(members))))
+    for trait in sorted(request.root_required):
+        query = query.where(_p.uuid.in_(_with_traits([trait])))
+    if request.root_forbidden:
+        query = query.where(_p.uuid.not_in(_with_traits(request.root_forbidden)))
     return list(conn.execute(query).scalars())
+
+
+def _with_member(providers: Any) -> Any:
+    """The roots of the trees with one of some providers."""
+    member = resource_providers.alias()
+    return sa.select(member.c.root_uuid).where(member.c.uuid.in_(providers)).correlate(None)
 
 
 def trees(conn: sa.Connection, roots: Sequence[str]) -> Iterator[list[Provider]]:

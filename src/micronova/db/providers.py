@@ -391,13 +391,18 @@ def aggregates_of(conn: sa.Connection, uuids: Collection[str]) -> dict[str, set[
 
 
 def set_traits(conn: sa.Connection, uuid: str, wanted: Collection[str]) -> None:
-    """Give a provider exactly these traits."""
+    """Give a provider exactly these traits; a compute node keeps those that its host reports, and those of its service.
+
+    Nova puts them back with its next report.
+    """
     before = traits_of(conn, [uuid]).get(uuid, set())
+    reported = conn.execute(sa.select(_n.traits).where(_n.uuid == uuid)).scalar()
+    named = {*wanted, *(reported or ())}
     change_traits(
-        conn,
-        added=[(uuid, name) for name in set(wanted) - before],
-        removed=[(uuid, name) for name in before - set(wanted)],
+        conn, added=[(uuid, name) for name in named - before], removed=[(uuid, name) for name in before - named]
     )
+    if reported is not None:
+        follow_services(conn, [uuid])
 
 
 def change_traits(

@@ -24,6 +24,7 @@ from micronova.virt.fake.topology import topology_of
 
 _NOT_OF_A_KIND: Final = frozenset({"hosts", "host_pattern", "rules"})
 _HARDWARE: Final = tuple(name for name in FakeSettings.__struct_fields__ if name not in _NOT_OF_A_KIND)
+ZONE: Final = "availability_zone"
 _EXAMPLE: Final = '[[kinds]] with name = "general", share = 1, vcpus = 64, memory_mb = 262144, local_gb = 4096'
 
 
@@ -39,7 +40,7 @@ class HostModel(msgspec.Struct, frozen=True, kw_only=True):
     aggregates: dict[str, dict[str, str]] = {}  # name -> metadata
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+class FleetModel(msgspec.Struct, frozen=True, kw_only=True):
     """The kinds of hosts, and the availability zones that they are spread over."""
 
     kinds: tuple[HostModel, ...]
@@ -51,7 +52,9 @@ def _general(name: str, share: float, vcpus: int) -> HostModel:
     return HostModel(name=name, share=share, hardware=hardware)
 
 
-DEFAULT_FLEET: Final = Fleet(kinds=(_general("small", 50, 16), _general("medium", 35, 32), _general("large", 15, 64)))
+DEFAULT_FLEET: Final = FleetModel(
+    kinds=(_general("small", 50, 16), _general("medium", 35, 32), _general("large", 15, 64))
+)
 """Half of the hosts are small: a fleet grows over years, and newer hosts are larger."""
 
 
@@ -68,7 +71,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     zones: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] = ("nova",)
 
 
-def read_fleet(path: Path) -> Fleet:
+def read_fleet(path: Path) -> FleetModel:
     """Read the kinds of hosts from a TOML file; raise Invalid with what would be right."""
     try:
         document = tomllib.loads(path.read_text())
@@ -83,7 +86,7 @@ def read_fleet(path: Path) -> Fleet:
             topology_of(kind.hardware)
     except Invalid as error:
         raise Invalid(f"{path}: {error.message.rstrip('.')}. A kind of hosts is {_EXAMPLE}.") from None
-    return Fleet(kinds=kinds, zones=file.zones)
+    return FleetModel(kinds=kinds, zones=file.zones)
 
 
 def _kind(given: Mapping[str, Any]) -> HostModel:
@@ -92,6 +95,12 @@ def _kind(given: Mapping[str, Any]) -> HostModel:
     options = {name: value for name, value in given.items() if name not in _Kind.__struct_fields__}
     if unknown := sorted(options.keys() - set(_HARDWARE)):
         raise Invalid(f"The kind {own.name} has the unknown option {unknown[0]}: it may have {', '.join(_HARDWARE)}")
+    for name, metadata in own.aggregates.items():
+        if ZONE in metadata:
+            raise Invalid(
+                f"The aggregate {name} of the kind {own.name} has the metadata {ZONE}: name the zones in `zones`, "
+                "over which the hosts of each kind are spread"
+            )
     hardware = _convert(options, FakeSettings, f"the kind {own.name}")
     return HostModel(name=own.name, share=own.share, hardware=hardware, aggregates=own.aggregates)
 
@@ -103,7 +112,7 @@ def _convert(found: Any, kind: type[S], whole: str) -> S:
         raise Invalid(wrong_value(error, kind).named(whole)) from None
 
 
-def make_hosts(fleet: Fleet, count: int, settings: DefaultSettings) -> list[HostState]:
+def make_hosts(fleet: FleetModel, count: int, settings: DefaultSettings) -> list[HostState]:
     """Return empty hosts; their capacity follows from the allocation ratios and reserves of the settings."""
     total = sum(kind.share for kind in fleet.kinds)
     made = [0] * len(fleet.kinds)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.conf.default import DefaultSettings
-from micronova.fleetsim.fleet import Fleet, make_hosts
+from micronova.fleetsim.fleet import FleetModel, make_hosts
 from micronova.fleetsim.trace import Request
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
@@ -72,7 +72,7 @@ class _Draft(NamedTuple):
 
 
 def generate(
-    fleet: Fleet, hosts: int, count: int, *, load: float, days: float | None = None, seed: int
+    fleet: FleetModel, hosts: int, count: int, *, load: float, days: float | None = None, seed: int
 ) -> list[Request]:
     """Return a trace for a fleet.
 
@@ -184,7 +184,7 @@ def _rate(capacity: Mapping[str, int], drafts: Sequence[_Draft], arrivals: Float
     return high
 
 
-def _capacity(fleet: Fleet, hosts: int) -> dict[str, int]:
+def _capacity(fleet: FleetModel, hosts: int) -> dict[str, int]:
     total: dict[str, int] = {}
     for state in make_hosts(fleet, hosts, DefaultSettings()):
         for name, amount in state.capacity.items():

@@ -10,11 +10,10 @@ from micronova.fleetsim.claims import Claims
 from micronova.objects.explanation import CAPACITY, MAX_UNIT, Explanation
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
+from micronova.placement.model import Resources
 from micronova.placement.standard import NODE_CLASSES
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.host_view import HostView
-
-Amounts = dict[str, int]
 
 _CATEGORIES = {
     "AggregateCoreFilter": "vCPUs",
@@ -80,7 +79,7 @@ class Demands:
     """What the flavors of a trace need: the largest, and those of which one fits wherever any fits."""
 
     def __init__(self, specs: Iterable[RequestSpec]) -> None:
-        named: dict[str, Amounts] = {}
+        named: dict[str, Resources] = {}
         for spec in specs:
             if spec.flavor.name not in named:
                 named[spec.flavor.name] = extra_specs.node_resources(spec.flavor, spec.image)
@@ -101,7 +100,7 @@ class Demands:
         return int(_room(hosts, self.largest).sum()) if self.largest else 0
 
 
-def _smallest(demands: Collection[Amounts]) -> list[Amounts]:
+def _smallest(demands: Collection[Resources]) -> list[Resources]:
     """Return the demands that need no less of everything than another one."""
     different = {tuple(sorted(each.items())): each for each in demands}.values()
     return [
@@ -114,7 +113,7 @@ def _smallest(demands: Collection[Amounts]) -> list[Amounts]:
     ]
 
 
-def _room(hosts: HostView, amounts: Amounts) -> npt.NDArray[np.float64]:
+def _room(hosts: HostView, amounts: Resources) -> npt.NDArray[np.float64]:
     """Return how many servers with these amounts each host has room for."""
     room = np.full(len(hosts), np.inf)
     for name, amount in amounts.items():

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from micronova.fleetsim.measures import Interval, Sample
-from micronova.fleetsim.simulation import Outcome, Plan
+from micronova.fleetsim.simulation import Experiment, Outcome
 from micronova.fleetsim.svg import HOUR, Panel, Series, plot
 
 CLASSES: Final = {"VCPU": "vCPUs", "PCPU": "dedicated CPUs", "MEMORY_MB": "memory", "DISK_GB": "disk"}
@@ -14,7 +14,7 @@ _MOST_BARS: Final = 48
 _MOST_CATEGORIES: Final = 8  # that a plot shows; the rest is "other"
 
 
-def figures(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+def figures(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
     """Return the figures of one policy as plain data."""
     samples, times = outcome.samples, sorted(outcome.decision_seconds)
     seconds = sum(times)
@@ -22,7 +22,7 @@ def figures(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     return {
         "policy": outcome.policy.name,
         "settings": outcome.policy.changed,
-        "requests": len(plan.requests),
+        "requests": len(experiment.requests),
         "servers": outcome.placed_servers + refused,
         "placed_requests": outcome.placed_requests,
         "placed_servers": outcome.placed_servers,
@@ -74,23 +74,24 @@ def _plain(sample: Sample, hosts: int) -> dict[str, Any]:
     }
 
 
-def report(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def report(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return all figures as plain data, for JSON."""
     return {
-        "hosts": plan.hosts,
-        "kinds": [kind.name for kind in plan.fleet.kinds],
-        "seed": plan.seed,
-        "simulated_seconds": plan.requests[-1].at,
-        "build_time": plan.build_time,
-        "policies": [figures(plan, each) for each in outcomes],
+        "hosts": experiment.hosts,
+        "kinds": [kind.name for kind in experiment.fleet.kinds],
+        "seed": experiment.seed,
+        "simulated_seconds": experiment.requests[-1].at,
+        "build_time": experiment.build_time,
+        "policies": [figures(experiment, each) for each in outcomes],
     }
 
 
-def plots(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, str]:
+def plots(experiment: Experiment, outcomes: Sequence[Outcome]) -> dict[str, str]:
     """Return the plots, by the name of their file."""
     times, bars = _times(outcomes[0].samples), _times(merged(outcomes[0].samples))
-    servers = sum(request.count for request in plan.requests)
-    note = f"{plan.hosts:,} hosts, {len(plan.requests):,} requests for {servers:,} servers, seed {plan.seed}"
+    servers = sum(request.count for request in experiment.requests)
+    requests = f"{len(experiment.requests):,} requests for {servers:,} servers"
+    note = f"{experiment.hosts:,} hosts, {requests}, seed {experiment.seed}"
     return {
         "utilisation.svg": plot("Utilisation of the fleet", times, _utilisation(outcomes), note),
         "fragmentation.svg": plot("Fragmentation of what is free", times, _fragmentation(outcomes), note),

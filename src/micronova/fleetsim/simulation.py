@@ -1,7 +1,8 @@
 """Drives the scheduler with the requests of a trace, in virtual time.
 
 The decisions, the host table, the filters and the weighers are those of a cloud (`scheduler/`). A request of several
-servers is one decision, and gets all hosts or none. A refused request is not repeated.
+servers is one decision, and gets all hosts or none. A refused request is not repeated, unless hosts were not compared
+with it yet.
 """
 
 import heapq
@@ -13,23 +14,23 @@ from enum import IntEnum
 import msgspec
 
 from micronova.fleetsim.claims import Claims, Held
-from micronova.fleetsim.fleet import Fleet, make_hosts
+from micronova.fleetsim.fleet import FleetModel, make_hosts
 from micronova.fleetsim.measures import Demands, Interval, Sample, category, sample
 from micronova.fleetsim.policies import Policy, PolicyScheduler
 from micronova.fleetsim.trace import Request
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import explanation_of
-from micronova.objects.scheduling import SERVER_HINTS, RequestSpec
+from micronova.objects.scheduling import SERVER_HINTS, RequestSpec, SchedulerDecision
 from micronova.objects.topology_request import topology_request
 from micronova.placement import extra_specs
 from micronova.scheduler.host_table import HostTable
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Experiment:
     """What is simulated, besides the policy."""
 
-    fleet: Fleet
+    fleet: FleetModel
     hosts: int
     requests: Sequence[Request]
     seed: int = 1
@@ -59,51 +60,51 @@ class _Event(IntEnum):
     DELETED = 1
 
 
-def check(plan: Plan, policies: Sequence[Policy]) -> None:
+def check(experiment: Experiment, policies: Sequence[Policy]) -> None:
     """Raise Invalid if a policy cannot be simulated, or would refuse a request as malformed."""
     for policy in policies:
-        PolicyScheduler(policy, plan.seed).check(plan.requests, plan.fleet.zones)
+        PolicyScheduler(policy, experiment.seed).check(experiment.requests, experiment.fleet.zones)
 
 
-def simulate(
-    plan: Plan, policy: Policy, *, timer: Callable[[], float], progress: Callable[[int], None] | None = None
+async def simulate(
+    experiment: Experiment, policy: Policy, *, timer: Callable[[], float], progress: Callable[[int], None] | None = None
 ) -> Outcome:
     """Run a trace; `progress` is called with the number of requests that are decided, `timer` measures decisions."""
-    return _Run(plan, policy, timer).run(progress)
+    return await _Run(experiment, policy, timer).run(progress)
 
 
 class _Run:
-    def __init__(self, plan: Plan, policy: Policy, timer: Callable[[], float]) -> None:
-        self._plan = plan
+    def __init__(self, experiment: Experiment, policy: Policy, timer: Callable[[], float]) -> None:
+        self._experiment = experiment
         self._timer = timer
-        made = PolicyScheduler(policy, plan.seed)
+        made = PolicyScheduler(policy, experiment.seed)
         self._scheduler, self._aliases = made.scheduler, made.aliases
         self._table = HostTable()
-        self._claims = Claims(make_hosts(plan.fleet, plan.hosts, policy.settings.default), self._table)
-        self._demands = Demands(request.spec for request in plan.requests)
+        self._claims = Claims(make_hosts(experiment.fleet, experiment.hosts, policy.settings.default), self._table)
+        self._demands = Demands(request.spec for request in experiment.requests)
         self._events: list[tuple[float, _Event, int, Held]] = []
         self._named: dict[tuple[str, str], Held] = {}  # by the project and the id of a line, for hints
-        self._outcome = Outcome(policy, plan.hosts, self._demands.largest_name)
+        self._outcome = Outcome(policy, experiment.hosts, self._demands.largest_name)
         self._since = Interval()
 
-    def run(self, progress: Callable[[int], None] | None) -> Outcome:
+    async def run(self, progress: Callable[[int], None] | None) -> Outcome:
         """Decide about all requests; the end is the arrival of the last one."""
         moments = self._moments()
         due = next(moments, None)
-        for number, request in enumerate(self._plan.requests):
+        for number, request in enumerate(self._experiment.requests):
             while due is not None and due <= request.at:
                 self._measure(due)
                 due = next(moments, None)
             self._pass_time(request.at)
-            self._decide(number, request)
+            await self._decide(number, request)
             if progress is not None:
                 progress(number + 1)
-        self._measure(self._plan.requests[-1].at)
+        self._measure(self._experiment.requests[-1].at)
         return self._outcome
 
     def _moments(self) -> Iterator[float]:
         """Yield the times of all samples but the last one."""
-        end, count = self._plan.requests[-1].at, self._plan.samples
+        end, count = self._experiment.requests[-1].at, self._experiment.samples
         return (end * position / count for position in range(1, count))
 
     def _pass_time(self, until: float) -> None:
@@ -114,34 +115,49 @@ class _Run:
             if kind is _Event.BUILT:
                 claims.built(held)
             else:
-                ended = self._plan.requests[number]
-                claims.release(held, building=ended.lifetime is not None and ended.lifetime <= self._plan.build_time)
+                ended = self._experiment.requests[number]
+                claims.release(
+                    held, building=ended.lifetime is not None and ended.lifetime <= self._experiment.build_time
+                )
                 if ended.id is not None:
                     del self._named[ended.spec.project_id, ended.id]
         claims.feed()
         self._table.set_heard_since(until)  # no host of the fleet ever fails
 
-    def _decide(self, number: int, request: Request) -> None:
+    async def _decide(self, number: int, request: Request) -> None:
         spec, outcome, since = self._with_hosts(request.spec), self._outcome, self._since
         uuids = [f"{number}-{position}" for position in range(request.count)]
         since.requested += request.count
-        begun = self._timer()
-        try:
-            decision = self._scheduler.select(self._table, spec, uuids, now=request.at)
-        except NoValidHost as error:
-            took = self._timer() - begun
-            lacking = category(explanation_of(error))
+        found, took = await self._select(spec, uuids, request.at)
+        if isinstance(found, NoValidHost):
+            lacking = category(explanation_of(found))
             outcome.refused_requests += 1
             for counted in (outcome.refused_servers, since.refused):
                 counted[lacking] = counted.get(lacking, 0) + request.count
         else:
-            took = self._timer() - begun
             outcome.placed_requests += 1
             outcome.placed_servers += request.count
-            self._place(number, request, spec, tuple(each.selected.node_uuid for each in decision.destinations))
+            self._place(number, request, spec, tuple(each.selected.node_uuid for each in found.destinations))
         outcome.decision_seconds.append(took)
         since.decisions += 1
         since.decision_seconds += took
+
+    async def _select(
+        self, spec: RequestSpec, uuids: Sequence[str], now: float
+    ) -> tuple[SchedulerDecision | NoValidHost, float]:
+        """Decide, again until all hosts are compared with the request; return how long the last decision took, too."""
+        left = self._experiment.hosts + 1
+        while True:
+            await self._scheduler.prepare(self._table, spec)
+            begun = self._timer()
+            try:
+                return self._scheduler.select(self._table, spec, uuids, now=now), self._timer() - begun
+            except NoValidHost as error:
+                took = self._timer() - begun
+                uncompared = error.details.get("uncompared", 0)
+                if not 0 < uncompared < left:
+                    return error, took
+                left = uncompared
 
     def _place(self, number: int, request: Request, spec: RequestSpec, nodes: tuple[str, ...]) -> None:
         held = self._claims.claim(
@@ -152,8 +168,8 @@ class _Run:
         )
         if request.id is not None:
             self._named[spec.project_id, request.id] = held
-        if request.lifetime is None or request.lifetime > self._plan.build_time:
-            heapq.heappush(self._events, (request.at + self._plan.build_time, _Event.BUILT, number, held))
+        if request.lifetime is None or request.lifetime > self._experiment.build_time:
+            heapq.heappush(self._events, (request.at + self._experiment.build_time, _Event.BUILT, number, held))
         if request.lifetime is not None:
             heapq.heappush(self._events, (request.at + request.lifetime, _Event.DELETED, number, held))
 

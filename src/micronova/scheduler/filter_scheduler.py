@@ -132,7 +132,8 @@ class FilterScheduler:
     ) -> SchedulerDecision:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
-        `held` names the node of instances that hold their resources already; they stay there and are not counted.
+        `held` names the node of instances that hold their resources already. They are not counted, and stay there
+        unless something else than the instances on it closes the host to the request.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
         `servable` is how many instances nodes can take, if the request has request groups or claims were refused.
         `removed_by` gets the filter that removed each host.
@@ -143,7 +144,7 @@ class FilterScheduler:
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
         filtered = self._filter(hosts, spec, resources, servable, removed_by)
-        kept = _kept_rows(table, held)
+        kept = self._kept_rows(table, spec, held)
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, filtered.passing(), self.weighers, spec, lasting=bulk)
         rows: list[int] = []
@@ -225,7 +226,7 @@ class FilterScheduler:
         decision = self.select(
             table, spec, instance_uuids, now=now, held=held, servable=servable, removed_by=removed_by
         )
-        kept = _kept_rows(table, held)
+        kept = self._kept_rows(table, spec, held)
         chosen = [each.selected.node_uuid for each in decision.destinations if each.instance_uuid not in kept]
         counted = [row for uuid in chosen if (row := table.index(uuid)) is not None]
         _undo(table, counted, extra_specs.node_resources(spec.flavor, spec.image))
@@ -254,6 +255,24 @@ class FilterScheduler:
         if row is None or not filtered.remaining:
             raise _no_valid_host(spec, filtered, Room(0, 1), only=True)
         return Explanation(hosts=len(hosts), filters=tuple(filtered.steps))
+
+    def _kept_rows(self, table: HostTable, spec: RequestSpec, held: Mapping[str, str] | None) -> dict[str, int]:
+        """Return the rows of instances that hold their resources already, on hosts that still take the request.
+
+        Only those filters are asked that do not depend on what is placed on a host: others would count these instances
+        a second time. A request that names its host has no other one.
+        """
+        rows = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
+        if not rows or spec.names_host:
+            return rows
+        wanted = sorted(set(rows.values()))
+        filters = [each for each in self._filters_for(spec) if each.scope is Scope.REQUEST]
+        filtered = _Filtered(table.view(np.array(wanted, np.intp)), None)
+        for prefilter in self._prefilters.masks(filtered.hosts, spec):
+            filtered.apply(prefilter.name, prefilter.describe, prefilter.lack, prefilter.mask)
+        filtered.ask(filters, spec)
+        nodes = {each.node_uuid for each in filtered.passing().selections()} if filtered.remaining else set()
+        return {uuid: row for uuid, row in rows.items() if table.selections[row].node_uuid in nodes}
 
     def _filter(
         self,
@@ -478,11 +497,6 @@ def _undo(table: HostTable, rows: Sequence[int], resources: Mapping[str, int]) -
     table.undo_topologies()
     for row in rows:
         table.release(row, resources)
-
-
-def _kept_rows(table: HostTable, held: Mapping[str, str] | None) -> dict[str, int]:
-    """Return the rows of instances that hold their resources already; one whose node is gone is placed anew."""
-    return {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:

@@ -111,10 +111,15 @@ class HostColumns:
         return self._rows_of_host.get(host, [])
 
     def find_rows(self, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
-        """Return the rows that have this host name, this node name, or both, in the order that a ranking needs."""
+        """Return the rows that have this host name, this node name, or both, in the order that a ranking needs.
+
+        Another host may name a node like a host that has a node of its own name: that one is meant.
+        """
         # Those of a host are in another order after other hosts were removed.
         rows: Iterable[int] = range(len(self)) if host is None else sorted(self.rows_of_host(host))
-        return np.array([r for r in rows if node is None or self.selections[r].node == node], np.intp)
+        found = [r for r in rows if node is None or self.selections[r].node == node]
+        own = [r for r in found if self.selections[r].host == node]
+        return np.array(own or found, np.intp)
 
     def encode(self, state: HostState) -> Encoded:
         """Return what the columns hold of a node, for `put`; raise an error if they cannot hold what its host reports.

@@ -4,6 +4,7 @@ Only this weigher needs it, and it is off by default. The counts are read for a 
 few seconds: all servers are counted.
 """
 
+import asyncio
 from collections.abc import Mapping
 
 from micronova.db import server_hosts
@@ -23,6 +24,7 @@ class ImageCounts:
         self._clock = clock
         self._ratios = ratios
         self._read_at = float("-inf")
+        self._reading = asyncio.Lock()  # requests that wait at the same time share one read
         self._hosts: dict[str, dict[str, int]] = {}  # image -> host -> servers
         self._properties: dict[str, frozenset[tuple[str, str]]] = {}  # by image, as they were when a server was created
 
@@ -42,10 +44,13 @@ class ImageCounts:
         return found
 
     async def _refresh(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._read_at < MAX_AGE:
-            return
-        self._read_at = now
+        async with self._reading:
+            now = self._clock.monotonic()
+            if now - self._read_at >= MAX_AGE:
+                await self._read()
+                self._read_at = now
+
+    async def _read(self) -> None:
         hosts: dict[str, dict[str, int]] = {}
         for host, id, count in await self._database.read(server_hosts.servers_by_image):
             hosts.setdefault(id, {})[host] = count

@@ -236,7 +236,6 @@ class SchedulerManager:
         await self._feed.refresh(self._refresh_interval)
         spec = await self._completed_spec(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
-        on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         refused = RefusedClaims()
         await self._scheduler.prepare(self._feed.table, spec)
         groups = self._request_groups(spec, request)
@@ -254,7 +253,7 @@ class SchedulerManager:
                 decision = self._decide_after_refresh(spec, request, held, servable)
             nodes = {each.selected.node_uuid for each in decision.destinations}
             with self._feed.unconfirmed(nodes):
-                result = await self._claim(spec, request, decision, on_deleted_nodes)
+                result = await self._claim(spec, request, decision, held)
                 if result.claimed:
                     return decision
                 nodes = nodes | set(result.held.values())
@@ -267,11 +266,7 @@ class SchedulerManager:
                     "The request is out of date: an instance is gone or at another epoch.",
                     instances=list(result.stale),
                 )
-            for uuid, node in result.held.items():
-                if node in self._feed.table:
-                    held[uuid] = node
-                else:
-                    on_deleted_nodes.add(uuid)
+            held |= result.held
             spec = await self._completed_spec(request)
             refused.note(result.failures, Counter(each.selected.node_uuid for each in decision.destinations))
             log.debug("the claim was lost, the scheduler decides again: %s", result)
@@ -409,7 +404,11 @@ class SchedulerManager:
         return True
 
     async def _claim(
-        self, spec: RequestSpec, request: SelectDestinations, decision: SchedulerDecision, on_deleted_nodes: set[str]
+        self,
+        spec: RequestSpec,
+        request: SelectDestinations,
+        decision: SchedulerDecision,
+        held: Mapping[str, str],
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
         wanted = [
@@ -419,7 +418,8 @@ class SchedulerManager:
                 spec,
                 request.epochs.get(destination.instance_uuid),
                 aliases=self._pci_aliases,
-                keep_held=not spec.names_host and destination.instance_uuid not in on_deleted_nodes,
+                keep_held=not spec.names_host,
+                avoid_node=held.get(destination.instance_uuid),  # it was known, and another one was chosen
                 moving=request.moving.get(destination.instance_uuid),
             )
             for destination in decision.destinations

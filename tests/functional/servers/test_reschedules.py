@@ -1,12 +1,17 @@
 """Builds that failed are placed anew: with the load that was placed meanwhile, and with a reason for each attempt."""
 
+import asyncio
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from micronova.cli.timeline import find_timeline
+from micronova.db.tables import resource_providers
+from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.scheduling import RequestSpec
 from micronova.rpc.errors import CallTimeout
@@ -68,6 +73,54 @@ async def test_a_member_reads_why_there_is_no_host(cloud: OneProcess, user: Call
         assert refused in message
         assert f"There is room for {HOSTS} of {HOSTS + 3} servers." in message
         assert not [host for host in cloud.hosts if host in message]
+
+
+@pytest.mark.parametrize("change", ["aggregate", "trait"])
+async def test_alternates_wait_for_the_scheduler_if_hosts_may_be_reserved(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A host that was reserved for another project after the first decision got the server nevertheless."""
+    asked = SchedulerAPI.select_destinations
+    answers, away, back = 0, asyncio.Event(), asyncio.Event()
+
+    async def once(self: SchedulerAPI, context: Context, spec: RequestSpec, uuids: Sequence[str], **more: Any) -> Any:
+        nonlocal answers
+        if answers and not back.is_set():
+            away.set()
+            raise CallTimeout("the scheduler is away")
+        decision = await asked(self, context, spec, uuids, **more)
+        if not answers:
+            await reserve()
+        answers += 1
+        return decision
+
+    async def reserve() -> None:
+        if change == "aggregate":
+            made = await user.admin.post(
+                "/os-aggregates", {"aggregate": {"name": f"reserved-{uuid.uuid4()}"}}, status=200
+            )
+            added.append(made["aggregate"]["id"])
+            return
+
+        def touch(conn: sa.Connection) -> None:
+            conn.execute(resource_providers.update().values(updated_at=micros(cloud.process.clock.now())))
+
+        assert cloud.process.database is not None
+        await cloud.process.database.write(touch)
+
+    added: list[int] = []
+    monkeypatch.setattr(SchedulerAPI, "select_destinations", once)
+    async with cloud.faults({"operation": "spawn", "kind": "fail", "name": user.project, "count": 1}):
+        server = await user.create(name=user.project)
+        await asyncio.wait_for(away.wait(), 30)
+        assert cloud.process.database is not None
+        found = await cloud.process.database.read(find_timeline, server)
+        assert len(found["operations"][0]["dispatches"]) == 1
+        back.set()
+        await user.wait_for(server, "ACTIVE")
+    assert answers == 2
+    for number in added:
+        await user.admin.delete(f"/os-aggregates/{number}", status=200)
 
 
 async def test_alternates_serve_while_the_scheduler_does_not_answer(

@@ -111,6 +111,9 @@ def _bad_trace(path: Path) -> Path:
         ),
         (("--days", "1", "--write-trace", "/proc/none/x"), "Cannot use /proc/none/x: No such file or directory"),
         (("--hosts", "0"), "0 is not in the range"),
+        (("--days", "nan"), "nan is not in the range"),
+        (("--load", "nan"), "nan is not in the range"),
+        (("--build-time", "nan"), "nan is not in the range"),
         (("--write-trace", "x", "--policy", "pack"), "--write-trace writes a synthetic trace and simulates nothing"),
     ],
 )

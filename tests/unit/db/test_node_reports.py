@@ -6,8 +6,9 @@ import sqlalchemy as sa
 
 from micronova.db import node_reports, provider_inventories
 from micronova.db.engine import Database, open_database
-from micronova.db.tables import inventories, provider_traits
+from micronova.db.tables import inventories, node_topologies, provider_traits
 from micronova.objects.orders import NodeResources
+from micronova.objects.topology import HostCell, NodeTopology, usable_topology
 from tests.unit.scheduler.rows import make_tables
 
 _WAITING = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
@@ -26,6 +27,7 @@ def a_node(*traits: str) -> NodeResources:
         memory_mb=4096,
         local_gb=40,
         traits=traits,
+        topology=NodeTopology(cells=(HostCell(id=0, memory_mb=4096, shared=(0, 1, 2, 3)),)),
     )
 
 
@@ -68,9 +70,11 @@ async def test_a_report_leaves_a_ratio_that_is_changed_at_the_same_moment(databa
             report = asyncio.create_task(other.write(node_reports.record, {"h": [a_node()]}, 3))
             await waits_for_a_lock(other)
             await conn.commit()
-        await report
+        assert (await report)[UUID]["VCPU"] == 16.0  # what the host is told
         [row] = await other.read(lambda conn: conn.execute(_VCPUS).all())
         assert (row.allocation_ratio, row.capacity) == (16.0, 64)
+        text = await other.read(lambda conn: conn.execute(sa.select(node_topologies.c.topology)).scalar_one())
+        assert usable_topology(text).cpu_allocation_ratio == 16.0
     finally:
         await slow.close()
         await other.close()

@@ -58,6 +58,29 @@ async def test_nodes_follow_their_service(tmp_path: Path) -> None:
     await database.close()
 
 
+async def test_traits_that_a_host_reports_stay_whatever_a_client_sets(tmp_path: Path) -> None:
+    """One `openstack resource provider trait set` took them away for good; Nova puts them back."""
+    database = open_database(f"sqlite:///{tmp_path}/a.db")
+    await make_tables(database)
+
+    def change(conn: sa.Connection) -> None:
+        reported = {*EVERY, "HW_GPU_API_VULKAN"}
+        _report(conn, "HW_GPU_API_VULKAN")
+        services.heartbeat(conn, COMPUTE, ["h"], 2)
+        _set_disabled(conn, True)
+        providers.set_traits(conn, UUID, {"CUSTOM_GOLD"})
+        assert _traits(conn) == {*reported, "CUSTOM_GOLD", DISABLED}
+        providers.set_traits(conn, UUID, set())
+        assert _traits(conn) == {*reported, DISABLED}
+        assert _set_disabled(conn, False) == reported
+        # What an earlier version has taken away comes with the next report.
+        providers.change_traits(conn, added=(), removed=[(UUID, "HW_GPU_API_VULKAN")])
+        assert _report(conn, "HW_GPU_API_VULKAN") == reported
+
+    await database.write(change)
+    await database.close()
+
+
 async def test_a_report_mends_what_another_version_has_left_out(tmp_path: Path) -> None:
     """A version that knows no such trait may disable and enable services meanwhile."""
     database = open_database(f"sqlite:///{tmp_path}/a.db")

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from micronova.db import (
     allocation_audit,
     claims,
+    placement_names,
     port_claims,
     provider_allocations,
     provider_inventories,
@@ -19,6 +20,7 @@ from micronova.db.engine import Database
 from micronova.db.port_claims import Unheld
 from micronova.db.provider_allocations import AllocationRequest
 from micronova.db.provider_inventories import InventoryFields
+from micronova.objects.errors import Conflict
 from micronova.objects.port_resources import BoundPort, PortGroup, PortResources, ServedPort, all_answered
 from micronova.placement import port_groups
 from tests.plans import recorded
@@ -68,6 +70,25 @@ def _add(conn: sa.Connection, port: PortResources) -> ServedPort | None:
 
 def _used(conn: sa.Connection, name: str = EGRESS) -> list[int]:
     return [row.used for card in CARDS if (row := provider_inventories.find(conn, card, name)) is not None]
+
+
+async def test_a_class_that_ports_hold_is_not_renamed(database: Database) -> None:
+    """What the port holds was not found again, and not given back."""
+
+    def fill(conn: sa.Connection) -> None:
+        placement_names.create_class(conn, "CUSTOM_RATE", 1)
+        stock: InventoryFields = {
+            "total": 10, "reserved": 0, "min_unit": 1, "max_unit": 10, "step_size": 1, "allocation_ratio": 1.0
+        }  # fmt: skip
+        provider_inventories.add(conn, CARDS[0], "CUSTOM_RATE", stock, None, 1)
+
+    await database.write(fill)
+    rate = PortResources(port_id="p", groups=(PortGroup(id="g", resources={"CUSTOM_RATE": 3}),))
+    await database.write(_claim, rate)
+    with pytest.raises(Conflict, match="ports of servers"):
+        await database.write(placement_names.rename_class, "CUSTOM_RATE", "CUSTOM_SPEED")
+    await database.write(port_claims.remove, "s", ["p"], now=4)
+    await database.write(placement_names.rename_class, "CUSTOM_RATE", "CUSTOM_SPEED")
 
 
 async def test_another_port_is_served_where_the_server_may_have_more(database: Database) -> None:

@@ -209,6 +209,27 @@ async def test_a_host_cannot_take_the_provider_of_another_service(database: Data
         await database.write(providers.create, "uuid-n1", "other", None, 20)
 
 
+async def test_a_host_cannot_take_the_name_of_another_node_or_provider(database: Database) -> None:
+    """Servers that an administrator sent to a node by its name went to the host that reported the same name."""
+    await database.write(providers.create, "uuid-storage", "storage", None, 5)
+    await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
+    for name, message in (
+        ("n1", "another node or resource provider has this name"),
+        ("storage", "another node or resource provider has this name"),
+        ("compute-9:Open vSwitch agent:br-ex", "names have letters, digits and . - _ only"),
+    ):
+        with pytest.raises(Conflict, match=message):
+            await database.write(
+                node_reports.record, {"evil": [msgspec.structs.replace(_node(name), node_uuid="uuid-evil")]}, 20
+            )
+    # A node that is named as its host is always taken; its provider has another name.
+    await database.write(
+        node_reports.record, {"storage": [msgspec.structs.replace(_node("storage"), node_uuid="uuid-host")]}, 30
+    )
+    found = await database.read(providers.get, "uuid-host")
+    assert found.name == "storage (uuid-host)"
+
+
 async def test_a_host_gives_its_nodes_only_traits_of_hosts(database: Database) -> None:
     await database.write(placement_names.create_trait, "CUSTOM_TRUSTED", 5)
 
@@ -257,6 +278,16 @@ async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -
         counted.append(await database.write(upsert))
     assert counted == [12, 4]
     assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))
+
+
+async def test_a_class_that_devices_of_hosts_have_is_not_renamed(database: Database) -> None:
+    """The next report made an empty inventory of the old name, and the devices were given away a second time."""
+    device = MdevParent(name="pci_0000_01_00_0", mdev_type="t-1", total=2, resource_class="CUSTOM_GPU")
+    await database.write(node_reports.record, {"h1": [_node("n1", topology=NodeTopology(mdevs=(device,)))]}, 10)
+    with pytest.raises(Conflict, match="CUSTOM_GPU cannot be renamed: devices of hosts"):
+        await database.write(placement_names.rename_class, "CUSTOM_GPU", "CUSTOM_VGPU")
+    await database.write(placement_names.create_class, "CUSTOM_GP", 20)
+    await database.write(placement_names.rename_class, "CUSTOM_GP", "CUSTOM_VGPU")
 
 
 async def test_reports_of_very_many_devices_cost_little(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

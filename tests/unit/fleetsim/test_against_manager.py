@@ -16,7 +16,7 @@ from micronova.fleetsim.fleet import DEFAULT_FLEET, make_hosts
 from micronova.fleetsim.generator import generate
 from micronova.fleetsim.measures import Demands
 from micronova.fleetsim.policies import Policy, parse_policy
-from micronova.fleetsim.simulation import Plan, simulate
+from micronova.fleetsim.simulation import Experiment, simulate
 from micronova.fleetsim.trace import Request
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
@@ -43,8 +43,8 @@ def _requests() -> list[Request]:
     return found
 
 
-def _simulated(requests: Sequence[Request], policy: Policy) -> Measured:
-    outcome = simulate(Plan(DEFAULT_FLEET, HOSTS, requests, samples=1), policy, timer=lambda: 0.0)
+async def _simulated(requests: Sequence[Request], policy: Policy) -> Measured:
+    outcome = await simulate(Experiment(DEFAULT_FLEET, HOSTS, requests, samples=1), policy, timer=lambda: 0.0)
     [end] = outcome.samples
     return {
         "refused": outcome.refused_requests,
@@ -152,7 +152,7 @@ async def test_the_same_trace_leads_to_the_same_fleet(tmp_path: Path, name: str)
             await role.take(number, request)
             if number % 20 == 19:
                 so_far = requests[: number + 1]
-                assert await role.measure(so_far) == _simulated(so_far, policy), number
+                assert await role.measure(so_far) == await _simulated(so_far, policy), number
                 compared += 1
         assert compared == 8 and role.refused > 0
     finally:

@@ -1,5 +1,6 @@
 """The examples in docs/fleet-simulator.md are accepted and simulated as they are."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from micronova.fleetsim.fleet import DEFAULT_FLEET, read_fleet
 from micronova.fleetsim.policies import OPTIONS, parse_policy
-from micronova.fleetsim.simulation import Plan, check, simulate
+from micronova.fleetsim.simulation import Experiment, check, simulate
 from micronova.fleetsim.trace import TraceLine, read_trace
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fleet-simulator.md").read_text()
@@ -21,13 +22,13 @@ def _block(kind: str, path: Path) -> Path:
 
 def test_the_trace_and_the_policies(tmp_path: Path) -> None:
     requests = read_trace(_block("json", tmp_path / "trace.jsonl"))
-    plan = Plan(DEFAULT_FLEET, 3, requests)
+    experiment = Experiment(DEFAULT_FLEET, 3, requests)
     texts = [text for text in re.findall(r"--policy ([a-z]\S+)", PAGE) if not text.endswith("micronova.toml")]
     assert len(texts) >= 5
     for policy in map(parse_policy, texts):
         if "DifferentHostFilter" in policy.settings.filter_scheduler.enabled_filters:
-            check(plan, [policy])
-        outcome = simulate(plan, policy, timer=lambda: 0.0)
+            check(experiment, [policy])
+        outcome = asyncio.run(simulate(experiment, policy, timer=lambda: 0.0))
         assert outcome.refused_servers == {"dedicated CPUs": 1}, policy.name  # the default fleet has none
 
 

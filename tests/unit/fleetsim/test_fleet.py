@@ -66,6 +66,10 @@ def test_capacity_follows_from_ratios_and_reserves() -> None:
         ("[[kinds]]\nname = 'a'\ncpus = 1", "The kind a has the unknown option cpus: it may have vcpus"),
         ("[[kinds]]\nname = 'a'\nvcpus = 'many'", "vcpus must be a whole number"),
         ("[[kinds]]\nname = 'a'\nvcpus = 3\nnuma_nodes = 2", "cannot be divided evenly"),
+        (
+            "[[kinds]]\nname = 'a'\naggregates = { east = { availability_zone = 'east' } }",
+            "The aggregate east of the kind a has the metadata availability_zone: name the zones in `zones`",
+        ),
         ("size = 1\n[[kinds]]\nname = 'a'", "('size' was unexpected; known are kinds, zones)"),
     ],
 )

@@ -9,7 +9,7 @@ from micronova.fleetsim.fleet import DEFAULT_FLEET
 from micronova.fleetsim.measures import Interval, Sample
 from micronova.fleetsim.policies import parse_policy
 from micronova.fleetsim.report import merged, plots, report
-from micronova.fleetsim.simulation import Outcome, Plan
+from micronova.fleetsim.simulation import Experiment, Outcome
 from micronova.fleetsim.trace import Request
 from micronova.objects.flavor import Flavor
 from micronova.objects.scheduling import RequestSpec
@@ -39,12 +39,12 @@ def an_outcome(samples: list[Sample], policy: str = "spread") -> Outcome:
     )
 
 
-PLAN = Plan(DEFAULT_FLEET, 5, [Request(360_000.0, None, 1, SPEC)])
+EXPERIMENT = Experiment(DEFAULT_FLEET, 5, [Request(360_000.0, None, 1, SPEC)])
 
 
 def test_figures() -> None:
     outcome = an_outcome([a_sample(number, {"memory": 2} if number > 90 else {}) for number in range(1, 101)])
-    [found] = report(PLAN, [outcome])["policies"]
+    [found] = report(EXPERIMENT, [outcome])["policies"]
     assert (found["placed_servers"], found["refused_servers"], found["servers"]) == (60, 20, 80)
     assert found["used"]["VCPU"] == pytest.approx({"mean": 0.505, "least": 0.01, "most": 1.0, "end": 1.0})
     assert found["largest_flavor_fits"] == {"mean": 49.5, "least": 0, "most": 99, "end": 0}
@@ -66,7 +66,7 @@ def test_merged_samples_lose_nothing() -> None:
 def test_policies_share_the_axis_of_refusals_and_rare_categories_are_together() -> None:
     many = an_outcome([a_sample(1, {f"filter {number}": 100 - number for number in range(12)})])
     few = an_outcome([a_sample(1, {"filter 0": 1})], "pack")
-    drawn = plots(PLAN, [many, few])
+    drawn = plots(EXPERIMENT, [many, few])
     assert set(drawn) == {"utilisation.svg", "fragmentation.svg", "refusals.svg", "decisions.svg"}
     root = ElementTree.fromstring(drawn["refusals.svg"])
     words = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]

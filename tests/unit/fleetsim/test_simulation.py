@@ -1,28 +1,31 @@
 """The simulation: what it counts is what the scheduler and the claims of a cloud count."""
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from micronova.conf.hosts import FakeSettings
 from micronova.fleetsim.claims import Claims, Oversold
-from micronova.fleetsim.fleet import DEFAULT_FLEET, Fleet, HostModel, make_hosts
+from micronova.fleetsim.fleet import DEFAULT_FLEET, FleetModel, HostModel, make_hosts
 from micronova.fleetsim.generator import generate
 from micronova.fleetsim.policies import parse_policy
-from micronova.fleetsim.simulation import Outcome, Plan, check, simulate
+from micronova.fleetsim.simulation import Experiment, Outcome, check, simulate
 from micronova.fleetsim.trace import Request
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.scheduling import GroupSpec, RequestSpec
+from micronova.scheduler import topologies
 from micronova.scheduler.host_table import HostTable
 
 
-def a_fleet(vcpus: int = 4, memory_mb: int = 4096 + 512, zones: tuple[str, ...] = ("az1",), **more: Any) -> Fleet:
+def a_fleet(vcpus: int = 4, memory_mb: int = 4096 + 512, zones: tuple[str, ...] = ("az1",), **more: Any) -> FleetModel:
     """Return hosts with room for four small servers each: 4 GiB besides what is reserved."""
     hardware = FakeSettings(vcpus=vcpus, memory_mb=memory_mb, local_gb=100, **more)
-    return Fleet(kinds=(HostModel(name="host", hardware=hardware),), zones=zones)
+    return FleetModel(kinds=(HostModel(name="host", hardware=hardware),), zones=zones)
 
 
 def a_spec(ram: int = 1024, **changes: Any) -> RequestSpec:
@@ -37,10 +40,10 @@ def a_request(
     return Request(at=at, lifetime=lifetime, count=count, spec=spec or a_spec(), **more)
 
 
-def run(fleet: Fleet, hosts: int, *requests: Request, policy: str = "spread", **options: Any) -> Outcome:
+def run(fleet: FleetModel, hosts: int, *requests: Request, policy: str = "spread", **options: Any) -> Outcome:
     """Simulate, with a clock that gives each decision a millisecond."""
-    plan = Plan(fleet=fleet, hosts=hosts, requests=requests, samples=options.pop("samples", 1), **options)
-    return simulate(plan, parse_policy(policy), timer=_milliseconds())
+    experiment = Experiment(fleet=fleet, hosts=hosts, requests=requests, samples=options.pop("samples", 1), **options)
+    return asyncio.run(simulate(experiment, parse_policy(policy), timer=_milliseconds()))
 
 
 def _milliseconds() -> Callable[[], float]:
@@ -165,6 +168,36 @@ def test_dedicated_cpus_are_taken_and_given_back() -> None:
     assert outcome.samples[-1].used["PCPU"] == 1.0
 
 
+def test_hosts_that_take_long_to_compare_are_compared_as_in_a_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such requests counted as refused, because nothing was compared before the decision."""
+    monkeypatch.setattr(topologies, "MOST_STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(topologies, "MOST_STEPS_OF_A_REQUEST", 2)
+    monkeypatch.setattr(topologies, "FREE_STEPS", 0)
+    (tmp_path / "policy.toml").write_text(
+        '[pci]\nalias = [{name = "gpu", vendor_id = "10de", product_id = "1eb8"}]\n'
+        '[filter_scheduler]\nenabled_filters = ["PciPassthroughFilter", "NUMATopologyFilter"]\n'
+    )
+
+    def kind(number: int, cells: tuple[int, ...]) -> HostModel:
+        """Hosts whose dedicated CPUs are in the first cell, with a device in these cells."""
+        devices = [
+            {"address": f"0000:0{cell}:00.0", "vendor_id": "10de", "product_id": "1eb8", "numa_node": cell}
+            for cell in cells
+        ]
+        hardware = FakeSettings(
+            vcpus=8, memory_mb=8192 + 2 * number, numa_nodes=2, cpu_dedicated_set="0-3", pci_devices=tuple(devices)
+        )
+        return HostModel(name=f"kind{number}", hardware=hardware)
+
+    fleet = FleetModel(kinds=(*(kind(number, (1,)) for number in range(9)), kind(9, (0, 1))))
+    specs = {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1"}
+    far = a_request(0, spec=a_spec(ram=512, extra_specs=specs))
+    outcome = run(fleet, 10, far, a_request(1, spec=far.spec), policy=f"far={tmp_path / 'policy.toml'}")
+    assert (outcome.placed_servers, outcome.refused_requests) == (1, 1)
+
+
 def test_a_claim_that_does_not_fit_is_an_error() -> None:
     [host] = make_hosts(a_fleet(), 1, parse_policy("spread").settings.default)
     claims, node = Claims([host], HostTable()), host.node_uuid
@@ -188,8 +221,8 @@ def test_a_claim_that_does_not_fit_is_an_error() -> None:
     ],
 )
 def test_requests_that_the_api_would_refuse_are_refused(spec: RequestSpec, said: str) -> None:
-    plan = Plan(fleet=a_fleet(), hosts=1, requests=[a_request(0), a_request(1, spec=spec, line=7)])
+    experiment = Experiment(fleet=a_fleet(), hosts=1, requests=[a_request(0), a_request(1, spec=spec, line=7)])
     with pytest.raises(Invalid) as caught:
-        check(plan, [parse_policy("spread")])
+        check(experiment, [parse_policy("spread")])
     assert caught.value.message.startswith("Line 7: ")
     assert said in caught.value.message

@@ -782,6 +782,35 @@ async def test_asking_again_for_the_last_resources(databases: list[Database]) ->
         assert await no_valid_host(c.select(a_spec(), *uuids, "i4")) is not None
 
 
+@pytest.mark.parametrize("close", ["disabled", "down", "isolated"])
+async def test_asking_again_after_the_host_was_closed(databases: list[Database], close: str) -> None:
+    """A conductor died after the claim. What closes the host meanwhile closes it to what is claimed there, too."""
+    settings = FilterSchedulerSettings(enabled_filters=("ComputeFilter", "AggregateMultiTenancyIsolation"))
+    async with cloud(databases[:1], hosts=2, settings=settings, refresh=0.0, down_time=60.0) as c:
+        await c.database.write(add_instances, "i0")
+        before = await c.select(a_spec(), "i0", epochs={"i0": 1})
+        held = before[0].selected.host
+        other = {"h0": "h1", "h1": "h0"}[held]
+        now = micros(CLOCK.now())
+
+        def change(conn: sa.Connection) -> None:
+            if close == "isolated":
+                made = aggregates.insert(conn, "aggregate", "reserved", None, now)
+                aggregates.add_host(conn, made.id, held, lambda: now)
+                reserved: dict[str, str | None] = {"filter_tenant_id": "another-project"}
+                aggregates.update(conn, made.id, None, reserved, lambda: now)
+                return
+            values: dict[str, Any] = {"disabled": True} if close == "disabled" else {"last_seen_at": now - 600_000_000}
+            service = tables.services.update().where(tables.services.c.host == held)
+            conn.execute(service.values(updated_at=now, **values))
+
+        await c.database.write(change)
+        for _ in range(2):
+            [again] = await c.select(a_spec(), "i0", epochs={"i0": 1})
+            assert again.selected.host == other
+        assert await c.database.read(used) == {held: 0, other: 1}
+
+
 async def test_asking_again_gives_the_same_answer(databases: list[Database]) -> None:
     async with cloud(databases[:2]) as c:
         await c.database.write(add_instances, "i0", "i1")

@@ -1,9 +1,12 @@
 """Vectors against plain Python, on arbitrary clouds and requests."""
 
+import inspect
 import json
 import random
+import re
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import msgspec
 import pytest
@@ -114,18 +117,18 @@ QUERIES = st.recursive(
     ),
     max_leaves=4,
 )
-SETTINGS = st.builds(
-    FilterSchedulerSettings,
-    enabled_filters=ENABLED,
-    max_io_ops_per_host=st.sampled_from([1, 2, 8]),
-    max_instances_per_host=st.sampled_from([1, 2, 50]),
-    image_properties_default_architecture=st.sampled_from(["", "", "x86_64"]),
-    isolated_images=st.sampled_from([(), ("i",), ("other",)]),
-    isolated_hosts=st.sampled_from([(), ("h1", "h2")]),
-    restrict_isolated_hosts_to_isolated_images=st.booleans(),
-    aggregate_image_properties_isolation_namespace=st.sampled_from(["", "", "os"]),
-    aggregate_image_properties_isolation_separator=st.sampled_from([".", "_"]),
-)
+DRAWN: dict[str, st.SearchStrategy[Any]] = {
+    "enabled_filters": ENABLED,
+    "max_io_ops_per_host": st.sampled_from([1, 2, 8]),
+    "max_instances_per_host": st.sampled_from([1, 2, 50]),
+    "image_properties_default_architecture": st.sampled_from(["", "", "x86_64"]),
+    "isolated_images": st.sampled_from([(), ("i",), ("other",)]),
+    "isolated_hosts": st.sampled_from([(), ("h1", "h2")]),
+    "restrict_isolated_hosts_to_isolated_images": st.booleans(),
+    "aggregate_image_properties_isolation_namespace": st.sampled_from(["", "", "os"]),
+    "aggregate_image_properties_isolation_separator": st.sampled_from([".", "_"]),
+}
+SETTINGS = st.builds(FilterSchedulerSettings, **DRAWN)
 METRICS = st.builds(
     MetricsSettings,
     weight_setting=st.sampled_from([(), (), ("cpu.percent=-1.0",), ("cpu.percent=-1.0", "temperature=2.5")]),
@@ -351,6 +354,12 @@ def test_the_oracle_knows_each_filter() -> None:
     """A weigher that it does not know shows in its own check."""
     known = set(oracle.passes(a_host("h"), a_spec(), NOW))
     assert known == {*BUILT_IN, *STEPS}
+
+
+def test_each_setting_that_the_oracle_reads_is_drawn() -> None:
+    """Otherwise the comparison has its default only."""
+    read = set(re.findall(r"settings\.(\w+)", inspect.getsource(oracle)))
+    assert read and read <= DRAWN.keys()
 
 
 def a_custom_scheduler(

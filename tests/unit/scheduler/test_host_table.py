@@ -112,6 +112,15 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
     assert sorted(row for host in ("h1", "h2", "h3") for row in table.rows_of_host(host)) == list(range(len(model)))
 
 
+def test_a_host_that_is_named_as_its_node_is_the_one_that_is_meant() -> None:
+    """A host can report a node with the name of another host, and large inventories."""
+    evil = msgspec.structs.replace(a_host("evil"), node="h1")
+    table = a_table(evil, a_host("h0"), a_host("h1"))
+    assert [table.selections[row].host for row in table.find_rows(None, "h1")] == ["h1"]
+    assert [table.selections[row].host for row in table.find_rows("evil", "h1")] == ["evil"]
+    assert table.find_rows("h0", "h1").tolist() == []
+
+
 def test_it_grows() -> None:
     table = a_table(*(a_host(f"h{number}") for number in range(1000)))
     assert len(table) == 1000

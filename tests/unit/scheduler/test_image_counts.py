@@ -1,5 +1,6 @@
 """The images of servers on hosts, as the scheduler counts them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,6 +9,7 @@ import sqlalchemy as sa
 from micronova.db import server_hosts
 from micronova.db.engine import Database
 from micronova.db.tables import instances
+from micronova.objects.errors import Unavailable
 from micronova.objects.image import ImageMeta
 from micronova.scheduler.image_counts import MAX_AGE, ImageCounts
 from tests.clocks import SetClock
@@ -50,6 +52,22 @@ async def test_all_new_images_are_read_together(database: Database) -> None:
     assert await database.read(statements, ["image-00", "none"]) == (1, {"os-0"})
     wanted = [f"image-{number:02}" for number in range(20)]
     assert await database.read(statements, wanted) == (1, {f"os-{number}" for number in range(20)})
+
+
+async def test_a_read_that_failed_or_has_not_ended_is_none(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For seconds no host had any image, and the weigher weighed nothing."""
+    counts = ImageCounts(database, SetClock(), {})
+    await database.write(_boot, "one", "image", os_type="linux")
+
+    def fail(conn: sa.Connection) -> None:
+        raise Unavailable("The database does not answer.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(server_hosts, "servers_by_image", fail)
+        with pytest.raises(Unavailable):
+            await counts.alike(_asked(os_type="linux"))
+    both = await asyncio.gather(counts.alike(_asked(os_type="linux")), counts.alike(_asked(os_type="linux")))
+    assert list(both) == [{"host-of-one": 1.0}] * 2
 
 
 async def test_an_image_without_servers_is_forgotten(database: Database) -> None:

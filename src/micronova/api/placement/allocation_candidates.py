@@ -40,9 +40,12 @@ class AllocationCandidates:
         for first in range(0, len(roots), provider_trees.PART):
             part = roots[first : first + provider_trees.PART]
             trees = await self._database.snapshot(_load, part)
-            known |= {each.uuid: each for each in trees}
             asked = dataclasses.replace(wanted, limit=most - len(found))
-            found += await asyncio.to_thread(candidates.find, asked, [*trees, *sharing], part, steps)
+            new = await asyncio.to_thread(candidates.find, asked, [*trees, *sharing], part, steps)
+            found += new
+            used = {uuid for each in new for uuid in each.allocations}
+            roots_of_used = {each.root for each in trees if each.uuid in used}
+            known |= {each.uuid: each for each in trees if each.root in roots_of_used}
             if len(found) >= most:
                 break
         body = {

@@ -3,12 +3,23 @@
 Each command imports its module when it runs, so that `micronova --help` stays fast.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from micronova.cli.commands.options import config_option, directory_option
+
+
+class _Number(click.FloatRange):
+    """A number within a range; `nan`, which is in each, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 @click.command()
@@ -45,12 +56,12 @@ def openapi(microversion: str, config: Path | None) -> None:
 @click.option("--count", type=click.IntRange(1, 10_000_000), help="Requests of a synthetic trace [default: 20 a host].")
 @click.option(
     "--load",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=_Number(0, 100, min_open=True),
     help="Largest demand of a synthetic trace at one time, as a multiple of the fleet [default: 1].",
 )
 @click.option(
     "--days",
-    type=click.FloatRange(0, 3650, min_open=True),
+    type=_Number(0, 3650, min_open=True),
     help="Length of a synthetic trace [default: what --load needs].",
 )
 @click.option(
@@ -65,7 +76,7 @@ def openapi(microversion: str, config: Path | None) -> None:
 )
 @click.option(
     "--build-time",
-    type=click.FloatRange(0, 86_400),
+    type=_Number(0, 86_400),
     default=30.0,
     show_default=True,
     help="Seconds that a host works on a new server.",

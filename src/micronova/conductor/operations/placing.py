@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine, Operation
-from micronova.db import claims, instances, services
+from micronova.db import aggregates, claims, instances, providers, services
 from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
@@ -125,14 +125,20 @@ class Placer:
                 aliases=self._pci_aliases,
                 moving=server.moving,
             )
-            if await self._engine.database.write(self._claim_if_up, claim):
+            if await self._engine.database.write(self._claim_as_chosen, claim, server.operation.created_at):
                 return True
         return False
 
-    def _claim_if_up(self, conn: sa.Connection, claim: claims.Claim) -> bool:
-        """Claim an alternate, which may have gone down since the scheduler chose it."""
+    def _claim_as_chosen(self, conn: sa.Connection, claim: claims.Claim, since: int) -> bool:
+        """Claim an alternate, unless its host is down, or may have been reserved for others since a time.
+
+        Only the scheduler knows for whom aggregates and traits keep hosts: it is asked again later then.
+        """
         now = self._engine.now()
         if not services.host_is_up(conn, claim.host, now, self._service_down_time):
+            return False
+        of_node = providers.get_many(conn, [claim.node_uuid]).values()
+        if aggregates.any_changed_since(conn, since) or any(row.updated_at > since for row in of_node):
             return False
         return claims.claim(conn, [claim], now=now).claimed
 

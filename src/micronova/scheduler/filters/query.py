@@ -4,10 +4,11 @@ A query is a list of an operator and its operands. Comparisons take numbers, tex
 of hosts; `and`, `or` and `not` take queries.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any, Final
+from functools import partial, reduce
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.attributes import FACTS, NUMBERS, TEXTS, find_fact
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.host_columns import Bools
+from micronova.scheduler.host_columns import Bools, Column, Facts
 from micronova.scheduler.host_view import HostView
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -33,7 +34,8 @@ _DEEPEST: Final = 16
 _MOST_PARTS: Final = 64
 """Operators and operands of a query. Each operand is compared with each host, in the event loop."""
 
-_Operand = Any  # a number, a text, or an array with one of these (or None) per host
+_LARGEST: Final = 2**53  # numbers of hosts are floats
+_Operand = Any  # a number, a text, a `_Fact`, or an array with a number or a text per host
 
 
 class JsonFilter(HostFilter):
@@ -124,12 +126,18 @@ def _parts(query: Any) -> int:
     return 1 + sum(map(_parts, query[1:])) if isinstance(query, list) else 1
 
 
+class _Fact(NamedTuple):
+    """A variable that hosts share: it is looked up and compared once per kind of host."""
+
+    path: str
+
+
 class _Evaluation:
-    """The evaluation of a query: each variable is looked up once."""
+    """The evaluation of a query: each variable is looked up once, and no comparison runs Python for each host."""
 
     def __init__(self, hosts: HostView) -> None:
         self._hosts = hosts
-        self._known: dict[str, _Operand] = {}
+        self._known: dict[object, Any] = {}
 
     def mask(self, query: list[Any]) -> Bools:
         """Return for which hosts a query is true."""
@@ -137,10 +145,7 @@ class _Evaluation:
         masks: Iterable[Bools]
         if name in _COMPARE:
             first, *others = operands
-            masks = (
-                _compared(len(self._hosts), _COMPARE[name], self._operand(first), self._operand(other))
-                for other in others
-            )
+            masks = (self._compared(name, self._operand(first), self._operand(other)) for other in others)
             return reduce(np.logical_or if name == "in" else np.logical_and, masks)
         masks = map(self.mask, operands)
         if name == "or":
@@ -149,34 +154,51 @@ class _Evaluation:
         return ~together if name == "not" else together
 
     def _operand(self, operand: Any) -> _Operand:
-        if not isinstance(operand, str) or not operand.startswith("$"):
+        if not isinstance(operand, str):
+            return float(operand) if abs(operand) <= _LARGEST else math.copysign(math.inf, operand)
+        if not operand.startswith("$"):
             return operand
-        if operand not in self._known:
-            self._known[operand] = self._variable(operand[1:])
-        return self._known[operand]
-
-    def _variable(self, name: str) -> _Operand:
-        hosts = self._hosts
+        name = operand[1:]
         if name in NUMBERS:
-            return NUMBERS[name](hosts)
+            return self._once(name, lambda: NUMBERS[name](self._hosts))
         if name in TEXTS:
-            return np.array(list(TEXTS[name](hosts)), object)
-        path = name.replace(".", ":")
-        return hosts.objects_by_facts(("JsonFilter", path), lambda facts: find_fact(facts, path))
+            return self._once(name, lambda: np.array(list(TEXTS[name](self._hosts)), object))
+        return _Fact(name.replace(".", ":"))
+
+    def _compared(self, name: str, *operands: _Operand) -> Bools:
+        """Compare two operands as numbers or as texts; what a host does not report as such does not compare."""
+        found = np.zeros(len(self._hosts), np.bool_)
+        for kind in (str, float):
+            if not all(isinstance(each, _Fact) or _is(kind, each) for each in operands):
+                continue
+            values = []
+            reported: list[Bools] = []
+            for each in operands:
+                if isinstance(each, _Fact):
+                    each, known = self._once((kind, each), partial(self._reported, kind, each))
+                    reported.append(known)
+                values.append(each)
+            found |= reduce(np.logical_and, reported, np.asarray(_COMPARE[name](*values), np.bool_))
+        return found
+
+    def _reported(self, kind: type, fact: _Fact) -> tuple[Column, Bools]:
+        """Return a fact for each host, as a text or a number, and which hosts report it as such."""
+
+        def find(facts: Facts) -> object:
+            value = find_fact(facts, fact.path)
+            return value if isinstance(value, str if kind is str else int | float) else None
+
+        values = self._hosts.objects_by_facts(("JsonFilter", kind, fact), find)
+        known: Bools = np.not_equal(values, np.array(None, object)).astype(np.bool_)
+        return np.where(known, values, kind()).astype(object if kind is str else np.float64), known
+
+    def _once(self, key: object, find: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
 
 
-def _compared(size: int, compare: Callable[[Any, Any], Any], first: _Operand, other: _Operand) -> Bools:
-    if all(np.asarray(each).dtype.kind in "iuf" for each in (first, other)):
-        return np.broadcast_to(np.asarray(compare(first, other), np.bool_), size)
-    pairs = zip(np.broadcast_to(first, size), np.broadcast_to(other, size), strict=True)
-    return np.fromiter((_is_true(compare, one, another) for one, another in pairs), np.bool_, size)
-
-
-def _is_true(compare: Callable[[Any, Any], Any], one: Any, other: Any) -> bool:
-    """Return whether a comparison is true; what a host does not report, or is of another kind, is not."""
-    if one is None or other is None:
-        return False
-    try:
-        return bool(compare(one, other))
-    except TypeError:
-        return False
+def _is(kind: type, operand: _Operand) -> bool:
+    """Return whether an operand is a text, or texts, if that is the kind; else whether it is a number, or numbers."""
+    is_text = operand.dtype == object if isinstance(operand, np.ndarray) else isinstance(operand, str)
+    return bool(is_text) is (kind is str)
