@@ -260,6 +260,21 @@ def test_extra_specs_replace_and_add_amounts() -> None:
     assert extra_specs.resource_request(_flavor(), None) is None
 
 
+def test_a_class_of_a_group_is_not_taken_of_the_flavor_too() -> None:
+    for name, rest in (
+        ("VCPU", {"MEMORY_MB": 64, "DISK_GB": 1}),
+        ("MEMORY_MB", {"VCPU": 2, "DISK_GB": 1}),
+        ("DISK_GB", {"VCPU": 2, "MEMORY_MB": 64}),
+    ):
+        group = {f"resources_A__{name}": "3"}
+        assert extra_specs.node_resources(_flavor(**group), None) == rest
+        request = extra_specs.resource_request(_flavor(**group), None)
+        assert request is not None and [each.resources for each in request.groups] == [{name: 3}]
+        # Who names both has both, and who names none of it has none.
+        assert extra_specs.node_resources(_flavor(**group, **{f"resources__{name}": "5"}), None) == {**rest, name: 5}
+        assert extra_specs.node_resources(_flavor(**{f"resources_A__{name}": "0"}), None) == rest
+
+
 def test_traits_without_a_suffix_may_be_those_of_any_provider_that_serves_the_server() -> None:
     """A node with the trait of its host, and two GPUs below it of which one has the wanted type."""
     image = ImageMeta(id="i", properties={"trait:CUSTOM_HOST": "required"})
