@@ -5,6 +5,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.placement import candidates, extra_specs
+from micronova.placement.candidates import RequestSteps
 from micronova.placement.model import Inventory, Provider, RequestGroup, ResourceRequest
 from micronova.placement.standard import SHARES_VIA_AGGREGATE
 
@@ -225,6 +227,65 @@ def test_one_request_has_one_budget_and_one_warning(caplog: pytest.LogCaptureFix
         assert candidates.find(ResourceRequest(groups=groups, limit=1), trees) == []
     assert 25_000 < spent["steps"] < 26_000
     assert len(caplog.records) == 1
+
+
+def _many_of_each(traits: Mapping[str, Sequence[str]]) -> list[Provider]:
+    """A tree with 28 providers of each of three classes, of which some have traits."""
+    return [
+        _provider("n"),
+        *(
+            _provider(name, "n", "n", stock={resource_class: _stock(1)}, traits=traits.get(name, ()))
+            for resource_class in ("CUSTOM_A", "CUSTOM_B", "CUSTOM_C")
+            for number in range(28)
+            for name in [f"{resource_class}-{number}"]
+        ),
+    ]
+
+
+def _three_classes(*required: str) -> ResourceRequest:
+    resources = {"CUSTOM_A": 1, "CUSTOM_B": 1, "CUSTOM_C": 1}
+    group = RequestGroup(resources=resources, required=tuple(frozenset({name}) for name in required))
+    return ResourceRequest(groups=(group,), limit=1)
+
+
+@pytest.mark.parametrize("last", ["CUSTOM_A-27", "CUSTOM_B-27", "CUSTOM_C-27"])
+def test_providers_with_the_required_traits_are_tried_first(last: str) -> None:
+    """There are 21,952 choices, more than a search may take steps."""
+    steps = RequestSteps()
+    tree = _many_of_each({last: ("GOOD",), "CUSTOM_A-26": ("FAST",), "CUSTOM_C-26": ("LARGE",)})
+    for required in (("GOOD",), ("GOOD", "FAST") if last != "CUSTOM_A-27" else ("GOOD", "LARGE")):
+        steps.most = 100
+        [found] = candidates.find(_three_classes(*required), tree, steps=steps)
+        assert last in found.allocations
+    assert steps.ended_early == 0
+
+
+def test_a_search_among_too_many_choices_has_ended_early() -> None:
+    """Nobody can say of the tree that it lacks what was asked for."""
+    steps = RequestSteps()
+    assert candidates.find(_three_classes("NOBODY"), _many_of_each({}), steps=steps) == []
+    assert steps.ended_early == 0
+    alone = _many_of_each({"CUSTOM_A-1": ("GOOD",), "CUSTOM_A-2": ("FAST",)})
+    assert candidates.find(_three_classes("GOOD", "FAST"), alone, steps=steps) == []
+    assert steps.ended_early == 1
+
+
+def test_a_group_with_more_choices_than_are_listed_has_ended_early() -> None:
+    """Of 5,100 providers those that are listed are in no common subtree with the other group's."""
+    device = _provider("near", "n", "n", stock={"CUSTOM_A": _stock(1), "CUSTOM_B": _stock(1)})
+    far = [_provider(f"far-{number}", "n", "n", stock={"CUSTOM_A": _stock(1)}) for number in range(5_100)]
+    request = ResourceRequest(
+        groups=(
+            RequestGroup(suffix="_a", resources={"CUSTOM_A": 1}),
+            RequestGroup(suffix="_b", resources={"CUSTOM_B": 1}),
+        ),
+        same_subtrees=(frozenset({"_a", "_b"}),),
+        limit=1,
+    )
+    steps = RequestSteps()
+    assert candidates.find(request, [_provider("n"), *far, device], steps=steps) == []
+    assert steps.ended_early == 1
+    assert candidates.find(request, [_provider("n"), device, *far], steps=steps)
 
 
 def test_groups_that_a_tree_has_too_little_for_take_no_search() -> None:
