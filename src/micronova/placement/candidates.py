@@ -238,7 +238,7 @@ def _of_tree(
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
         if group.suffix:
-            listed, complete = _first(_single(group, able, root, held))
+            listed, complete = _first(_single(group, able, held))
         else:
             # Half of the steps are left to combine what is listed.
             part = StepBudget(steps := budget.left // 2)
@@ -300,12 +300,11 @@ def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Prov
     return group.in_tree is None or ((wanted := known.get(group.in_tree)) is not None and provider.root == wanted.root)
 
 
-def _single(group: RequestGroup, able: Sequence[Provider], root: str, held: Amounts) -> Iterator[_Choice]:
+def _single(group: RequestGroup, able: Sequence[Provider], held: Amounts) -> Iterator[_Choice]:
     """Yield the providers that serve a whole group alone."""
     for each in able:
-        if not group.admits_traits(each.traits) or (not group.resources and each.root != root):
-            continue
-        if all(_has(each, name, amount, held) for name, amount in group.resources.items()):
+        has_all = all(_has(each, name, amount, held) for name, amount in group.resources.items())
+        if has_all and group.admits_traits(each.traits):
             yield dict.fromkeys(group.resources or ("",), each)
 
 

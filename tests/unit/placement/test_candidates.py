@@ -229,6 +229,22 @@ def test_one_request_has_one_budget_and_one_warning(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
+def test_a_sharing_provider_of_another_tree_may_serve_a_group_without_resources() -> None:
+    """Here it serves another group, too, and both have to be in one subtree."""
+    node = _provider("n", stock={"VCPU": _stock(4)}, aggregates=["rack"])
+    disks = _provider("s", stock={"DISK_GB": _stock(9)}, aggregates=["rack"], traits=["GOOD", SHARES_VIA_AGGREGATE])
+    groups = (
+        RequestGroup(suffix="_a", resources={}, required=(frozenset({"GOOD"}),)),
+        RequestGroup(suffix="_b", resources={"DISK_GB": 5}),
+        RequestGroup(suffix="_c", resources={"VCPU": 1}),
+    )
+    request = ResourceRequest(groups=groups, same_subtrees=(frozenset({"_a", "_b"}),))
+    [found] = candidates.find(request, [node, disks], ["n"])
+    assert found.mappings == {"_a": ("s",), "_b": ("s",), "_c": ("n",)}
+    apart = dataclasses.replace(disks, aggregates=frozenset())
+    assert candidates.find(request, [node, apart], ["n"]) == []
+
+
 def _many_of_each(traits: Mapping[str, Sequence[str]]) -> list[Provider]:
     """A tree with 28 providers of each of three classes, of which some have traits."""
     return [
