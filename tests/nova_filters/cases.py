@@ -12,6 +12,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
 from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, encode
+from micronova.scheduler.image_counts import pairs
 from tests.nova_numa.cases import PRODUCTS, a_host, plain_host
 
 NOW = 1_790_000_000.0
@@ -57,7 +58,7 @@ class Maker:
             aggregate_image_properties_isolation_separator=self._some(".", "_"),
             image_properties_default_architecture=self._some("", "", "x86_64", "aarch64"),
             image_props_weight_multiplier=self._some(0.0, 1.0, -2.0),
-            image_props_weight_setting=self._some((), ("os_distro=2.0", "hw_vm_mode=0.5")),
+            image_props_weight_setting=self._some((), ("os_distro=2.0", "hw_vm_mode=0.5", "hw_boot_menu=0.25")),
             **{name: self._some(0.0, 1.0, -1.5) for name in _MULTIPLIERS},
         )
         metrics = MetricsSettings(
@@ -98,17 +99,27 @@ class Maker:
         return GroupSpec(id="group", policy=policy, max_server_per_host=most)
 
     def _image(self, id: str) -> ImageMeta:
+        """An image; its properties have newer and older names, and values in several spellings."""
         properties = {}
-        for name, values in (
-            ("hw_architecture", ("x86_64", "aarch64")),
-            ("img_hv_type", ("kvm", "qemu")),
-            ("hw_vm_mode", ("hvm", "xen")),
-            ("os_distro", ("debian", "fedora")),
-            ("img_hv_requested_version", (">=6.0", "<6.2, >5.0", "!=7.2")),
+        for names, values in (
+            ("hw_architecture architecture", ("x86_64", "aarch64", "amd64", "AARCH64")),
+            ("img_hv_type hypervisor_type", ("kvm", "qemu", "QEMU", "xapi")),
+            ("hw_vm_mode vm_mode", ("hvm", "xen", "HVM", "hv")),
+            ("os_distro vmware_ostype", ("debian", "fedora")),
+            ("img_hv_requested_version hypervisor_version_requires", (">=6.0", "<6.2, >5.0", "!=7.2")),
             ("own_colour", ("red", "blue")),
+            ("os_type", ("linux", "Linux", "windows")),
+            ("hw_disk_bus", ("scsi", "virtio")),
+            ("vmware_adaptertype", ("ide", "lsiLogic", "paraVirtual")),
+            ("hw_vif_model", ("e1000", "VirtualE1000", "virtio")),
+            ("hw_boot_menu", ("yes", "true", "false", "True")),
+            ("os_require_quiesce", ("1", "no")),
+            ("hw_video_ram", ("8", "08", "0")),
+            ("trait:HW_CPU_X86_AVX2", ("required",)),
         ):
-            if self._chance(0.2):
-                properties[name] = self._some(*values)
+            for name in names.split():
+                if self._chance(0.12):
+                    properties[name] = self._some(*values)
         return ImageMeta(id=id, properties=properties)
 
     def _metadata(self) -> dict[str, str]:
@@ -120,6 +131,17 @@ class Maker:
             "os_distro": ("debian", "debian,fedora"),
             "hw_vm_mode": ("hvm", "xen"),
             "own_colour": ("red", "blue"),
+            "architecture": ("x86_64",),
+            "hw_architecture": ("x86_64", "aarch64", "amd64"),
+            "img_hv_type": ("qemu", "xen"),
+            "os_type": ("linux", "windows"),
+            "hw_disk_bus": ("ide", "virtio", "scsi"),
+            "hw_scsi_model": ("lsilogic", "vmpvscsi"),
+            "hw_vif_model": ("e1000", "virtio"),
+            "hw_boot_menu": ("True", "true", "False"),
+            "os_require_quiesce": ("True", "False"),
+            "hw_video_ram": ("8", "08", "0"),
+            "trait:HW_CPU_X86_AVX2": ("required", "wanted"),
             "max_io_ops_per_host": ("1", "4", "many"),
             "max_instances_per_host": ("2", "5", "2.5"),
             **dict.fromkeys((*_MULTIPLIERS, "metrics_weight_multiplier"), ("0.5", "2", "-1", "none")),
@@ -345,11 +367,10 @@ def _complete(
 
 def _alike(settings: FilterSchedulerSettings, image: ImageMeta | None, others: Any) -> float:
     ratios = {name: float(number) for name, number in (each.split("=") for each in settings.image_props_weight_setting)}
-    own = {} if image is None else image.properties
+    own = frozenset() if image is None else pairs(image)
     return sum(
         ratios.get(name, 0.0) if ratios else 1.0
         for other in others
         if other is not None
-        for name, value in other.properties.items()
-        if own.get(name) == value
+        for name, _ in own & pairs(other)
     )

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from micronova.objects.image_properties import canonical_properties
 from tests.nova_filters.cases import Case
 from tests.nova_numa.known import CACHES
 from tests.unit.scheduler.fitting_oracle import amounts
@@ -39,6 +40,8 @@ def reason_for_verdict(
             return CACHES
     if name == "ImagePropertiesFilter" and nova and _asks_only_for_a_version(case):
         return "Nova ignores the version of the hypervisor if the image names nothing else"
+    if name == "ImagePropertiesFilter" and nova and _is_a_mode_there(case, position):
+        return "Nova looks for a type of hypervisor among modes of machines, too: xen is both"
     if name == "JsonFilter" and _negated_within(json.loads(case.spec.hints["query"][0])):
         return "not within another operator is always true in Nova"
     if name == "AggregateImagePropertiesIsolation" and "own_colour" in (
@@ -55,9 +58,17 @@ def _reads(name: str, key: str) -> bool:
 
 
 def _asks_only_for_a_version(case: Case) -> bool:
-    properties = case.spec.image.properties if case.spec.image else {}
     default = case.settings.image_properties_default_architecture
-    return not default and not {"hw_architecture", "img_hv_type", "hw_vm_mode"} & properties.keys()
+    return not default and not {"hw_architecture", "img_hv_type", "hw_vm_mode"} & _properties(case).keys()
+
+
+def _is_a_mode_there(case: Case, position: int) -> bool:
+    wanted = _properties(case).get("img_hv_type")
+    return any(wanted == mode != hypervisor for _, hypervisor, mode in case.hosts[position].supported)
+
+
+def _properties(case: Case) -> dict[str, str]:
+    return canonical_properties(case.spec.image.properties) if case.spec.image else {}
 
 
 def _negated_within(query: Any) -> bool:

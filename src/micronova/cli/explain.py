@@ -38,11 +38,12 @@ def explain(
     as_json: bool,
     hints: tuple[str, ...],
     count: int | None,
+    boot_from_volume: bool,
     **texts: str,
 ) -> int:
     """Do what the options ask for; `texts` are those of a dry run that are plain text. Return the exit code."""
     cloud = Cloud(directory, config)
-    if not dry_run and (hints or count is not None or any(texts.values())):
+    if not dry_run and (hints or count is not None or boot_from_volume or any(texts.values())):
         raise Invalid("--flavor, --image, --hint and the like describe the servers of a --dry-run: add that.")
     if by is not None and (heat_map is None or dry_run):
         raise Invalid("--by says what a --heat-map of the use of hosts is coloured by.")
@@ -55,7 +56,13 @@ def explain(
         if not texts["flavor"]:
             raise Invalid("A --dry-run needs a --flavor: `openstack flavor list` has those that there are.")
         with_hosts = heat_map is not None
-        request = DryRunRequest(hints=hints_of(hints), count=count or 1, with_hosts=with_hosts, **texts)
+        request = DryRunRequest(
+            hints=hints_of(hints),
+            count=count or 1,
+            boot_from_volume=boot_from_volume,
+            with_hosts=with_hosts,
+            **texts,
+        )
         return explain_request(cloud, request, as_json, heat_map)
     if heat_map is None:
         raise Invalid("Name a SERVER, or ask for a --dry-run or a --heat-map.")

@@ -234,18 +234,40 @@ def _of_tree(
     if not _has_enough(request, usable):
         return
     choices: list[list[tuple[RequestGroup, _Choice]]] = []
+    are_all = True
     for group in request.groups:
         able = [each for each in usable if _may_serve(group, each, known)]
-        offered = _single(group, able, root, held) if group.suffix else _several(group, able, traits, held)
-        listed = list(itertools.islice(offered, _MOST_CHOICES))
-        if not listed:
+        if group.suffix:
+            listed, complete = _first(_single(group, able, held))
+        else:
+            # Half of the steps are left to combine what is listed.
+            part = StepBudget(steps := budget.left // 2)
+            listed, complete = _first(_several(group, able, traits, held, part))
+            budget.spend(steps - part.left)
+        if complete and not listed:
             return
+        are_all = are_all and complete
         choices.append([(group, each) for each in listed])
     choices.sort(key=len)
     for chosen in _Combinations(request, choices, known, budget, held):
         candidate = _candidate(root, request, chosen)
         if request.nested or _one_per_tree(candidate, known):
             yield candidate
+    if not are_all:
+        raise TooManySteps
+
+
+def _first(offered: Iterator[_Choice]) -> tuple[list[_Choice], bool]:
+    """Return the first choices of a group, and whether these are all."""
+    listed: list[_Choice] = []
+    try:
+        for each in offered:
+            if len(listed) == _MOST_CHOICES:
+                return listed, False
+            listed.append(each)
+    except TooManySteps:
+        return listed, False
+    return listed, True
 
 
 def _has_enough(request: ResourceRequest, usable: Sequence[Provider]) -> bool:
@@ -278,12 +300,11 @@ def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Prov
     return group.in_tree is None or ((wanted := known.get(group.in_tree)) is not None and provider.root == wanted.root)
 
 
-def _single(group: RequestGroup, able: Sequence[Provider], root: str, held: Amounts) -> Iterator[_Choice]:
+def _single(group: RequestGroup, able: Sequence[Provider], held: Amounts) -> Iterator[_Choice]:
     """Yield the providers that serve a whole group alone."""
     for each in able:
-        if not group.admits_traits(each.traits) or (not group.resources and each.root != root):
-            continue
-        if all(_has(each, name, amount, held) for name, amount in group.resources.items()):
+        has_all = all(_has(each, name, amount, held) for name, amount in group.resources.items())
+        if has_all and group.admits_traits(each.traits):
             yield dict.fromkeys(group.resources or ("",), each)
 
 
@@ -293,14 +314,22 @@ def _has(provider: Provider, name: str, amount: int, held: Amounts) -> bool:
 
 
 def _several(
-    group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str], held: Amounts
+    group: RequestGroup, able: Sequence[Provider], of_root: frozenset[str], held: Amounts, budget: StepBudget
 ) -> Iterator[_Choice]:
-    """Yield the choices of one provider for each resource class that together have the required traits."""
+    """Yield the choices of one provider for each resource class that together have the required traits.
+
+    Providers that have more of these traits are tried first.
+    """
     always = of_root if group.with_root else frozenset[str]()
+    required = [wanted for wanted in group.required if not always & wanted]
+    able = sorted(able, key=lambda each: sum(not wanted & each.traits for wanted in required))
     by_class = [[each for each in able if _has(each, name, amount, held)] for name, amount in group.resources.items()]
-    for chosen in itertools.islice(itertools.product(*by_class), _MOST_STEPS):
-        together = always.union(*(each.traits for each in chosen))
-        if all(together & wanted for wanted in group.required):
+    possible = frozenset[str]().union(*(each.traits for own in by_class for each in own))
+    if not all(possible & wanted for wanted in required):
+        return
+    for chosen in itertools.product(*by_class):
+        budget.spend()
+        if all(any(wanted & each.traits for each in chosen) for wanted in required):
             yield dict(zip(group.resources, chosen, strict=True))
 
 

@@ -1,11 +1,12 @@
 """What flavors and images ask of resource providers: `resources:`, `trait:` and request groups, by Nova's syntax.
 
 Without a suffix, `resources:CLASS=N` replaces the amount of CPUs, memory or disk that follows from flavor and image;
-the compute node itself has these. Another class is served by any provider of the node's tree. `trait:NAME=required` is
-about the compute node and the providers that serve such classes, together; none of them has a trait that is
-`forbidden`. With a suffix (`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one
-provider of the tree serves. Dedicated CPUs (PCPU) are claimed by name: how many follows from `hw:cpu_policy`, or from
-`resources:PCPU`, which must name as many as the flavor has.
+the compute node itself has these. A group with one of these classes replaces it, too. Another class is served by any
+provider of the node's tree. `trait:NAME=required` is about the compute node and the providers that serve such classes,
+together; none of them has a trait that is `forbidden`. Secure boot that is required is such a trait. With a suffix
+(`resources_NET:CLASS=N`, `trait_NET:NAME=required`), they are a request group, which one provider of the tree serves.
+Dedicated CPUs (PCPU) are claimed by name: how many follows from `hw:cpu_policy`, or from `resources:PCPU`, which must
+name as many as the flavor has.
 """
 
 import dataclasses
@@ -22,11 +23,13 @@ from micronova.objects.remember_last import RememberLast
 from micronova.objects.topology_request import resources_of
 from micronova.placement import port_groups
 from micronova.placement.model import RequestGroup, ResourceRequest
-from micronova.placement.standard import NODE_CLASSES
+from micronova.placement.standard import NODE_CLASSES, SECURE_BOOT
 
 _KEY: Final = re.compile(r"(resources|trait)([a-zA-Z0-9_-]{0,64}):([A-Z0-9_]+)")
 _NAMESPACE: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}:")
 GROUP_POLICY: Final = "group_policy"
+_OF_FLAVORS: Final = tuple(name for name in NODE_CLASSES if name != "PCPU")
+"""Classes of which a server takes what its flavor has, unless an extra spec names them."""
 _POLICIES: Final = (None, "none", "isolate")  # None: none is given
 
 
@@ -39,8 +42,10 @@ def _find_node_resources(flavor: Flavor, image: ImageMeta | None) -> dict[str, i
     amounts = resources_of(flavor, image)
     if not flavor.extra_specs:
         return amounts
-    own = {name: amount for name, amount in _own(flavor).items() if name in NODE_CLASSES and name != "PCPU"}
-    return {name: amount for name, amount in (amounts | own).items() if amount}
+    own = _own(flavor)
+    named = {name for kind, _, name, _ in _parts(flavor.extra_specs) if kind == "resources"}
+    replaced = {name: own.get(name, 0) for name in _OF_FLAVORS if name in named}
+    return {name: amount for name, amount in (amounts | replaced).items() if amount}
 
 
 _node_resources = RememberLast(_find_node_resources)
@@ -48,17 +53,20 @@ _node_resources = RememberLast(_find_node_resources)
 
 def traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
     """Return the traits that are required, and those that are forbidden, without a suffix."""
-    of_flavor, of_image = _traits(flavor.extra_specs), traits_of_image(image)
+    of_flavor, of_image = _traits(flavor.extra_specs, "os:secure_boot"), traits_of_image(image)
     return of_flavor[0] | of_image[0], of_flavor[1] | of_image[1]
 
 
 def traits_of_image(image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:
     """Return those of `traits` that the image asks for, whatever the flavor does."""
-    return _traits(image.properties if image is not None else {})
+    return _traits(image.properties if image is not None else {}, "os_secure_boot")
 
 
-def _traits(specs: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+def _traits(specs: Mapping[str, Any], secure_boot: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the traits of a flavor's extra specs or an image's properties; they have other names of secure boot."""
     found: dict[str, set[str]] = {"required": set(), "forbidden": set()}
+    if specs.get(secure_boot) == "required":
+        found["required"].add(SECURE_BOOT)
     for kind, suffix, name, value in _parts(specs):
         if kind == "trait" and not suffix:
             found[_trait_requirement(name, value)].add(name)
@@ -73,7 +81,7 @@ def all_required_traits(flavor: Flavor, image: ImageMeta | None, ports: Sequence
         for kind, _, name, value in _parts(flavor.extra_specs)
         if kind == "trait" and _trait_requirement(name, value) == "required"
     )
-    return frozenset(of_ports) | frozenset(of_flavor) | traits_of_image(image)[0]
+    return frozenset(of_ports) | frozenset(of_flavor) | traits(flavor, image)[0]
 
 
 def node_traits(flavor: Flavor, image: ImageMeta | None) -> tuple[frozenset[str], frozenset[str]]:

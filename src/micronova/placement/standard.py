@@ -34,6 +34,10 @@ OWNER: Final = "OWNER_NOVA"
 STATUS_DISABLED: Final = "COMPUTE_STATUS_DISABLED"
 """The trait of compute nodes whose service is disabled. It follows the service, and no host reports it."""
 
+SECURE_BOOT: Final = "COMPUTE_SECURITY_UEFI_SECURE_BOOT"
+"""The trait of compute nodes whose guests can have a firmware with secure boot. Flavors and images that ask for it
+require this trait."""
+
 _REPORTED: Final = ("COMPUTE_", "HW_", "STORAGE_")
 _MOST_HOST_TRAITS: Final = 64
 _LONGEST_TRAIT: Final = 255

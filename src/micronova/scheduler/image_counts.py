@@ -11,6 +11,7 @@ from micronova.db import server_hosts
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock
 from micronova.objects.image import ImageMeta
+from micronova.objects.image_properties import canonical_properties
 
 MAX_AGE = 5.0  # seconds
 
@@ -30,7 +31,7 @@ class ImageCounts:
 
     async def alike(self, image: ImageMeta) -> dict[str, float]:
         """Return by host how many properties of its servers' images are the same as those of this image."""
-        wanted = _pairs(image)
+        wanted = pairs(image)
         if not wanted:
             return {}
         await self._refresh()
@@ -57,9 +58,10 @@ class ImageCounts:
         known = {id: pairs for id, pairs in self._properties.items() if id in hosts}
         if new := sorted(hosts.keys() - known.keys()):
             images = await self._database.read(server_hosts.images_of_servers, new)
-            known |= {id: _pairs(image) for id, image in images.items()}
+            known |= {id: pairs(image) for id, image in images.items()}
         self._hosts, self._properties = hosts, known
 
 
-def _pairs(image: ImageMeta) -> frozenset[tuple[str, str]]:
-    return frozenset((name, str(value)) for name, value in image.properties.items())
+def pairs(image: ImageMeta) -> frozenset[tuple[str, str]]:
+    """Return the properties of an image that are compared with those of others."""
+    return frozenset(canonical_properties(image.properties).items())

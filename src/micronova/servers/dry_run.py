@@ -37,6 +37,7 @@ class DryRunRequest(msgspec.Struct, frozen=True, kw_only=True):
     hints: dict[str, list[str]] = {}
     project: str = ""  # by default that of the servers or the group that hints name, or else none
     count: int = 1
+    boot_from_volume: bool = False  # the root disk takes nothing of the host
     with_hosts: bool = False
     token: str = ""  # of the operator; without one, images and projects are those that the service user sees
 
@@ -88,6 +89,7 @@ class DryRuns:
         )
         project = await self._find_project(request.project, request.token or None) if request.project else None
         owner, flavor, group = await self._database.read(self._look_up, request, place, project)
+        flavor = msgspec.structs.replace(flavor, root_on_volume=request.boot_from_volume)
         self._unsupported.check_flavor(flavor)
         image = await self._image(request.image, request.token or None) if request.image else None
         if image is not None:

@@ -47,13 +47,15 @@ class Honoured:
     # Whether a filter looks at an extra spec, and at a property of an image, on whatever hosts.
     reads_extra_spec: Callable[[str], bool] = _reads_nothing
     reads_property: Callable[[str], bool] = _reads_nothing
-    enabled: frozenset[str] = frozenset()  # filters, and settings of the section `scheduler` that are on
+    enabled: frozenset[str] = frozenset()  # filters, and settings that are on (of the section `scheduler`)
 
     @classmethod
     def of(cls, filters: Iterable[Filter], settings: Settings) -> "Honoured":
         """Return what these filters, and the settings of the scheduler, take into account."""
         every, scheduler = tuple(filters), settings.scheduler
         on = {name for name in scheduler.__struct_fields__ if getattr(scheduler, name) is True}
+        if settings.filter_scheduler.image_props_weight_multiplier:
+            on.add("filter_scheduler.image_props_weight_multiplier")
         return cls(
             hints=frozenset().union(*(each.hints for each in every)),
             extra_specs=frozenset().union(*(each.extra_specs for each in every)),

@@ -13,6 +13,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, asks
 from micronova.objects.image import ImageMeta
+from micronova.objects.image_properties import canonical_name
 from micronova.objects.pci_devices import Alias, device_requests
 from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
@@ -121,8 +122,9 @@ class Unsupported:
         """Raise Invalid if the image has a property that would have no effect, or that contradicts the flavor's."""
         extra_specs.check(flavor, image)
         for name, value in image.properties.items():
-            if name in REFUSED_PROPERTIES and asks(value):
-                raise _refusal(f"The property {name} of image {image.id}", REFUSED_PROPERTIES[name])
+            lacking = REFUSED_PROPERTIES.get(canonical_name(name))
+            if lacking is not None and asks(value):
+                raise _refusal(f"The property {name} of image {image.id}", lacking)
         if image.properties.get("os_command_line") and not image.properties.get("kernel_id"):
             raise Invalid(
                 f"The property os_command_line of image {image.id} has no effect, because it has no kernel_id: give it "

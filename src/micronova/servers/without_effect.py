@@ -14,6 +14,7 @@ from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import UNSUPPORTED_HARDWARE, GuestProperties, is_checked
 from micronova.objects.host_limits import cut_text
 from micronova.objects.image import ImageMeta
+from micronova.objects.image_properties import canonical_name
 from micronova.objects.scheduling import GROUP_HINT
 from micronova.placement import extra_specs
 from micronova.servers import extra_spec_rules
@@ -22,25 +23,21 @@ from micronova.servers.honoured import GetHonoured, Honoured
 _DISKS_IN_IMAGES: Final = "block devices in an image (a flavor has swap and ephemeral disks)"
 REFUSED_PROPERTIES: Final = {
     **{f"hw_{name}": what for name, what in UNSUPPORTED_HARDWARE.items()},
-    "block_device_mapping": _DISKS_IN_IMAGES,
     "cinder_encryption_key_id": "encrypted images",
     "hw_emulation_architecture": "emulation of another architecture",
     "hw_firmware_stateless": "stateless firmware",
     "hw_ipxe_boot": "a boot over the network",
     "img_block_device_mapping": _DISKS_IN_IMAGES,
     "img_mappings": _DISKS_IN_IMAGES,
-    "mappings": _DISKS_IN_IMAGES,
 }
-"""Properties of images, with what they ask for; a value that asks for nothing is accepted."""
+"""Properties of images by their newest names, with what they ask for; a value that asks for nothing is accepted."""
 _DESCRIBES: Final = frozenset(
-    "hw_cpu_policy hw_cpu_thread_policy hw_machine_type hw_mem_page_size img_signature img_signature_certificate_uuid "
-    "img_signature_hash_method img_signature_key_type os_admin_user os_command_line os_distro os_require_quiesce "
-    "os_shutdown_timeout os_version vmware_adaptertype".split()
+    "auto_disk_config bdm_v2 hw_cpu_policy hw_cpu_thread_policy hw_machine_type hw_mem_page_size img_owner_id "
+    "img_signature img_signature_certificate_uuid img_signature_hash_method img_signature_key_type os_admin_user "
+    "os_command_line os_distro os_require_quiesce os_shutdown_timeout os_version".split()
 )
 """Properties of images that are honoured with any value, or that only describe an image."""
-_COMPARED_BY_FILTERS: Final = frozenset(
-    "hw_vm_mode hypervisor_type hypervisor_version_requires img_hv_requested_version img_hv_type vm_mode".split()
-)
+_COMPARED_BY_FILTERS: Final = frozenset(("hw_vm_mode", "img_hv_requested_version", "img_hv_type"))
 """Properties of images that nothing reads but filters."""
 _READ_BY_NOTHING: Final = frozenset({"hw_floppy_bus"})  # its value is checked
 _OF_NOVA: Final = re.compile(r"(hw|img|vmware|xenapi)_.*|os_(?!glance_|hash_|hidden).*", re.DOTALL)
@@ -108,11 +105,12 @@ def _reason(name: str, honoured: GetHonoured) -> str:
 def _is_read(name: str, honoured: GetHonoured) -> bool:
     if extra_specs.is_of_placement(name) or name == extra_specs.GROUP_POLICY:
         return name.startswith("trait:")
-    if name in _COMPARED_BY_FILTERS:
+    newest = canonical_name(name)
+    if newest in _COMPARED_BY_FILTERS:
         return honoured().reads_property(name)
-    if not _OF_NOVA.fullmatch(name) or name in _DESCRIBES or name in REFUSED_PROPERTIES:
+    if not _OF_NOVA.fullmatch(newest) or not _DESCRIBES.isdisjoint((name, newest)) or newest in REFUSED_PROPERTIES:
         return True
-    return (is_checked(name) and name not in _READ_BY_NOTHING) or honoured().reads_property(name)
+    return (is_checked(newest) and newest not in _READ_BY_NOTHING) or honoured().reads_property(name)
 
 
 def _nodes_in(source: Iterable[str]) -> list[str]:
@@ -133,13 +131,14 @@ _READERS: Final[dict[str, tuple[str, ...]]] = {
     "cpu_allocation_ratio": ("AggregateCoreFilter",),
     "disk_allocation_ratio": ("AggregateDiskFilter",),
     "filter_tenant_id": ("AggregateMultiTenancyIsolation", "limit_tenants_to_placement_aggregate"),
+    "image_props_weight_multiplier": ("filter_scheduler.image_props_weight_multiplier",),
     "instance_type": ("AggregateTypeAffinityFilter",),
     "max_instances_per_host": ("AggregateNumInstancesFilter",),
     "max_io_ops_per_host": ("AggregateIoOpsFilter",),
     "ram_allocation_ratio": ("AggregateRamFilter",),
     "trait:": ("enable_isolated_aggregate_filtering",),
 }
-"""What reads the metadata of aggregates that begin so: filters, or settings of the section `scheduler`."""
+"""What reads the metadata of aggregates that begin so: filters, or settings (of the section `scheduler`)."""
 _PREFIXES: Final = ("filter_tenant_id", "trait:")
 RATIOS: Final = {
     "cpu_allocation_ratio": "VCPU",
@@ -175,7 +174,9 @@ def metadata_without_effect(
 
 
 def _named(reader: str) -> str:
-    return f"the filter {reader}" if reader[0].isupper() else f"the setting scheduler.{reader}"
+    if reader[0].isupper():
+        return f"the filter {reader}"
+    return f"the setting {reader if '.' in reader else f'scheduler.{reader}'}"
 
 
 def _number(text: str) -> float:

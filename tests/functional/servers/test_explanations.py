@@ -54,6 +54,14 @@ async def _dry_run(cloud: Cloud, **fields: Any) -> DryRunResult:
     return result
 
 
+async def test_a_dry_run_of_a_boot_from_a_volume_needs_no_room_for_the_root_disk(
+    cloud: OneProcess, user: Caller
+) -> None:
+    flavor = await _large(user, ram=64, disk=1 << 20)
+    assert not (await _dry_run(cloud, flavor=flavor)).selections
+    assert (await _dry_run(cloud, flavor=flavor, boot_from_volume=True)).selections
+
+
 async def test_admins_read_in_the_event_how_the_host_was_chosen(cloud: OneProcess, user: Caller) -> None:
     id = (await user.boot())["id"]
     host = await user.host_of(id)

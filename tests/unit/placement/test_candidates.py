@@ -5,6 +5,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.placement import candidates, extra_specs
+from micronova.placement.candidates import RequestSteps
 from micronova.placement.model import Inventory, Provider, RequestGroup, ResourceRequest
 from micronova.placement.standard import SHARES_VIA_AGGREGATE
 
@@ -227,6 +229,81 @@ def test_one_request_has_one_budget_and_one_warning(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
+def test_a_sharing_provider_of_another_tree_may_serve_a_group_without_resources() -> None:
+    """Here it serves another group, too, and both have to be in one subtree."""
+    node = _provider("n", stock={"VCPU": _stock(4)}, aggregates=["rack"])
+    disks = _provider("s", stock={"DISK_GB": _stock(9)}, aggregates=["rack"], traits=["GOOD", SHARES_VIA_AGGREGATE])
+    groups = (
+        RequestGroup(suffix="_a", resources={}, required=(frozenset({"GOOD"}),)),
+        RequestGroup(suffix="_b", resources={"DISK_GB": 5}),
+        RequestGroup(suffix="_c", resources={"VCPU": 1}),
+    )
+    request = ResourceRequest(groups=groups, same_subtrees=(frozenset({"_a", "_b"}),))
+    [found] = candidates.find(request, [node, disks], ["n"])
+    assert found.mappings == {"_a": ("s",), "_b": ("s",), "_c": ("n",)}
+    apart = dataclasses.replace(disks, aggregates=frozenset())
+    assert candidates.find(request, [node, apart], ["n"]) == []
+
+
+def _many_of_each(traits: Mapping[str, Sequence[str]]) -> list[Provider]:
+    """A tree with 28 providers of each of three classes, of which some have traits."""
+    return [
+        _provider("n"),
+        *(
+            _provider(name, "n", "n", stock={resource_class: _stock(1)}, traits=traits.get(name, ()))
+            for resource_class in ("CUSTOM_A", "CUSTOM_B", "CUSTOM_C")
+            for number in range(28)
+            for name in [f"{resource_class}-{number}"]
+        ),
+    ]
+
+
+def _three_classes(*required: str) -> ResourceRequest:
+    resources = {"CUSTOM_A": 1, "CUSTOM_B": 1, "CUSTOM_C": 1}
+    group = RequestGroup(resources=resources, required=tuple(frozenset({name}) for name in required))
+    return ResourceRequest(groups=(group,), limit=1)
+
+
+@pytest.mark.parametrize("last", ["CUSTOM_A-27", "CUSTOM_B-27", "CUSTOM_C-27"])
+def test_providers_with_the_required_traits_are_tried_first(last: str) -> None:
+    """There are 21,952 choices, more than a search may take steps."""
+    steps = RequestSteps()
+    tree = _many_of_each({last: ("GOOD",), "CUSTOM_A-26": ("FAST",), "CUSTOM_C-26": ("LARGE",)})
+    for required in (("GOOD",), ("GOOD", "FAST") if last != "CUSTOM_A-27" else ("GOOD", "LARGE")):
+        steps.most = 100
+        [found] = candidates.find(_three_classes(*required), tree, steps=steps)
+        assert last in found.allocations
+    assert steps.ended_early == 0
+
+
+def test_a_search_among_too_many_choices_has_ended_early() -> None:
+    """Nobody can say of the tree that it lacks what was asked for."""
+    steps = RequestSteps()
+    assert candidates.find(_three_classes("NOBODY"), _many_of_each({}), steps=steps) == []
+    assert steps.ended_early == 0
+    alone = _many_of_each({"CUSTOM_A-1": ("GOOD",), "CUSTOM_A-2": ("FAST",)})
+    assert candidates.find(_three_classes("GOOD", "FAST"), alone, steps=steps) == []
+    assert steps.ended_early == 1
+
+
+def test_a_group_with_more_choices_than_are_listed_has_ended_early() -> None:
+    """Of 5,100 providers those that are listed are in no common subtree with the other group's."""
+    device = _provider("near", "n", "n", stock={"CUSTOM_A": _stock(1), "CUSTOM_B": _stock(1)})
+    far = [_provider(f"far-{number}", "n", "n", stock={"CUSTOM_A": _stock(1)}) for number in range(5_100)]
+    request = ResourceRequest(
+        groups=(
+            RequestGroup(suffix="_a", resources={"CUSTOM_A": 1}),
+            RequestGroup(suffix="_b", resources={"CUSTOM_B": 1}),
+        ),
+        same_subtrees=(frozenset({"_a", "_b"}),),
+        limit=1,
+    )
+    steps = RequestSteps()
+    assert candidates.find(request, [_provider("n"), *far, device], steps=steps) == []
+    assert steps.ended_early == 1
+    assert candidates.find(request, [_provider("n"), device, *far], steps=steps)
+
+
 def test_groups_that_a_tree_has_too_little_for_take_no_search() -> None:
     """Nine groups, and eight devices of which each serves one, or two but in other amounts."""
     tree = [
@@ -258,6 +335,21 @@ def test_extra_specs_replace_and_add_amounts() -> None:
     assert (anywhere.suffix, anywhere.resources, anywhere.required) == ("", {"VGPU": 1}, ())
     assert (one.suffix, one.resources, one.required) == ("_NET", {"BANDWIDTH": 5}, (frozenset({"CUSTOM_A"}),))
     assert extra_specs.resource_request(_flavor(), None) is None
+
+
+def test_a_class_of_a_group_is_not_taken_of_the_flavor_too() -> None:
+    for name, rest in (
+        ("VCPU", {"MEMORY_MB": 64, "DISK_GB": 1}),
+        ("MEMORY_MB", {"VCPU": 2, "DISK_GB": 1}),
+        ("DISK_GB", {"VCPU": 2, "MEMORY_MB": 64}),
+    ):
+        group = {f"resources_A__{name}": "3"}
+        assert extra_specs.node_resources(_flavor(**group), None) == rest
+        request = extra_specs.resource_request(_flavor(**group), None)
+        assert request is not None and [each.resources for each in request.groups] == [{name: 3}]
+        # Who names both has both, and who names none of it has none.
+        assert extra_specs.node_resources(_flavor(**group, **{f"resources__{name}": "5"}), None) == {**rest, name: 5}
+        assert extra_specs.node_resources(_flavor(**{f"resources_A__{name}": "0"}), None) == rest
 
 
 def test_traits_without_a_suffix_may_be_those_of_any_provider_that_serves_the_server() -> None:

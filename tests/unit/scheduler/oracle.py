@@ -79,7 +79,7 @@ def passes(
         "AggregateImagePropertiesIsolation": all(
             str(value) in listed(host, name)
             for name, value in (spec.image.properties if spec.image else {}).items()
-            if listed(host, name) and name.startswith(_prefix(settings))
+            if listed(host, name) and name.startswith(_prefix(settings)) and not name.startswith("trait:")
         ),
         "AggregateMultiTenancyIsolation": _open_to(host, spec.project_id),
         "AggregateTypeAffinityFilter": (
@@ -108,7 +108,9 @@ def passes(
 
 def _asked_traits(spec: RequestSpec, value: str) -> set[str]:
     given = (spec.flavor.extra_specs, spec.image.properties if spec.image else {})
-    return {name.removeprefix("trait:") for each in given for name in each if each[name] == value and "trait:" in name}
+    asked = {name.removeprefix("trait:") for each in given for name in each if each[name] == value and "trait:" in name}
+    secure = (given[0].get("os:secure_boot"), given[1].get("os_secure_boot"))
+    return asked | ({"COMPUTE_SECURITY_UEFI_SECURE_BOOT"} if value == "required" and value in secure else set())
 
 
 def _traits(host: HostState, spec: RequestSpec, prefilters: Prefilters) -> bool:

@@ -147,8 +147,11 @@ TRAITS = st.dictionaries(
     st.sampled_from(["trait:CUSTOM_A", "trait:CUSTOM_B"]), st.sampled_from(["required", "forbidden"]), max_size=2
 )
 HOST_TRAITS = st.lists(
-    st.sampled_from(["CUSTOM_A", "CUSTOM_B", "COMPUTE_IMAGE_TYPE_QCOW2"]), unique=True, max_size=3
+    st.sampled_from(["CUSTOM_A", "CUSTOM_B", "COMPUTE_IMAGE_TYPE_QCOW2", "COMPUTE_SECURITY_UEFI_SECURE_BOOT"]),
+    unique=True,
+    max_size=4,
 ).map(tuple)
+SECURE_BOOT = st.sampled_from([None, None, None, "disabled", "required"])
 RESOURCES = st.dictionaries(
     st.sampled_from(["resources:VCPU", "resources:MEMORY_MB", "resources:DISK_GB"]),
     st.sampled_from(["0", "1", "3", "40"]),
@@ -316,6 +319,11 @@ def specs(draw: st.DrawFn) -> RequestSpec:
             hints["cidr"] = [draw(st.sampled_from(["/8", "/16", "/32", "/0"]))]
     places = draw(st.sampled_from(PLACES))
     properties |= draw(st.one_of(st.just({}), TRAITS))
+    secure_boot = draw(SECURE_BOOT)
+    in_flavor = draw(st.booleans())
+    secure = {} if secure_boot is None else {"os:secure_boot" if in_flavor else "os_secure_boot": secure_boot}
+    if not in_flavor:
+        properties |= secure
     # The API refuses amounts beside a CPU policy, and guests that cannot be divided.
     amounts = {} if places else draw(RESOURCES)
     even = places.get("hw:numa_nodes") == "2" or places.get("hw:cpu_policy") == "mixed"
@@ -327,7 +335,11 @@ def specs(draw: st.DrawFn) -> RequestSpec:
             ephemeral=draw(st.sampled_from([0, 0, 1])),
             swap=draw(st.sampled_from([0, 0, 1, 1025])),
             root_on_volume=draw(st.booleans()),
-            extra_specs=draw(EXTRA_SPECS) | places | amounts | draw(st.one_of(st.just({}), TRAITS)),
+            extra_specs=draw(EXTRA_SPECS)
+            | places
+            | amounts
+            | draw(st.one_of(st.just({}), TRAITS))
+            | (secure if in_flavor else {}),
         ),
         has_aggregates=draw(st.booleans()),
         alike_images=draw(st.dictionaries(st.sampled_from(HOSTS), st.sampled_from([1.0, 2.5]), max_size=2)),

@@ -17,6 +17,7 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.aggregates import AggregateImagePropertiesIsolation
 from micronova.scheduler.filters.attributes import TEXTS
 from micronova.scheduler.filters.base import Compared, EachHost, FilterOptions, HostFilter, Scope
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
@@ -239,6 +240,39 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         return [metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in values.items()]
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
+
+
+# What Nova 34 says of these.
+@pytest.mark.parametrize(
+    ("properties", "metadata", "expected"),
+    [
+        ({"architecture": "x86_64"}, {"hw_architecture": "aarch64"}, False),
+        ({"hw_architecture": "amd64"}, {"hw_architecture": "x86_64"}, True),
+        ({"hw_architecture": "x86_64"}, {"hw_architecture": "aarch64, x86_64"}, True),
+        ({"hypervisor_type": "qemu"}, {"img_hv_type": "xen"}, False),
+        ({"img_hv_type": "QEMU"}, {"img_hv_type": "qemu"}, True),
+        ({"hw_vm_mode": "hv"}, {"hw_vm_mode": "hvm"}, True),
+        ({"os_type": "Windows"}, {"os_type": "windows"}, True),
+        ({"os_type": "Linux"}, {"os_type": "windows"}, False),
+        ({"hw_vif_model": "VirtualE1000"}, {"hw_vif_model": "e1000"}, True),
+        ({"hw_boot_menu": "yes"}, {"hw_boot_menu": "True"}, True),
+        ({"hw_boot_menu": "true"}, {"hw_boot_menu": "true"}, False),
+        ({"hw_boot_menu": "false"}, {"hw_boot_menu": "True"}, True),
+        ({"hw_numa_nodes": "02"}, {"hw_numa_nodes": "2"}, True),
+        ({"vmware_ostype": "windows"}, {"os_distro": "linux"}, False),
+        ({"vmware_adaptertype": "ide"}, {"hw_disk_bus": "virtio"}, False),
+        ({"trait:CUSTOM_X": "forbidden"}, {"trait:CUSTOM_X": "required"}, True),
+        ({"vm_mode": "hvm"}, {"vm_mode": "xen"}, True),  # only newest names are compared
+    ],
+)
+def test_images_are_compared_with_aggregates_by_canonical_properties(
+    properties: dict[str, Any], metadata: dict[str, str], expected: bool
+) -> None:
+    hosts = a_table(a_host("h", aggregates=(("a", metadata),))).view()
+    mask = AggregateImagePropertiesIsolation(OPTIONS).mask(
+        hosts, a_spec(image=ImageMeta(id="i", properties=properties))
+    )
+    assert (True if mask is None else bool(mask[0])) is expected
 
 
 @pytest.mark.usefixtures("plugins")

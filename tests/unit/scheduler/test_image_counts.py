@@ -82,3 +82,9 @@ async def test_an_image_without_servers_is_forgotten(database: Database) -> None
     await clock.sleep(MAX_AGE)
     assert await counts.alike(_asked(os_type="linux")) == {}
     assert await counts.alike(_asked(os_type="windows")) == {"host-of-two": 1.0}
+
+
+async def test_properties_are_compared_by_their_newest_names(database: Database) -> None:
+    counts = ImageCounts(database, SetClock(), {"hw_architecture": 3.0, "os_type": 0.5})
+    await database.write(_boot, "one", "image", architecture="amd64", os_type="Linux")
+    assert await counts.alike(_asked(hw_architecture="x86_64", os_type="linux")) == {"host-of-one": 3.5}

@@ -7,6 +7,7 @@ from micronova.conf.control import SchedulerSettings
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState, RequestSpec
+from micronova.placement import extra_specs
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.prefilters import Prefilters
 
@@ -133,3 +134,37 @@ def test_properties_of_images_count_if_the_setting_says_so() -> None:
         assert passing(True, **{name: "s390x"}) == [False, False]
     assert passing(True, hw_vif_model="spapr-vlan") == [False, True]
     assert passing(True, hw_cdrom_bus="virtio", hw_video_model="qxl") == [False, False]
+
+
+def test_secure_boot_needs_hosts_that_have_it() -> None:
+    """A host without it refuses the build, which counts as one of the few attempts."""
+    secure = "COMPUTE_SECURITY_UEFI_SECURE_BOOT"
+    table = HostTable()
+    table.update(
+        [
+            HostState(host="a", node="a", node_uuid="a"),
+            HostState(host="b", node="b", node_uuid="b", traits=(secure,)),
+        ]
+    )
+
+    def passing(of_flavor: str = "", of_image: str = "", *, rebuild: bool = False) -> str:
+        flavor = msgspec.structs.replace(FLAVOR, extra_specs={"os:secure_boot": of_flavor} if of_flavor else {})
+        image = ImageMeta(id="i", properties={"os_secure_boot": of_image} if of_image else {})
+        spec = RequestSpec(project_id="p", user_id="u", flavor=flavor, image=image)
+        prefilters = Prefilters()
+        masks = prefilters.masks_of_rebuild(table.view(), spec) if rebuild else prefilters.masks(table.view(), spec)
+        left = set("ab")
+        for each in masks:
+            left &= {name for name, passes in zip("ab", each.mask, strict=True) if passes}
+        return "".join(sorted(left))
+
+    assert passing() == passing("disabled") == passing("", "optional") == passing("", "disabled") == "ab"
+    assert passing("required") == passing("", "required") == passing("required", "required") == "b"
+    assert passing("", "required", rebuild=True) == "b"
+    assert passing("required", rebuild=True) == "ab"  # compared when the server was placed
+
+    # A flavor with a class of the cloud's own is served by providers that together have the trait.
+    flavor = msgspec.structs.replace(FLAVOR, extra_specs={"os:secure_boot": "required", "resources:CUSTOM_X": "1"})
+    request = extra_specs.resource_request(flavor, None)
+    assert request is not None and request.groups[0].required == (frozenset({secure}),)
+    assert extra_specs.all_required_traits(flavor, None) == {secure}

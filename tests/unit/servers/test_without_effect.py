@@ -156,6 +156,37 @@ def test_properties_of_images_that_nothing_reads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("hw_ipxe_boot", "a boot over the network"),
+        ("ipxe_boot", "a boot over the network"),
+        ("mappings", "block devices in an image"),
+        ("img_mappings", "block devices in an image"),
+    ],
+)
+def test_properties_are_refused_by_all_their_names(name: str, lacking: str) -> None:
+    with pytest.raises(Invalid, match=f"The property {name} of image i is not supported.*{lacking}"):
+        DEFAULT.check_properties(_image({name: "true"}), _flavor({}))
+    DEFAULT.check_properties(_image({name: ""}), _flavor({}))
+
+
+def test_older_names_of_properties_are_reported_as_newest_ones_are() -> None:
+    nothing = {"cache_in_nova": "true", "bittorrent": "true", "vmware_linked_clone": "true"}
+    known = {"owner_id": "p", "auto_disk_config": "true", "bdm_v2": "true", "architecture": "amd64", "note": "x"}
+    assert _about(DEFAULT.remarks(_flavor({}), _image(nothing | known), NO_HINTS)) == sorted(nothing)
+    compares = _with("AggregateImagePropertiesIsolation")
+    assert compares.remarks(_flavor({}), _image(nothing), NO_HINTS) == []
+
+
+@pytest.mark.parametrize(("setting", "effect"), [(0.0, False), (1.0, True)])
+def test_the_multiplier_of_alike_images_needs_its_setting(setting: float, effect: bool) -> None:
+    told = unsupported(load(environ={}, filter_scheduler={"image_props_weight_multiplier": setting}))
+    remarks = told.remarks_of_aggregate("a", {"image_props_weight_multiplier": "2"}, {})
+    needs = "it needs the setting filter_scheduler.image_props_weight_multiplier."
+    assert (remarks == []) if effect else remarks[0].endswith(needs)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "reader"),
     [
         ("filter_tenant_id", "p", "AggregateMultiTenancyIsolation"),

@@ -28,6 +28,7 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Ask where servers would go; nothing is claimed.")
 @click.option("--flavor", default="", metavar="NAME", help="Flavor of the servers; name or id.")
 @click.option("--image", default="", metavar="NAME", help="Image of the servers; name or id.")
+@click.option("--boot-from-volume", is_flag=True, help="The root disk is a volume: hosts need no room for it.")
 @click.option("--hint", "hints", multiple=True, metavar="KEY=VALUE", help="Scheduler hint; may be repeated.")
 @click.option("--availability-zone", default="", metavar="ZONE[:HOST[:NODE]]", help="As in `openstack server create`.")
 @click.option("--host", default="", help="Ask about this host; the filters decide.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from micronova.objects.image_properties import canonical_name, canonical_properties, is_off
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.aggregate_metadata import PROJECT_KEY, values_of
 from micronova.scheduler.filters.base import HostFilter, Scope
@@ -45,7 +46,8 @@ def _has_all(aggregates: Aggregates, wanted: tuple[tuple[str, str], ...]) -> boo
 class AggregateImagePropertiesIsolation(HostFilter):
     """Removes hosts with an aggregate that has a property of the image with another value.
 
-    With a namespace in the settings, only keys of the metadata count that begin with it and the separator.
+    Compared are newest names and canonical values, as in Nova. A flag that is off and a number that is 0 ask for
+    nothing. With a namespace in the settings, only keys of the metadata count that begin with it and the separator.
     """
 
     name = "AggregateImagePropertiesIsolation"
@@ -61,14 +63,14 @@ class AggregateImagePropertiesIsolation(HostFilter):
         return namespace + settings.aggregate_image_properties_isolation_separator if namespace else ""
 
     def reads_property(self, name: str) -> bool:
-        return name.startswith(self._prefix)
+        return canonical_name(name).startswith(self._prefix)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         prefix = self._prefix
         properties = tuple(
-            (name, str(value))
-            for name, value in (spec.image.properties if spec.image else {}).items()
-            if value and name.startswith(prefix)
+            (name, value)
+            for name, value in canonical_properties(spec.image.properties if spec.image else {}).items()
+            if not is_off(name, value) and name.startswith(prefix)
         )
         if not properties:
             return None

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from micronova.objects.guest_properties import canonical_architecture
+from micronova.objects.image_properties import canonical_hypervisor, canonical_mode
 from micronova.objects.scheduling import RequestSpec
 from micronova.objects.version_predicates import version_fulfils
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_columns import Bools, Facts
 from micronova.scheduler.host_view import HostView
 
-_HYPERVISORS = {"xapi": "xen", "powervm": "phyp", "virtuozzo": "parallels"}
-_MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
 _READ = frozenset(
     "architecture hw_architecture hw_vm_mode hypervisor_type hypervisor_version_requires img_hv_requested_version "
     "img_hv_type vm_mode".split()
@@ -48,22 +47,17 @@ def _wanted(properties: Mapping[str, Any], default_architecture: str) -> tuple[s
 
     return (
         canonical_architecture(look("hw_architecture", "architecture") or default_architecture),
-        _canonical(look("img_hv_type", "hypervisor_type"), _HYPERVISORS),
-        _canonical(look("hw_vm_mode", "vm_mode"), _MODES),
+        canonical_hypervisor(look("img_hv_type", "hypervisor_type")),
+        canonical_mode(look("hw_vm_mode", "vm_mode")),
         look("img_hv_requested_version", "hypervisor_version_requires"),
     )
-
-
-def _canonical(value: str, aliases: dict[str, str]) -> str:
-    lower = value.lower()
-    return aliases.get(lower, lower)
 
 
 def _can_run(host: Facts, architecture: str, hypervisor: str, mode: str, version: str) -> bool:
     if (architecture or hypervisor or mode) and not any(
         architecture in ("", canonical_architecture(an_architecture))
-        and hypervisor in ("", _canonical(a_hypervisor, _HYPERVISORS))
-        and mode in ("", _canonical(a_mode, _MODES))
+        and hypervisor in ("", canonical_hypervisor(a_hypervisor))
+        and mode in ("", canonical_mode(a_mode))
         for an_architecture, a_hypervisor, a_mode in host.supported
     ):
         return False

@@ -16,7 +16,7 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import NodeTopology
-from micronova.placement.standard import standard_traits
+from micronova.placement.standard import SECURE_BOOT, standard_traits
 from micronova.virt.driver import CPUTimes
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.definition.interfaces import MODELS
@@ -135,7 +135,7 @@ def traits_of(facts: HostFacts) -> tuple[str, ...]:
         offered["NET_VIF_MODEL"] = frozenset(MODELS) - {"netfront"}  # which only Xen has
     named |= {f"COMPUTE_{kind}_{name.upper().replace('-', '_')}" for kind, names in offered.items() for name in names}
     if facts.uefi and facts.secure_boot:
-        named.add("COMPUTE_SECURITY_UEFI_SECURE_BOOT")
+        named.add(SECURE_BOOT)
     return tuple(sorted(named & standard_traits()))
 
 
