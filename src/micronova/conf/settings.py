@@ -192,7 +192,9 @@ def _example(default: Any, named: Any) -> str:
 
 def example(name: str) -> Any:
     """Return an example of a setting's value; None if its default is one."""
-    return next((each.examples[0] for each in _annotations(name) if isinstance(each, Meta) and each.examples), None)
+    section = name.partition(".")[0]
+    metas = [each for each in _annotations(name) if isinstance(each, Meta) and each.examples]
+    return next(((each.extra or {}).get("examples", {}).get(section, each.examples[0]) for each in metas), None)
 
 
 def _annotations(name: str) -> tuple[Any, ...]:
@@ -255,5 +257,7 @@ def options() -> list[tuple[str, Any, str, Any]]:
         for option in msgspec.structs.fields(section.type):
             annotated = typing.get_args(hints[option.name])
             description = next((m.description for m in annotated[1:] if isinstance(m, Meta)), "") or ""
-            found.append((f"{section.name}.{option.name}", option.default, description, annotated[0]))
+            made = option.default_factory
+            default = option.default if made is msgspec.NODEFAULT else made()
+            found.append((f"{section.name}.{option.name}", default, description, annotated[0]))
     return found
