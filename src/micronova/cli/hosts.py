@@ -296,7 +296,8 @@ def _renewed(former: str, changed: Mapping[str, str], path: Path | None) -> str:
     text = former
     for option, value in changed.items():
         line = re.compile(rf"^[ \t]*{option}[ \t]*=.*$", re.MULTILINE)
-        text = line.sub(lambda _, line=f"{option} = {value}": line, text, count=1)
+        if found := line.search(text):
+            text = f"{text[: found.start()]}{option} = {value}{text[found.end() :]}"
     try:
         became = tomllib.loads(text)["default"]
         right = all(became.get(option) == tomllib.loads(f"x = {value}")["x"] for option, value in changed.items())

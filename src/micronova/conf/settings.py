@@ -193,8 +193,11 @@ def _example(default: Any, named: Any) -> str:
 def example(name: str) -> Any:
     """Return an example of a setting's value; None if its default is one."""
     section = name.partition(".")[0]
-    metas = [each for each in _annotations(name) if isinstance(each, Meta) and each.examples]
-    return next(((each.extra or {}).get("examples", {}).get(section, each.examples[0]) for each in metas), None)
+    for each in _annotations(name):
+        if isinstance(each, Meta) and each.examples:
+            of_section = (each.extra or {}).get("examples", {})
+            return of_section.get(section, each.examples[0])
+    return None
 
 
 def _annotations(name: str) -> tuple[Any, ...]:
