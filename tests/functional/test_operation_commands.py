@@ -119,4 +119,6 @@ async def test_usage_is_recounted(cloud: OneProcess, user: Caller) -> None:
     said = await _run(cloud, "quota", "recount")
     assert f"project {user.project}: cores was 7, is 1" in said
     assert "Every recorded usage is right" in await _run(cloud, "quota", "recount", "--project", user.project)
+    refused = await _run(cloud, "quota", "recount", "--project", f"{user.project}x", code=1)
+    assert "openstack project list" in refused
     await cloud.delete_all()

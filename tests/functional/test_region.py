@@ -166,6 +166,15 @@ def test_the_services_listen_where_their_address_is(tmp_path: Path, address: str
     assert "127.0.0.1" in refused("region", "up", "--dir", place)  # where the services of a trial are
 
 
+def test_init_for_several_machines_names_places_on_these(tmp_path: Path) -> None:
+    options = ("--address", "control.example", "--tls", "--config-dir", "/etc/micronova")
+    said = ok("region", "init", "--dir", tmp_path / "region", *options, "--host", "h-1", "--host", "h-2")
+    clouds = yaml.safe_load((tmp_path / "region" / "clouds.yaml").read_text())["clouds"]
+    assert {each["cacert"] for each in clouds.values()} == {"/etc/micronova/tls/ca.pem"}
+    for host in ("h-1", "h-2"):
+        assert f"micronova host add {host} --settings {host}.toml --config /etc/micronova/micronova.toml" in said
+
+
 def test_init_warns_of_passwords_in_clear(tmp_path: Path) -> None:
     for number, (options, warned) in enumerate(
         [

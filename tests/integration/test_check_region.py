@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,12 +19,14 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from micronova.cli.check import report
 from micronova.cli.checks.shape import CheckResult
+from micronova.cli.main import main
 from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
@@ -575,7 +578,7 @@ MISTAKES = {
         "upgrade_levels.compute", ("'juno' is not a version",), _set("upgrade_levels", compute="juno")
     ),
     "a log file in no directory": Mistake(
-        "default.log_file", ("no directory /nowhere", "/var/log/micronova"), _set("default", log_file="/nowhere/api.log")
+        "default.log_file", ("no directory /nowhere", "/var/log/micronova"), _set("default", log_file="/nowhere/log")
     ),
     "a log file that is not ours": Mistake("default.log_file", ("may not write",), _closed_log),
     "a directory that is a file": Mistake("default.state_path", ("is a file",), _file("default", "state_path", "")),
@@ -606,6 +609,78 @@ async def test_a_volume_service_without_qemu_img_is_told_so(
     found = await _check(region.config, roles=("volume",), directory=tmp_path)
     [lack] = [result for result in found if result.outcome != "ok"]
     assert lack.outcome == "unknown" and "qemu-img is missing" in lack.found and "qemu-utils" in lack.right
+
+
+async def test_processes_that_may_open_more_connections_than_there_are(region: Region, tmp_path: Path) -> None:
+    most = int(region.postgres.sql("SHOW max_connections"))
+    for number in range(most // 50):
+        _plant_process(region, "api image", f"control-{number}", version("micronova"))  # two pools
+    file = tmp_path / "micronova.toml"
+    file.write_text(toml(_changed(region.sections, "database", pool_size=25)))
+    found = await _check(file, roles=CONTROL, directory=tmp_path)
+    [lack] = [result for result in found if result.outcome != "ok"]
+    assert lack.setting == "database.pool_size" and "processes that run may open" in lack.found
+    assert "max_connections = " in lack.right
+
+
+async def test_one_broker_of_several_that_is_away_is_no_failure(region: Region, tmp_path: Path) -> None:
+    url = region.sections["default"]["transport_url"]
+    file = tmp_path / "micronova.toml"
+    both = url.replace("/" + region.vhost, f",127.0.0.1:{free_port()}/{region.vhost}")
+    file.write_text(toml(_changed(region.sections, "default", transport_url=both)))
+    found = await _check(file, roles=CONTROL, directory=tmp_path)
+    [away] = [result for result in found if result.outcome != "ok"]
+    assert (away.name, away.outcome) == ("broker", "unknown") and "nothing accepts connections" in away.found
+
+
+async def test_certificates_of_others_that_expire_soon_are_named(region: Region, tmp_path: Path) -> None:
+    certificate, key = _make_certificate(tmp_path, name="localhost", days=10)
+    (tmp_path / "other").mkdir()
+    authority, _ = _make_certificate(tmp_path / "other", name="authority")
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text(Path(authority).read_text() + Path(certificate).read_text())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Late)  # what it speaks within TLS does not matter here
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    region.undo.callback(server.server_close)
+    region.undo.callback(server.shutdown)
+    url = f"amqps://control@localhost:{server.server_address[1]}/?cafile={authority}"
+    sections = _changed(region.sections, "default", transport_url=url)
+    file = tmp_path / "micronova.toml"
+    file.write_text(toml(_changed(sections, "ssl", ca_file=str(bundle))))
+    found = {result.name: result for result in await _check(file, roles=CONTROL, directory=tmp_path)}
+    shown, verified = found["certificates of broker and database"], found["authorities"]
+    for each, setting in ((shown, "default.transport_url"), (verified, "ssl.ca_file")):
+        assert (each.setting, each.outcome) == (setting, "unknown") and "expires on" in each.found, each.line()
+    assert "certificate 2" in verified.found
+
+
+async def test_hosts_and_services_are_up_by_the_clock_of_the_database(
+    region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = 'uuid, id, host, "binary", disabled, forced_down, last_seen_at, version, created_at'
+    now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    values = f"'{uuid4()}', 78, 'compute-4', 'nova-compute', false, false, {now}, 1, 0"
+    region.postgres.sql(f"INSERT INTO services ({columns}) VALUES ({values})", region.database)
+    region.undo.callback(region.postgres.sql, "DELETE FROM services WHERE id = 78", region.database)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 25)  # service_down_time is 20 s
+
+    def run(*arguments: str) -> Any:
+        place = ("--config", str(region.config), "--dir", str(tmp_path))
+        return CliRunner().invoke(main, [*arguments, *place])
+
+    for command in (("host", "list"), ("service", "list")):
+        done = await asyncio.to_thread(run, *command, "--json")
+        listed = json.loads(done.output)
+        assert listed and {each["state"] for each in listed} == {"up"}, listed
+    done = await asyncio.to_thread(run, "host", "show", "compute-4", "--json")
+    assert json.loads(done.output)["state"] == "up"
+    conductor = next(each["id"] for each in listed if each["binary"] == "nova-conductor")
+    done = await asyncio.to_thread(run, "service", "forget", conductor)
+    assert done.exit_code != 0 and "stop it first" in f"{done.exception} {done.output}"
 
 
 async def test_files_of_several_roles_are_compared(region: Region, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class _Cloud:
     def __init__(self, directory: Path | None, config: Path | None) -> None:
         self._directory, self._config = directory, config
         self._connection: _Connection | None = None
+        self.removable: set[str] = set()  # guests that one of the audits has found and could remove
 
     def __enter__(self) -> "_Cloud":
         return self
@@ -61,6 +62,11 @@ class _Cloud:
             run = partial(_report, progress=_show_progress, image_progress=_show_images)
             found = self._connected(run)
         report: dict[str, Any] = found
+        self.removable |= {
+            each["subject"]
+            for each in report["findings"]
+            if any(repair["name"] == "remove_guest" for repair in each.get("repairs", ()))
+        }
         return report
 
     def repair(self, wanted: dict[str, Any]) -> str:
@@ -126,7 +132,11 @@ def audit(
 ) -> int:
     """Print the findings, and repair them if that is asked for; return 0 only if there are none in the end."""
     with _Cloud(directory, config) as cloud:
-        return _audit(cloud, as_json, repair=repair, yes=yes, remove_guests=remove_guests)
+        code = _audit(cloud, as_json, repair=repair, yes=yes, remove_guests=remove_guests)
+        unknown = [each for each in remove_guests if each not in cloud.removable]
+        for each in unknown:
+            _say(f"--remove-guest {each}: the audit finds no such guest that may be removed", err=True)
+        return code or (WRONG if unknown else 0)
 
 
 def _audit(cloud: _Cloud, as_json: bool, *, repair: bool, yes: bool, remove_guests: tuple[str, ...]) -> int:

@@ -118,9 +118,9 @@ def _roles_of(settings: Settings) -> tuple[str, ...]:
 
 def _checks(subject: Subject) -> Iterator[Check]:
     """Return the checks of what the roles of a settings file need."""
-    from micronova.cli.checks import broker, databases, machine, own_settings, processes, services
+    from micronova.cli.checks import broker, certificates, databases, machine, own_settings, processes, services
 
-    for each in (*own_settings.CHECKS, *machine.CHECKS):
+    for each in (*own_settings.CHECKS, *machine.CHECKS, *certificates.CHECKS):
         if subject.among(each.roles):
             yield each
     yield from databases.checks(subject)

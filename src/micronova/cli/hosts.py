@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from micronova.cli.maintain import with_database, with_process
+from micronova.cli.maintain import with_process
 from micronova.cli.state import new_password
 from micronova.cli.status import time_span
 from micronova.conf.settings import Settings
@@ -32,24 +32,22 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is print
 
 def list_hosts(directory: Path | None, config: Path | None, *, as_json: bool = False) -> None:
     """Print the hosts by name, with their state."""
-    import time
-
     from micronova.db import services
 
-    async def work(database: Database, settings: Settings) -> None:
+    async def work(database: Database, process: "Process") -> None:
         rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
+        now, down = micros(process.clock.now()), process.settings.default.service_down_time
         if as_json:
-            now, down = micros(time.time()), settings.default.service_down_time
             listed = [_as_data(row, up=services.is_up(row, now, down)) for row in rows]
             click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
             return
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
         for row in rows:
-            up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
+            up = services.is_up(row, now, down)
             status = "disabled" if row.disabled else "enabled"
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
 
-    with_database(directory, config, work)
+    with_process(directory, config, work)
 
 
 def _as_data(row: "ServiceRow", *, up: bool) -> dict[str, Any]:
@@ -63,11 +61,9 @@ def _as_data(row: "ServiceRow", *, up: bool) -> dict[str, Any]:
 
 def show(name: str, directory: Path | None, config: Path | None, *, as_json: bool) -> None:
     """Print what is recorded of a host, and its servers."""
-    import time
-
     from micronova.db import host_contents, services
 
-    async def work(database: Database, settings: Settings) -> None:
+    async def work(database: Database, process: "Process") -> None:
         found = await database.read(host_contents.of_host, name)
         try:
             row = await database.read(services.find, name, COMPUTE)
@@ -75,10 +71,10 @@ def show(name: str, directory: Path | None, config: Path | None, *, as_json: boo
             row = None
         if row is None and not found.has_user:
             raise _unknown(name)
-        now = micros(time.time())
+        now = micros(process.clock.now())
         data: dict[str, Any] = {"host": name, "state": "never heard of", "status": "enabled", "reason": ""}
         if row is not None:
-            data = _as_data(row, up=services.is_up(row, now, settings.default.service_down_time))
+            data = _as_data(row, up=services.is_up(row, now, process.settings.default.service_down_time))
             data["seconds_ago"] = round((now - row.last_seen_at) / 1e6, 1)
         data |= found._asdict()
         if as_json:
@@ -100,7 +96,7 @@ def show(name: str, directory: Path | None, config: Path | None, *, as_json: boo
         for server in found.servers:
             click.echo(_line(server))
 
-    with_database(directory, config, work)
+    with_process(directory, config, work)
 
 
 def _line(server: "ServerOnHost") -> str:
@@ -114,16 +110,14 @@ def _unknown(name: str) -> NotFound:
 
 def hosts_up(directory: Path | None, config: Path | None) -> set[str]:
     """Return the names of the hosts that are up."""
-    import time
-
     from micronova.db import services
 
-    async def work(database: Database, settings: Settings) -> set[str]:
-        now, down = micros(time.time()), settings.default.service_down_time
+    async def work(database: Database, process: "Process") -> set[str]:
+        now, down = micros(process.clock.now()), process.settings.default.service_down_time
         rows = await database.read(services.list_, binary=COMPUTE)
         return {row.host for row in rows if services.is_up(row, now, down)}
 
-    return with_database(directory, config, work)
+    return with_process(directory, config, work)
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
@@ -150,8 +144,6 @@ def enable(name: str, directory: Path | None, config: Path | None) -> None:
 
 
 async def _switch(database: Database, process: "Process", name: str, values: "ServiceChanges") -> None:
-    import time
-
     from micronova.db import services
     from micronova.notifications import resources
     from micronova.objects.context import Context
@@ -160,7 +152,7 @@ async def _switch(database: Database, process: "Process", name: str, values: "Se
         row = await database.read(services.find, name, COMPUTE)
     except NotFound:
         raise _unknown(name) from None
-    changed = await database.write(services.update, row.uuid, values, micros(time.time()))
+    changed = await database.write(services.update, row.uuid, values, micros(process.clock.now()))
     await process.notifier.start()
     process.notifier.announce(Context(), partial(resources.service, "update", changed))
     if values["disabled"]:
@@ -189,8 +181,6 @@ def add(
     A host that is known gets a new password. Its settings file keeps everything else; without the file only the lines
     that change are printed.
     """
-    import time
-
     from micronova.db import host_contents, nodes, services
     from micronova.rpc.amqp.permissions import for_host
     from micronova.rpc.amqp.url import parse
@@ -199,7 +189,8 @@ def add(
     if console_address:
         _check_console_address(console_address)
 
-    async def work(database: Database, settings: Settings) -> _Registered:
+    async def work(database: Database, process: "Process") -> _Registered:
+        settings = process.settings
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
         if name in (parse(settings.default.transport_url).user, *settings.default.control_users):
@@ -207,7 +198,7 @@ def add(
                 f"{name} is a broker user of the control services: a host needs a broker user of its own."
             )
         known = (await database.read(host_contents.of_host, name)).has_user
-        await database.write(services.register_host_user, name, micros(time.time()), console_address)
+        await database.write(services.register_host_user, name, micros(process.clock.now()), console_address)
         address = await database.read(services.console_address, name) or ""
         kinds = {node.hypervisor_type for node in await database.read(nodes.list_) if node.host == name}
         return _Registered(settings, known, address, driver or ("fake" if kinds == {"fake"} else "libvirt"))
@@ -215,7 +206,7 @@ def add(
     # It is opened first: a process of root's becomes the owner of DIR, who may not be able to.
     file = None if settings_file is None else _HostFile(settings_file, name)
     try:
-        found = with_database(directory, config, work)
+        found = with_process(directory, config, work)
         settings = found.settings
         broker = parse(settings.default.transport_url)
         password = new_password()
@@ -305,7 +296,8 @@ def _renewed(former: str, changed: Mapping[str, str], path: Path | None) -> str:
     text = former
     for option, value in changed.items():
         line = re.compile(rf"^[ \t]*{option}[ \t]*=.*$", re.MULTILINE)
-        text = line.sub(lambda _, line=f"{option} = {value}": line, text, count=1)
+        if found := line.search(text):
+            text = f"{text[: found.start()]}{option} = {value}{text[found.end() :]}"
     try:
         became = tomllib.loads(text)["default"]
         right = all(became.get(option) == tomllib.loads(f"x = {value}")["x"] for option, value in changed.items())
@@ -367,12 +359,10 @@ def _address(option: str, given: str, public_url: str | None, path: str, role: s
 
 def remove(name: str, directory: Path | None, config: Path | None, *, yes: bool = False) -> None:
     """Take the rights of a host away, after a question if it has servers, which stay as they are."""
-    import time
-
     from micronova.db import host_contents, services
     from micronova.http.host_keys import LIFETIME
 
-    async def work(database: Database, settings: Settings) -> None:
+    async def work(database: Database, process: "Process") -> None:
         found = await database.read(host_contents.of_host, name)
         if found.servers and found.has_user and not yes:
             # What is printed to standard output are commands for a shell.
@@ -380,9 +370,9 @@ def remove(name: str, directory: Path | None, config: Path | None, *, yes: bool 
             for server in found.servers:
                 click.echo(_line(server), err=True)
             click.confirm("Take its rights away?", abort=True, err=True)
-        await database.write(services.forget_host_user, name, micros(time.time()))
+        await database.write(services.forget_host_user, name, micros(process.clock.now()))
 
-    with_database(directory, config, work)
+    with_process(directory, config, work)
     click.echo("# On the broker, which accepts the host until then:")
     click.echo(f"rabbitmqctl delete_user {name}")
     click.echo(f"rabbitmqctl close_all_user_connections {name} 'removed from the cloud'")
@@ -395,14 +385,12 @@ def remove(name: str, directory: Path | None, config: Path | None, *, yes: bool 
 
 def drain(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers, and print how those that it still has get to other hosts."""
-    import time
-
     from micronova.db import host_contents, services
 
     async def work(database: Database, process: "Process") -> tuple[list[tuple["ServerOnHost", frozenset[str]]], bool]:
         await _switch(database, process, name, {"disabled": True, "disabled_reason": "draining"})
         service = await database.read(services.find, name, COMPUTE)
-        up = services.is_up(service, micros(time.time()), process.settings.default.service_down_time)
+        up = services.is_up(service, micros(process.clock.now()), process.settings.default.service_down_time)
         return await database.read(host_contents.movable_servers, name), up
 
     found, up = with_process(directory, config, work)

@@ -58,7 +58,10 @@ def with_database(
 def with_process(
     directory: Path | None, config: Path | None, work: Callable[["Database", "Process"], Awaitable[T]]
 ) -> T:
-    """Run `work` with the current compute database of a cloud, and a process without roles that gives access to it."""
+    """Run `work` with the current compute database of a cloud, and a process without roles that gives access to it.
+
+    The clock of the process is that of the database, whose times `work` compares with it.
+    """
     settings = load(config)
     place = _place_of_cloud(directory, settings)
 
@@ -67,7 +70,9 @@ def with_process(
 
         process = Process(settings, [], place)
         try:
-            return await work(await process.open_current_database(), process)
+            database = await process.open_current_database()
+            await process.use_clock_of(database)
+            return await work(database, process)
         finally:
             await process.stop()
 

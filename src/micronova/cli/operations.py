@@ -14,6 +14,7 @@ from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
+from micronova.objects.errors import NotFound
 from micronova.objects.operations import OperationRow, Payload
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ def recount_quota(project: str, directory: Path | None, config: Path | None) -> 
     from micronova.db import quotas
 
     async def work(database: Database, settings: Settings) -> None:
+        if project and not await database.read(quotas.knows, project):
+            raise NotFound(
+                f"No server, server group or usage is recorded of a project {project}: name it by its id, as "
+                "`openstack project list` shows it."
+            )
         projects = [project] if project else sorted({each.project_id for each in await database.read(quotas.drift)})
         corrected = 0
         for each in projects:

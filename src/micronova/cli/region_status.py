@@ -7,7 +7,6 @@ import asyncio
 import importlib.metadata
 import logging
 import textwrap
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ from micronova.cli.maintain import place_of_databases
 from micronova.cli.status import job_line, time_span
 from micronova.conf.settings import Settings, load
 from micronova.db import audits, periodic_jobs, processes, region_counts, schema
+from micronova.db.clock import now_of
 from micronova.db.region_counts import HostNotUp, OperationCount, ServiceCount
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.errors import MicronovaError
@@ -197,10 +197,7 @@ def _server(conn: sa.Connection) -> str:
 
 
 def _read(conn: sa.Connection, server: str, revision: str, down_time: float) -> DatabaseStatus:
-    seconds = time.time()
-    if conn.dialect.name == "postgresql":  # whose clock the times in rows are of
-        seconds = float(conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-    now = micros(seconds)
+    now = micros(now_of(conn))
     counts = region_counts.read(conn, now, down_time)
     audit = audits.last(conn)
 

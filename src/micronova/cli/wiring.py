@@ -403,8 +403,13 @@ class Process:
         The services' databases are schemas of one server, so that any of them tells the time.
         """
         names = ["compute"] if self.database is not None else [role for role in EMBEDDED_ROLES if role in self.roles]
-        if names and self._on_postgresql:
-            self.clock = self._database_clock = DatabaseClock(self.clock, await self.open_database(names[0]))
+        if names:
+            await self.use_clock_of(await self.open_database(names[0]))
+
+    async def use_clock_of(self, database: Database) -> None:
+        """Use the clock of a database if it is PostgreSQL."""
+        if self._on_postgresql:
+            self.clock = self._database_clock = DatabaseClock(self.clock, database)
             await self._available(self._database_clock.start)
 
     @property

@@ -94,6 +94,14 @@ PublicEndpoint = Annotated[
         "reach the service by another URL than other services do, such as by a proxy. Empty: endpoint_override, or "
         "without it the URL of the identity service.",
         examples=["https://cloud.example/image"],
+        extra={
+            "examples": {
+                "neutron": "https://cloud.example/network",
+                "cinder": "https://cloud.example/volume/v3",
+                "nova": "https://cloud.example/compute/v2.1",
+                "placement": "https://cloud.example/placement",
+            }
+        },
     ),
 ]
 
@@ -109,6 +117,12 @@ class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "identity service has this URL. Set it if the catalog does not have the service, or has another address "
             "than this process should use.",
             examples=["https://image.example:9292"],
+            extra={
+                "examples": {
+                    "neutron": "https://network.example:9696",
+                    "cinder": "https://volume.example:8776/v3",
+                }
+            },
         ),
     ] = ""
     public_endpoint: PublicEndpoint = ""

@@ -192,7 +192,12 @@ def _example(default: Any, named: Any) -> str:
 
 def example(name: str) -> Any:
     """Return an example of a setting's value; None if its default is one."""
-    return next((each.examples[0] for each in _annotations(name) if isinstance(each, Meta) and each.examples), None)
+    section = name.partition(".")[0]
+    for each in _annotations(name):
+        if isinstance(each, Meta) and each.examples:
+            of_section = (each.extra or {}).get("examples", {})
+            return of_section.get(section, each.examples[0])
+    return None
 
 
 def _annotations(name: str) -> tuple[Any, ...]:
@@ -255,5 +260,7 @@ def options() -> list[tuple[str, Any, str, Any]]:
         for option in msgspec.structs.fields(section.type):
             annotated = typing.get_args(hints[option.name])
             description = next((m.description for m in annotated[1:] if isinstance(m, Meta)), "") or ""
-            found.append((f"{section.name}.{option.name}", option.default, description, annotated[0]))
+            made = option.default_factory
+            default = option.default if made is msgspec.NODEFAULT else made()
+            found.append((f"{section.name}.{option.name}", default, description, annotated[0]))
     return found

@@ -7,6 +7,7 @@ how far it is from a clock of this machine that never jumps. A measurement is as
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -26,6 +27,11 @@ _NOW = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 def _now(conn: sa.Connection) -> float:
     return float(conn.execute(_NOW).scalar_one())
+
+
+def now_of(conn: sa.Connection) -> float:
+    """Return the time by which rows of a database are dated: of PostgreSQL its own, of a file that of this machine."""
+    return _now(conn) if conn.dialect.name == "postgresql" else time.time()
 
 
 class DatabaseClock:

@@ -199,7 +199,7 @@ class PostgresDatabase(Database):
                 if done.id and not _rolled_back(error) and await self._committed(done.id):
                     return done.result
                 if attempt == RETRIES - 1:
-                    raise Unavailable("The database does not answer.") from error
+                    raise Unavailable(_given_up(error)) from error
                 self.statistics.retries += 1
                 self.statistics.conflicts += _rolled_back(error)
                 await self._pause(attempt)
@@ -275,6 +275,16 @@ def _state(error: BaseException) -> str:
     """Return the SQLSTATE of an error, "" if it has none."""
     original = getattr(error, "orig", error)
     return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+
+
+def _given_up(error: BaseException) -> str:
+    """Return what to say of a transaction that was tried again and again."""
+    if _state(error) == "55P03":
+        return (
+            "The database is busy: another session has held a lock for too long, such as that of a backup (pg_dump) "
+            "while the schema is upgraded. Try again when it has ended."
+        )
+    return "The database does not answer."
 
 
 def _reason(error: BaseException) -> str:

@@ -323,6 +323,12 @@ def drift(conn: sa.Connection, project_id: str | None = None) -> list[Drift]:
     ]
 
 
+def knows(conn: sa.Connection, project_id: str) -> bool:
+    """Return whether anything is recorded of a project that its usage counts."""
+    places = (_u.project_id, instances.c.project_id, server_groups.c.project_id)
+    return any(conn.execute(sa.select(each).where(each == project_id).limit(1)).first() for each in places)
+
+
 def recount(conn: sa.Connection, project_id: str) -> list[Drift]:
     """Set a project's recorded usage to what exists; return what was wrong."""
     # Transactions that charge hold locks on these rows. With the locks, all charged instances are committed.

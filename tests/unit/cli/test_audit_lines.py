@@ -30,6 +30,12 @@ def test_a_host_writes_no_lines_of_its_own_and_commands_no_terminal(
     assert not [line for line in done.output.splitlines() if line.startswith("nothing") or not line.isprintable()]
 
 
+def test_a_guest_that_is_not_found_is_not_silently_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ask", lambda *args, **more: {"findings": [], "down": []})
+    done = CliRunner().invoke(main, ["audit", "--repair", "--yes", "--remove-guest", "typo"])
+    assert done.exit_code == 1 and "--remove-guest typo: the audit finds no such guest" in done.output
+
+
 def test_what_an_agent_says_of_its_faults_is_bounded() -> None:
     found = _found(*["x" * 10 * LONGEST_FAULT] * 10 * MOST_FAULTS)
     assert len(found) == MOST_FAULTS

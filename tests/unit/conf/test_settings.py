@@ -128,6 +128,20 @@ def test_descriptions_name_what_they_are_about() -> None:
     assert {name: match[0] for name, match in found.items() if match} == {}
 
 
+def test_an_example_of_a_url_is_that_of_its_service() -> None:
+    words = {"glance": "image", "neutron": "network", "cinder": "volume", "nova": "compute", "placement": "placement"}
+    for section, word in words.items():
+        assert word in example(f"{section}.public_endpoint") and word in example(f"{section}.endpoint_override"), (
+            section
+        )
+
+
+def test_defaults_are_printed_as_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    show_settings(None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(("#", "["))]
+    assert lines == []
+
+
 def test_examples_are_values_of_their_settings() -> None:
     """Except those that describe a secret or a key in words."""
     for name, *_ in options():

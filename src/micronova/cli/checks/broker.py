@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from pamqp import commands
 
 from micronova.cli.checks.own_settings import is_host
@@ -32,7 +33,7 @@ from micronova.rpc.amqp.session import (
 )
 from micronova.rpc.amqp.url import BrokerUrl, parse
 from micronova.rpc.contract import queue_name
-from micronova.rpc.errors import BadBusUrl, ConnectionLost
+from micronova.rpc.errors import BadBusUrl, ConnectionLost, WrongSettings
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 
 SETTING = "default.transport_url"
@@ -57,22 +58,28 @@ def checks(subject: Subject) -> Iterator[Check]:
 
 
 async def _reachable(subject: Subject) -> list[Finding]:
-    """Log in to every broker that the URL names."""
+    """Log in to every broker that the URL names. Processes go on with one of several."""
     url = _url(subject)
-    found = []
+    found: list[Finding] = []
+    away: list[Finding] = []
+    answered = False
     for host in url.hosts:
         try:
             connection = await Connection.open(url, host, name="micronova check", clock=SystemClock())
         except ConnectionLost as error:
             right = f"{RIGHT}; `rabbitmqctl add_user`, `add_vhost` and `set_permissions` make it known"
-            found.append(Finding(SETTING, f"{host[0]}:{host[1]} as {url.user}: {error}", right))
+            wrong = found if isinstance(error, WrongSettings) else away
+            wrong.append(Finding(SETTING, f"{host[0]}:{host[1]} as {url.user}: {error}", right))
             continue
+        answered = True
         version = connection.server_version
         if version and version < OLDEST:
             text = ".".join(map(str, version))
             found.append(Finding(SETTING, f"RabbitMQ at {host[0]}:{host[1]} is {text}", "3.10 or newer"))
         await connection.close()
-    return found
+    if answered:
+        away = [msgspec.structs.replace(each, outcome="unknown") for each in away]
+    return away + found
 
 
 async def _rights(subject: Subject) -> list[Finding]:

@@ -11,6 +11,7 @@ from micronova.cli.maintain import SCHEMAS
 from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.wiring import WITH_COMPUTE_DATABASE
 from micronova.db import schema
+from micronova.db.clock import now_of
 from micronova.db.engine import Database
 from micronova.objects.errors import MicronovaError
 
@@ -150,7 +151,7 @@ def _ask_server(conn: sa.Connection, wanted: int) -> list[Finding]:
     if show("server_encoding") != "UTF8":
         right = "a database made with ENCODING 'UTF8'"
         found.append(Finding("database.connection", f"the database has the encoding {show('server_encoding')}", right))
-    free = int(show("max_connections")) - int(show("superuser_reserved_connections"))
+    free = free_connections(conn)
     if wanted > free:
         said = f"{wanted} connections (times api.workers) are more than the {free} that the server has"
         right = f"{max(1, free // 4)} or less, or a larger max_connections in postgresql.conf"
@@ -158,13 +159,20 @@ def _ask_server(conn: sa.Connection, wanted: int) -> list[Finding]:
     return found
 
 
+def free_connections(conn: sa.Connection) -> int:
+    """Return how many connections the server has for users without special rights."""
+    numbers = sa.text(
+        "SELECT sum(CASE name WHEN 'max_connections' THEN setting::int ELSE -setting::int END) FROM pg_settings "
+        "WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections')"
+    )
+    return int(conn.execute(numbers).scalar_one())
+
+
 async def _clock(subject: Subject) -> list[Finding]:
     """Compare the clock of this machine with that of the database, which roles use."""
     database = await _open(subject)
     begin = time.time()
-    theirs = await database.read(
-        lambda conn: float(conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-    )
+    theirs = await database.read(now_of)
     return clock_finding(theirs, begin, time.time(), "the database server")
 
 

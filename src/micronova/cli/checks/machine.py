@@ -1,30 +1,22 @@
-"""Checks of this machine: directories, free space, addresses to listen on, certificates, policy files, extensions."""
+"""Checks of this machine: directories, free space, addresses to listen on, programs, policy files, extensions."""
 
 import errno
 import os
 import pwd
 import shutil
 import socket
-import ssl
 import stat
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from micronova.cli.checks.certificates import ANSWER_SECONDS, reachable, unverified
 from micronova.cli.checks.shape import Check, Finding, Subject, plain
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.objects.errors import Invalid, MicronovaError
 
-if TYPE_CHECKING:
-    from cryptography import x509
-
 FREE_BYTES = 1 << 30
-EXPIRES_SOON = 14 * 86_400
-"""Seconds before the end of a certificate from which on it is a finding."""
-ANSWER_SECONDS = 10.0
 
 
 # --- directories -----------------------------------------------------------------------------------------------
@@ -161,11 +153,11 @@ def _answers_as_ours(address: str, port: int, tls: bool) -> bool | None:
     """Return whether a process of Micronova answers there: by its health check, or by its metrics; None: no answer."""
     import http.client
 
-    target = _reachable(address)
+    target = reachable(address)
     for path, proof in (("/healthcheck", b"OK"), ("/metrics", b"micronova_")):
         connection: http.client.HTTPConnection = http.client.HTTPConnection(target, port, timeout=ANSWER_SECONDS)
         if tls:
-            connection = http.client.HTTPSConnection(target, port, timeout=ANSWER_SECONDS, context=_unverified())
+            connection = http.client.HTTPSConnection(target, port, timeout=ANSWER_SECONDS, context=unverified())
         try:
             connection.request("GET", path)
             if proof in connection.getresponse().read(1 << 20):
@@ -177,136 +169,6 @@ def _answers_as_ours(address: str, port: int, tls: bool) -> bool | None:
         finally:
             connection.close()
     return False
-
-
-# --- certificates ----------------------------------------------------------------------------------------------
-
-
-def _certificates(subject: Subject) -> Iterator[Finding]:
-    api = subject.settings.api
-    if bool(api.tls_certificate) != bool(api.tls_key):
-        missing, given = ("tls_key", "tls_certificate") if api.tls_certificate else ("tls_certificate", "tls_key")
-        right = f"a PEM file, which belongs to that of api.{given}: with one of them alone the APIs do not start"
-        yield Finding(f"api.{missing}", f"it is empty, and api.{given} is set", right)
-        return
-    if not api.tls_certificate or not api.tls_key:
-        if (api.public_url or "").startswith("https:") and subject.settings.api.listen not in ("127.0.0.1", "::1"):
-            found = "api.public_url is https://, and this process speaks HTTP"
-            right = "a certificate here, or a proxy with one in front of it"
-            yield Finding("api.tls_certificate", found, right, "unknown")
-        return
-    yield from certificate(api.tls_certificate, "api.tls_certificate", urlsplit(api.public_url or "").hostname)
-    for name, file in (("api.tls_certificate", api.tls_certificate), ("api.tls_key", api.tls_key)):
-        if (problem := _unreadable(file)) is not None:
-            yield Finding(name, problem, "a PEM file that this user can read")
-            return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(api.tls_certificate, api.tls_key)
-    except ssl.SSLError as error:
-        said = error.reason or str(error)
-        right = "the private key, in PEM, of the first certificate in api.tls_certificate"
-        yield Finding("api.tls_key", f"it does not fit to api.tls_certificate ({said})", right)
-        return
-    shown, wanted = _shown(api.listen, api.port), _first_certificate(api.tls_certificate)
-    if shown is not None and wanted is not None and shown != wanted:
-        found = f"what listens on {api.listen}:{api.port} shows another certificate than {api.tls_certificate}"
-        right = "a process that has read it: reload it by SIGHUP (`systemctl reload`)"
-        yield Finding("api.tls_certificate", found, right, "unknown")
-
-
-def _shown(address: str, port: int) -> "x509.Certificate | None":
-    """Return the certificate that a running process shows; None if there is none, or another check says why not."""
-    from cryptography import x509
-
-    try:
-        with (
-            socket.create_connection((_reachable(address), port), timeout=ANSWER_SECONDS) as sock,
-            _unverified().wrap_socket(sock) as connection,
-        ):
-            encoded = connection.getpeercert(binary_form=True)
-    except OSError:
-        return None
-    return None if encoded is None else x509.load_der_x509_certificate(encoded)
-
-
-def _unverified() -> ssl.SSLContext:
-    """Return what speaks TLS with a process of which only the answer counts; its certificate is checked by itself."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-def _reachable(address: str) -> str:
-    """Return an address to connect to what listens on an address."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - not listened on
-
-
-def _authorities(subject: Subject) -> Iterator[Finding]:
-    """Look at the file with the authorities of other services."""
-    file = subject.settings.ssl.ca_file
-    if not file:
-        return
-    if (problem := _unreadable(file)) is not None:
-        yield Finding("ssl.ca_file", problem, "a PEM file of authorities that this user can read")
-        return
-    yield from certificate(file, "ssl.ca_file")
-
-
-def _unreadable(file: str) -> str | None:
-    try:
-        Path(file).read_bytes()
-    except OSError as error:
-        return f"{file} cannot be read: {error.strerror}"
-    return None
-
-
-def certificate(file: str, setting: str, host: str | None = None) -> Iterator[Finding]:
-    """Yield what is wrong with a certificate in a PEM file: its dates, and whether it is for `host`."""
-    try:
-        found = _first_certificate(file)
-    except ValueError:
-        yield Finding(setting, f"{file} has no certificate in PEM", "a file with -----BEGIN CERTIFICATE-----")
-        return
-    if found is None:
-        return
-    now = datetime.now(UTC)
-    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
-    if now < begin:
-        yield Finding(
-            setting, f"{file} is valid only from {begin:%Y-%m-%d %H:%M} UTC on", "a certificate that is valid"
-        )
-    if now > end:
-        yield Finding(
-            setting, f"{file} has expired on {end:%Y-%m-%d %H:%M} UTC", "a certificate that is valid: renew it"
-        )
-    elif (end - now).total_seconds() < EXPIRES_SOON:
-        said = f"{file} expires on {end:%Y-%m-%d %H:%M} UTC"
-        yield Finding(setting, said, "a certificate that is valid for more than 14 days: renew it", "unknown")
-    if host is not None and not _is_for(found, host):
-        right = f"a certificate whose subjectAltName has {host}, or another api.public_url"
-        yield Finding(setting, f"{file} is not for {host}, the host of api.public_url", right)
-
-
-def _first_certificate(file: str) -> "x509.Certificate | None":
-    """Return the first certificate in a PEM file, None if it cannot be read: another finding says why."""
-    from cryptography import x509
-
-    try:
-        return x509.load_pem_x509_certificates(Path(file).read_bytes())[0]
-    except OSError:
-        return None
-
-
-def _is_for(found: Any, host: str) -> bool:
-    from cryptography import x509
-
-    try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return False
-    known = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-    above = host.partition(".")[2]
-    return any(name.lower() in (host.lower(), f"*.{above.lower()}") for name in known)
 
 
 # --- programs ----------------------------------------------------------------------------------------------------
@@ -397,8 +259,6 @@ CHECKS = (
     Check("free space", ROLES, plain(_free_space), "default.state_path"),
     Check("clock of this machine", ROLES, plain(_local_clock)),
     Check("listen addresses", ROLES, plain(_addresses), "api.listen"),
-    Check("certificates", HTTP_ROLES, plain(_certificates), "api.tls_certificate"),
-    Check("authorities", ROLES, plain(_authorities), "ssl.ca_file"),
     Check("policy files", ("api",), plain(_policy_files), "api.policy_file"),
     Check("API extensions", ("api",), _extensions, "api.required_extensions"),
     Check("guests on this machine", ("compute", "network-agent"), plain(_guests), "compute.compute_driver"),

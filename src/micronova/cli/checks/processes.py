@@ -1,16 +1,19 @@
 """Checks of what runs and of what it has stored: heartbeats, users of hosts, versions, and the key of secrets."""
 
 import importlib.metadata
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.cli.checks.databases import free_connections
 from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
+from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.process_name import ONE_OF_A_NAME
 from micronova.cli.region_status import SILENT_AFTER
+from micronova.cli.wiring import WITH_COMPUTE_DATABASE
 from micronova.db import processes, schema, services
+from micronova.db.clock import now_of
 from micronova.db.secrets import SecretBox, key_id
 from micronova.db.tables import operations
 from micronova.objects.clock import micros
@@ -30,6 +33,7 @@ def checks(subject: Subject) -> Iterator[Check]:
         yield Check("users of hosts", ("conductor",), _host_users, "conductor.require_host_users")
         yield Check("versions of services", ROLES, _versions)
         yield Check("releases of processes", ROLES, _releases)
+        yield Check("connections to the database", ROLES, _connections, "database.pool_size")
         yield Check("names of processes", ("conductor", "scheduler"), _names, "default.host")
     if subject.among(SECRET_ROLES) and (
         subject.has_database() or subject.has_database("identity") or subject.has_database("volume")
@@ -48,10 +52,15 @@ async def _read(subject: Subject, function: Any, *args: Any) -> Any:
         raise NotAsked("the database cannot be asked, as said above") from None
 
 
+async def _now(subject: Subject) -> int:
+    """Return the time by which rows are dated: the clock of this machine may differ."""
+    return micros(await _read(subject, now_of))
+
+
 async def _heartbeats(subject: Subject) -> list[Finding]:
     from micronova.conductor.heartbeat_interval import longest_interval, too_often
 
-    hosts = await _read(subject, services.count_up, COMPUTE, micros(time.time()), DAY)
+    hosts = await _read(subject, services.count_up, COMPUTE, await _now(subject), DAY)
     default = subject.settings.default
     longest = longest_interval(default.service_down_time, subject.settings.conductor.lease)
     problem = too_often(hosts, report_interval=default.report_interval, longest=longest)
@@ -68,7 +77,7 @@ async def _host_users(subject: Subject) -> list[Finding]:
     rows = await _read(subject, services.list_)
     known = (await _read(subject, services.host_users)).registered
     down = subject.settings.default.service_down_time
-    now = micros(time.time())
+    now = await _now(subject)
     up = [row.host for row in rows if row.binary == COMPUTE and services.is_up(row, now, down)]
     strange = sorted(host for host in up if host not in known)
     if not strange:
@@ -80,7 +89,7 @@ async def _host_users(subject: Subject) -> list[Finding]:
 async def _versions(subject: Subject) -> list[Finding]:
     """Find conductors, schedulers and hosts of another release. They work side by side for the time of an upgrade."""
     rows = await _read(subject, services.list_)
-    down, now = subject.settings.default.service_down_time, micros(time.time())
+    down, now = subject.settings.default.service_down_time, await _now(subject)
     others = [row for row in rows if services.is_up(row, now, down) and row.version != SERVICE_VERSION]
     found = []
     for version in sorted({row.version for row in others}):
@@ -148,7 +157,7 @@ async def _other_keys(subject: Subject, key: bytes, others: Sequence[bytes]) -> 
 
 async def _running(subject: Subject) -> list[processes.ProcessRow]:
     """Return the processes that have shown a sign of life lately."""
-    since = micros(time.time() - SILENT_AFTER)
+    since = await _now(subject) - micros(SILENT_AFTER)
     return [row for row in await _read(subject, processes.list_) if row.seen_at > since]
 
 
@@ -167,6 +176,30 @@ async def _releases(subject: Subject) -> list[Finding]:
         said = f"{', '.join(names[:MOST_NAMED])}{more} run the release {release}, and this command is of {own}"
         found.append(Finding("", said, "the same release everywhere: upgrade the older ones", "unknown"))
     return found
+
+
+async def _connections(subject: Subject) -> list[Finding]:
+    """Add up what all processes that run may open at the database server."""
+    rows = await _running(subject)
+    if not subject.settings.database.connection.startswith("postgres"):
+        return []
+    pool = subject.settings.database.pool_size
+    wanted = sum(_most_connections(row.roles.split(), pool) for row in rows)
+    free = await _read(subject, free_connections)
+    if wanted <= free:
+        return [Finding("", f"{len(rows)} processes may open {wanted} of {free}", outcome="ok")] if rows else []
+    said = f"the {len(rows)} processes that run may open {wanted} connections, and the server has {free} for them"
+    right = (
+        f"max_connections = {3 * wanted // 2} or more in postgresql.conf, or {max(1, pool * free // wanted)} or less"
+    )
+    return [Finding("database.pool_size", said, right)]
+
+
+def _most_connections(roles: Sequence[str], pool: int) -> int:
+    """Return how many connections a process may have: a pool for each service, or one to say that it runs."""
+    with_compute = not set(WITH_COMPUTE_DATABASE).isdisjoint(roles)
+    pools = with_compute + sum(role in EMBEDDED_ROLES for role in roles)
+    return pools * pool + (not with_compute)
 
 
 async def _names(subject: Subject) -> list[Finding]:

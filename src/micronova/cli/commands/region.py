@@ -26,7 +26,14 @@ region_directory_option = click.option(
 @region.command("init", short_help="Write the files of a new region.")
 @region_directory_option
 @click.option("--address", default="127.0.0.1", show_default=True, help="Control node, as clients and hosts reach it.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Compute host; may be repeated [compute-1].")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Compute host; may be repeated [compute-1]. `region up` starts those of a trial; for others the command that "
+    "adds each is printed.",
+)
 @click.option(
     "--driver",
     type=click.Choice(["libvirt", "fake"]),

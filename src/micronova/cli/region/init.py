@@ -55,7 +55,7 @@ def init(directory: Path, config_directory: Path | None, hosts: tuple[str, ...],
             (directory / "systemd" / unit.name).write_text(unit.read_text())
     keys = StateDirectory(plan.state("identity"))
     keys.create()
-    authority = plan.authority if plan.tls else None
+    authority = plan.config_directory / "tls" / "ca.pem" if plan.tls else None
     StateDirectory(directory).write_clouds(
         plan.seen_by_clients("identity").removesuffix("/identity/v3"),
         keys.keys(),
@@ -104,6 +104,11 @@ def _say(plan: RegionPlan) -> None:
         click.echo("  authority/       the key of the region's certificate authority: keep it away from all machines")
     if plan.is_for_trial:
         click.echo(f"\nmicronova region up --dir {plan.directory}    runs it on this machine, for a trial.")
+    else:
+        click.echo("\nWhen it runs, on a control node, for each compute host:\n")
+        for host in plan.hosts:
+            settings = plan.config_directory / plan.settings.name
+            click.echo(f"micronova host add {host} --settings {host}.toml --config {settings} > {host}.sh")
     click.echo("\ndocs/region.md says what to do with each file.")
     if not plan.tls and not plan.on_one_machine:
         click.echo(

@@ -15,10 +15,15 @@ def shows(port: int, certificate: Path, authority: Path, *, is_postgres: bool) -
     context = ssl.create_default_context(cafile=authority)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT) as sock:
-            if is_postgres:  # it begins with TLS when its client has asked for that
-                sock.sendall(_POSTGRES_TLS)
-                sock.recv(1)
+            if is_postgres:
+                begin_tls_with_postgres(sock)
             with context.wrap_socket(sock, server_hostname="127.0.0.1") as connection:
                 return connection.getpeercert(binary_form=True) == wanted
     except OSError:
         return False
+
+
+def begin_tls_with_postgres(sock: socket.socket) -> bool:
+    """Ask PostgreSQL for TLS, with which it begins only then; return whether it does."""
+    sock.sendall(_POSTGRES_TLS)
+    return sock.recv(1) == b"S"
