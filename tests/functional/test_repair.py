@@ -334,6 +334,22 @@ async def test_a_guest_that_is_newer_than_its_server_is_named_and_kept(
     await _gone(cloud, id)
 
 
+async def test_what_a_newer_guest_does_is_recorded_when_it_is_repaired(cloud: OneProcess, user: Caller) -> None:
+    """Its host repeats what it reports of the guest until the server's record is as new."""
+    id = (await user.boot())["id"]
+    before = await _row_of(cloud, id)
+    await _rebuild(user, id)
+    await _restore(cloud, before)
+    [manager] = [role for role in cloud.process.started if hasattr(role, "_agents")]
+    manager._agents[await user.host_of(id)].host.driver.guest_becomes(id, "stopped")
+    [finding] = [each for each in await run_audit(cloud.process) if "was made after" in each["message"]]
+    assert (await user.show(id))["status"] == "ACTIVE"
+    await run_repair(cloud.process, finding["repairs"][0])
+    await user.wait_for(id, "SHUTOFF")
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
 async def test_a_newer_guest_that_nobody_has_repaired_is_deleted_with_its_server(
     cloud: OneProcess, user: Caller
 ) -> None:

@@ -332,7 +332,8 @@ class HostAgent:
             self._depart(departure)
         refused, self._refused_before_beat = self._refused_before_beat, set()
         for order in reply.orders:
-            behind = (order.operation_id, order.epoch) in refused and order.instance.uuid not in self._to_remove
+            waits = self._stopping or order.instance.uuid in self._to_remove
+            behind = (order.operation_id, order.epoch) in refused and not waits
             if behind:
                 self._note_database_is_behind(order, now)
             self.begin(order, database_is_behind=behind)
