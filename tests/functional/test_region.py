@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from micronova.cli.check import report
 from micronova.cli.checks.shape import CheckResult
 from micronova.cli.private_services.postgres import PrivatePostgres
+from micronova.cli.region.certificates import renew_certificate
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import Settings, SettingsError, load
@@ -376,6 +377,16 @@ def test_a_certificate_is_renewed_by_the_same_authority(tmp_path: Path) -> None:
     assert "is not the key of" in refused("region", "renew", "--dir", place)
     plain = init(tmp_path / "plain")
     assert "without --tls" in refused("region", "renew", "--dir", plain)
+
+
+def test_a_certificate_that_cannot_be_renewed_fits_to_its_key_still(tmp_path: Path) -> None:
+    tls = (place := init(tmp_path, "--tls")) / "etc" / "tls"
+    before = [(tls / name).read_bytes() for name in ("certificate.pem", "key.pem")]
+    (tls / "key.pem.new").mkdir()  # the new key cannot be written
+    with pytest.raises(OSError, match=r"key\.pem\.new"):
+        renew_certificate(place)
+    assert [(tls / name).read_bytes() for name in ("certificate.pem", "key.pem")] == before
+    check_certificate(str(tls / "certificate.pem"), str(tls / "key.pem"))
 
 
 async def test_a_process_that_has_not_read_its_new_certificate_is_named(tmp_path: Path) -> None:

@@ -274,6 +274,194 @@ async def test_the_guest_of_a_server_without_a_host_is_adopted(
     await cloud.assert_clean()
 
 
+async def _row_of(cloud: OneProcess, id: str) -> dict[str, Any]:
+    """Return the row of a server, as a backup has it, when nothing works on it."""
+    await cloud.settled()
+    query = instances.select().where(_is(id))
+    return dict(await _database(cloud).read(lambda conn: conn.execute(query).mappings().one()))
+
+
+async def _restore(cloud: OneProcess, before: dict[str, Any]) -> None:
+    """Let the database forget what was done since: the hosts are not restored."""
+    await cloud.settled()
+    await _write(cloud, instances.update().where(_is(before["uuid"])).values(**{**before, "updated_at": 1}))
+
+
+async def _stop_and_start(user: Caller, id: str) -> None:
+    await user.act(id, "os-stop")
+    await user.wait_for(id, "SHUTOFF")
+    await user.act(id, "os-start")
+    await user.wait_for(id, "ACTIVE")
+
+
+async def _rebuild(user: Caller, id: str) -> None:
+    await user.act(id, "rebuild", {"imageRef": (await user.show(id))["image"]["id"]})
+    await user.wait_for(id, "ACTIVE", task=None)
+
+
+async def test_a_server_that_was_acted_on_after_the_backup_is_acted_on_again(cloud: OneProcess, user: Caller) -> None:
+    """Its host has seen newer epochs than those of the orders that a restored database makes."""
+    id = (await user.boot())["id"]
+    before = await _row_of(cloud, id)
+    for _ in range(2):
+        await _stop_and_start(user, id)
+    await _restore(cloud, before)
+    assert await run_audit(cloud.process) == []
+    await _stop_and_start(user, id)
+    assert (await _row_of(cloud, id))["epoch"] == before["epoch"] + 2
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await _gone(cloud, id)
+
+
+async def test_a_guest_that_is_newer_than_its_server_is_named_and_kept(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = (await user.boot())["id"]
+    before = await _row_of(cloud, id)
+    await _rebuild(user, id)
+    guest = (await cloud.guests(host := await user.host_of(id)))[id]
+    await _restore(cloud, before)
+    assert guest.epoch > before["epoch"]
+    text = await _audit(cloud, monkeypatch, code=1)
+    assert f"{host} has a guest that was made after what the database says of its server." in text
+    await _audit(cloud, monkeypatch, "--repair", "--yes")
+    assert (await _row_of(cloud, id))["epoch"] > guest.epoch
+    assert (await cloud.guests(host))[id] == guest
+    await _rebuild(user, id)
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await _gone(cloud, id)
+
+
+async def test_what_a_newer_guest_does_is_recorded_when_it_is_repaired(cloud: OneProcess, user: Caller) -> None:
+    """Its host repeats what it reports of the guest until the server's record is as new."""
+    id = (await user.boot())["id"]
+    before = await _row_of(cloud, id)
+    await _rebuild(user, id)
+    await _restore(cloud, before)
+    [manager] = [role for role in cloud.process.started if hasattr(role, "_agents")]
+    manager._agents[await user.host_of(id)].host.driver.guest_becomes(id, "stopped")
+    [finding] = [each for each in await run_audit(cloud.process) if "was made after" in each["message"]]
+    assert (await user.show(id))["status"] == "ACTIVE"
+    await run_repair(cloud.process, finding["repairs"][0])
+    await user.wait_for(id, "SHUTOFF")
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+async def test_a_newer_guest_that_nobody_has_repaired_is_deleted_with_its_server(
+    cloud: OneProcess, user: Caller
+) -> None:
+    id = (await user.boot())["id"]
+    before = await _row_of(cloud, id)
+    await _rebuild(user, id)
+    await _restore(cloud, before)
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await _gone(cloud, id)
+    await cloud.assert_clean()
+
+
+async def test_a_newer_guest_is_removed_by_a_host_that_was_down_when_its_server_was_deleted(
+    cloud: OneProcess, user: Caller, tmp_path: Path
+) -> None:
+    host = KillableHost(cloud, "behind", tmp_path, memory_mb=1 << 24, vcpus=4096, local_gb=1 << 20)
+    await host.start()
+    id = (await user.boot())["id"]
+    assert await user.host_of(id) == "behind"
+    before = await _row_of(cloud, id)
+    await _rebuild(user, id)
+    await _restore(cloud, before)
+    await host.kill()
+    await host.wait_until_down()
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await host.start()
+    await host.guest_removed(id)
+    await host.stop()
+    await cloud.assert_clean()
+
+
+async def test_an_epoch_that_no_server_can_have_reached_is_not_taken_over(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stolen host can report any: it must not end all work on the server."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    before = await _row_of(cloud, id)
+    [manager] = [role for role in cloud.process.started if hasattr(role, "_agents")]
+    driver = manager._agents[host].host.driver
+    guest = (await cloud.guests(host))[id]
+    await _write(cloud, instances.update().where(_is(id)).values(updated_at=1))
+
+    async def lies() -> Any:
+        return [msgspec.structs.replace(guest, epoch=2**31 - 1)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "list_guests", lies)
+        [finding] = await run_audit(cloud.process)
+        with pytest.raises(Conflict, match="cannot be"):
+            await run_repair(cloud.process, finding["repairs"][0])
+    assert (await _row_of(cloud, id))["epoch"] == before["epoch"]
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+async def test_a_soft_deleted_server_whose_guest_runs_is_named(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner restored it after the backup: now a job would delete it some day."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    await _restore(cloud, {**await _row_of(cloud, id), "vm_state": "soft-delete", "deleted_at": 1})
+    await _write(cloud, quota_usages.update().where(quota_usages.c.project_id == user.project).values(in_use=0))
+    text = await _audit(cloud, monkeypatch, code=1)
+    assert f"The guest on {host} is running, and the server is soft-deleted." in text
+    assert f"`openstack server restore {id}`" in text
+    await user.admin.act(id, "restore")
+    await user.wait_for(id, "ACTIVE")
+    await cloud.settled()
+    await _write(cloud, instances.update().where(_is(id)).values(updated_at=1))
+    await _audit(cloud, monkeypatch)
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+@pytest.mark.parametrize("state", ["soft-delete", "rescued"])
+async def test_an_adopted_server_stays_soft_deleted_or_rescued(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The quota is not charged for a soft-deleted one, and a rescued one has yet to boot from its own disk."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    nowhere = {"host": None, "node": None, "node_uuid": None, "vm_state": state}
+    before = {**await _row_of(cloud, id), **nowhere, "deleted_at": 1 if state == "soft-delete" else None}
+    await _restore(cloud, before)
+    await _write(cloud, allocations.delete().where(allocations.c.consumer_uuid == id))
+    found = [each for each in await run_audit(cloud.process) if each["kind"] == "guest"]
+    await run_repair(cloud.process, found[0]["repairs"][0])
+    row = await _row_of(cloud, id)
+    assert (row["host"], row["vm_state"], row["deleted_at"]) == (host, state, before["deleted_at"])
+    await _write(cloud, instances.update().where(_is(id)).values(vm_state="active", deleted_at=None))
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await _audit(cloud, monkeypatch, "--repair", "--yes")
+
+
+async def test_the_quota_of_key_pairs_is_counted_again(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They belong to a user, and to no project."""
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl a"
+    await user.post("/os-keypairs", {"keypair": {"name": "k", "public_key": key}}, status=201)
+    await _write(cloud, quota_usages.update().where(quota_usages.c.project_id == "").values(in_use=99))
+    text = await _audit(cloud, monkeypatch, "--repair", "--yes")
+    assert "key_pairs: 99 → 1" in text and "nothing is wrong" in text
+    await user.delete("/os-keypairs/k")
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize("project", ["{", "{0}", "{x}", "{0.__class__}", "%s%(x)d"])
 async def test_what_a_host_says_of_a_project_is_only_shown(
     cloud: OneProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, project: str

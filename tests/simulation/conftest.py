@@ -1,8 +1,9 @@
-"""The fixture that all simulations share, and the count of the faults that were tried."""
+"""The fixtures that all simulations share, and the count of the faults that were tried."""
 
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("template")
     StateDirectory(directory).keys()
     return directory
+
+
+@pytest.fixture(autouse=True)
+def no_host_believes_that_the_database_was_restored(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever fails: only a database that was restored offers an order again that its host had to refuse."""
+    yield
+    assert not [each.getMessage() for each in caplog.get_records("call") if "database is behind" in each.getMessage()]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -144,13 +144,16 @@ def _audit(cloud: _Cloud, as_json: bool, *, repair: bool, yes: bool, remove_gues
         report = cloud.audit()
         return _show(report, as_json)
     done: list[dict[str, str]] = []
+    declined: set[bytes] = set()
     for _ in range(MOST_ROUNDS):
         report = cloud.audit()
         before = len(done)
         for found in report["findings"]:
-            _repair_one(cloud, found, done, quiet=as_json, yes=yes, remove_guests=remove_guests)
+            _repair_one(cloud, found, done, declined, quiet=as_json, yes=yes, remove_guests=remove_guests)
         if len(done) == before:
             break
+    else:
+        report = cloud.audit()  # without what the last round has repaired
     if not as_json:
         return _show(report, as_json=False)
     click.echo(_json({"repaired": done, "findings": report["findings"]}))
@@ -161,20 +164,25 @@ def _repair_one(
     cloud: _Cloud,
     found: dict[str, Any],
     done: list[dict[str, str]],
+    declined: set[bytes],
     *,
     quiet: bool,
     yes: bool,
     remove_guests: tuple[str, ...],
 ) -> None:
-    """Ask for the repairs of a finding, and make the first that is wanted."""
-    if found.get("repairs") and not (quiet or yes):
+    """Ask for the repairs of a finding, except those that were declined before, and make the first that is wanted."""
+    repairs = [each for each in found.get("repairs", ()) if msgspec.json.encode(each) not in declined]
+    if repairs and not (quiet or yes):
         _say(f"{found['kind']}  {found['subject']}")
         _say(f"  {found['message']}")
-    for repair in found.get("repairs", ()):
+    for repair in repairs:
         destroys = repair.get("destroys", False)
         named = repair["name"] == "remove_guest" and found["subject"] in remove_guests
         without_question = named or (yes and not destroys)
-        if not without_question and (yes or quiet or not click.confirm(one_line(f"  {repair['text']}"), default=False)):
+        if not without_question and (yes or quiet):
+            continue
+        if not without_question and not click.confirm(one_line(f"  {repair['text']}"), default=False):
+            declined.add(msgspec.json.encode(repair))
             continue
         try:
             result = cloud.repair(repair)

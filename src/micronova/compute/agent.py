@@ -9,7 +9,7 @@ from typing import Protocol
 
 from micronova.compute.handlers.table import HANDLERS, UNDO
 from micronova.compute.host import Host
-from micronova.compute.work import REMOVES, InstanceWork, Outcome, Phase, Work
+from micronova.compute.work import REMOVES, InstanceWork, Outcome, Phase, Refusal, Work
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, NotSupported, resource_exhausted
 from micronova.objects.host_limits import MOST_REPORTED
@@ -32,6 +32,10 @@ from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
+NEWER_GUEST = (
+    "The guest on the server's host is newer than what the database says of the server: the database was restored from "
+    "a backup. An administrator can repair this with `micronova audit --repair`."
+)
 STARTED_TOGETHER = 50
 """Guests that one message asks to be started after a boot of the host."""
 
@@ -64,11 +68,14 @@ class HostAgent:
         self._registry = host.work_registry
         self._stopping = False
         self._synchronised_at: float | None = None
-        self._to_remove: dict[str, int] = {}  # instance -> epoch at which it left this host; its guest is still here
+        self._to_remove: dict[str, Departure] = {}  # by instance; its guest is still here
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._removed: dict[str, int] = {}  # the guest was removed; the conductor does not know that yet
         self._send_all_nodes = True
         self._last_listed: dict[str, Work] = {}  # the work that the last heartbeat lists
+        # Orders (operation, epoch) that were refused as stale or finished: since the last heartbeat, and before it.
+        self._refused: set[tuple[str, int]] = set()
+        self._refused_before_beat: set[tuple[str, int]] = set()
 
     # --- orders ---
 
@@ -76,15 +83,20 @@ class HostAgent:
         """Accept an order that came as a message, unless it is older than the first reply to a heartbeat.
 
         That reply brings all orders that are valid. A message from before may be out of date: a broker can deliver it
-        to a new agent after a newer order was carried out by the agent before.
+        to a new agent after a newer order was carried out by the agent before. The same holds of the reply by which an
+        agent learned that the database was restored.
         """
         since = self._synchronised_at
         if since is None or 0.0 < order.issued_at <= since:
-            log.info("host %s: order %s is older than this agent and is ignored", self.host.name, order.operation_id)
+            log.info(
+                "host %s: order %s was issued before this agent asked for all orders and is ignored",
+                self.host.name,
+                order.operation_id,
+            )
         else:
             self.begin(order, context)
 
-    def begin(self, order: WorkOrder, context: Context | None = None) -> None:
+    def begin(self, order: WorkOrder, context: Context | None = None, *, database_is_behind: bool = False) -> None:
         """Begin to carry out an order, unless it is a duplicate or stale."""
         if context is None:
             context = Context(request_id=order.request_id, traceparent=order.traceparent)
@@ -93,14 +105,25 @@ class HostAgent:
             reason: str | None = "is ignored: the agent stops"
         elif order.host != host.name:
             reason = f"is ignored: it is for host {order.host}"
+        elif (refusal := self._registry.admit(order, database_is_behind=database_is_behind)) is not None:
+            reason = refusal.value
+            if refusal is not Refusal.RUNNING:
+                self._refused.add((order.operation_id, order.epoch))
         else:
-            reason = self._registry.admit(order)
+            reason = None
         if reason is not None:
             log.info("host %s: order %s (%s) %s", host.name, order.operation_id, order.kind, reason)
             return
         plugged_ports = functools.partial(self._conductor.plugged_ports, host.name, order.instance.uuid)
         plug_wait = host.plug_events.watch(order.instance.uuid, order.wait_for_plugs, plugged_ports)
-        work = Work(order, context, plug_wait, host.clock.now(), self._conductor.progress)
+        work = Work(
+            order,
+            context,
+            plug_wait,
+            host.clock.now(),
+            self._conductor.progress,
+            database_is_behind=database_is_behind,
+        )
         instance_work = self._registry.add(work)
         host.boots.order_accepted(order.instance.uuid)
         work.task = asyncio.get_running_loop().create_task(self._run(work, instance_work))
@@ -114,6 +137,9 @@ class HostAgent:
             began = self.host.clock.monotonic()
             with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
                 outcome = await self._carry_out(work)
+            if outcome is None and work.database_is_behind:
+                work.unchanged = True
+                outcome = Outcome(outcome="error", message=NEWER_GUEST)
             if work.cancelled:
                 said = "is withdrawn"
             elif outcome is None:
@@ -185,8 +211,11 @@ class HostAgent:
 
     def _depart(self, departure: Departure) -> None:
         uuid = departure.instance_uuid
-        self._to_remove[uuid] = max(departure.epoch, self._to_remove.get(uuid, departure.epoch))
-        self._registry.epochs.leave(uuid, self._to_remove[uuid])
+        known = self._to_remove.get(uuid, departure)
+        self._to_remove[uuid] = departure = Departure(
+            uuid, max(departure.epoch, known.epoch), departure.deleted or known.deleted
+        )
+        self._registry.epochs.leave(uuid, departure.epoch)
         self._start_removal(uuid)
 
     def _start_removal(self, uuid: str) -> None:
@@ -195,7 +224,8 @@ class HostAgent:
             self._removals[uuid] = task
             task.add_done_callback(lambda _: self._removals.pop(uuid, None))
 
-    async def _remove_guest(self, uuid: str, epoch: int) -> None:
+    async def _remove_guest(self, uuid: str, departure: Departure) -> None:
+        epoch = departure.epoch
         instance_work = self._registry.acquire(uuid)
         try:
             for work in instance_work.works:
@@ -203,10 +233,11 @@ class HostAgent:
                     work.cancel()
             async with instance_work.lock:
                 guest = await self.host.driver.info(uuid)
-                if guest is None or guest.epoch <= epoch:  # a newer guest: the instance has returned to this host
+                # A newer guest: the instance has returned to this host. One that is deleted never does.
+                if guest is None or guest.epoch <= epoch or departure.deleted:
                     await self.host.destroy(uuid)
             self._removed[uuid] = epoch
-            if self._to_remove.get(uuid) == epoch:
+            if self._to_remove.get(uuid) == departure:
                 del self._to_remove[uuid]
         except Exception as error:  # drivers may raise anything
             log.warning(
@@ -253,6 +284,8 @@ class HostAgent:
         for uuid in self._to_remove:
             self._start_removal(uuid)
         self._last_listed = self._registry.by_operation()
+        self._refused_before_beat |= self._refused
+        self._refused.clear()
         nodes = self.host.nodes(include_unchanged=self._send_all_nodes)
         self._send_all_nodes = False
         return HostBeat(
@@ -299,8 +332,33 @@ class HostAgent:
                 work.cancel()
         for departure in reply.departures:
             self._depart(departure)
+        refused, self._refused_before_beat = self._refused_before_beat, set()
         for order in reply.orders:
-            self.begin(order)
+            waits = self._stopping or order.instance.uuid in self._to_remove
+            behind = (order.operation_id, order.epoch) in refused and not waits
+            if behind:
+                self._note_database_is_behind(order, now)
+            self.begin(order, database_is_behind=behind)
+
+    def _note_database_is_behind(self, order: WorkOrder, now: float) -> None:
+        """Note that the database has forgotten what this host did: it was restored from a backup.
+
+        This order was refused before the heartbeat was sent, because of a newer order, guest or departure, or because
+        its report was accepted. The database had each of these before this host did. It was read after the heartbeat
+        was sent, and still says that the host has to carry out the order: what the host remembers is void. What the
+        broker still has from before is void, too.
+        """
+        log.warning(
+            "host %s: the database is behind this host and was restored: order %s (%s) of instance %s is carried out,"
+            " although the host has seen epoch %d, and the order has epoch %d; run `micronova audit`",
+            self.host.name,
+            order.operation_id,
+            order.kind,
+            order.instance.uuid,
+            self._registry.epochs.highest(order.instance.uuid),
+            order.epoch,
+        )
+        self._synchronised_at = max(now, self._synchronised_at or 0.0)
 
     @property
     def synchronised(self) -> bool:

@@ -35,6 +35,11 @@ class Epochs:
         """Note the epoch of a guest that was found."""
         self._seen[uuid] = max(epoch, self.highest(uuid))
 
+    def go_back(self, uuid: str, epoch: int) -> None:
+        """Note that the database is at this epoch, which may be earlier than what was seen: it was restored."""
+        self._past.pop(uuid, None)
+        self._seen[uuid] = epoch
+
     def leave(self, uuid: str, epoch: int) -> None:
         """Note that the instance left the host at this epoch: orders up to it are refused."""
         _, left = self._past.pop(uuid, (0, 0))

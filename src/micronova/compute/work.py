@@ -34,6 +34,14 @@ class Phase(enum.Enum):
     REPORTING = enum.auto()
 
 
+class Refusal(enum.Enum):
+    """Why an order is not carried out."""
+
+    RUNNING = "is being carried out already"
+    FINISHED = "was finished and reported"
+    STALE = "is stale"
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an order ended; its report repeats these fields."""
 
@@ -55,6 +63,7 @@ class Work:
         "_send_progress",
         "cancelled",
         "context",
+        "database_is_behind",
         "left_behind",
         "order",
         "phase",
@@ -72,12 +81,15 @@ class Work:
         plug_wait: PlugWait,
         started_at: float,
         send_progress: SendProgress,
+        *,
+        database_is_behind: bool = False,
     ) -> None:
         self.order = order
         self.context = context
         self.plug_wait = plug_wait
         self.started_at = started_at
         self._send_progress = send_progress
+        self.database_is_behind = database_is_behind  # it was restored: the guest may be newer than what it says
         self.phase = Phase.WORKING
         self.cancelled = False
         self.left_behind = False  # it failed, and what it made could not be removed
@@ -165,15 +177,22 @@ class WorkRegistry:
         self._by_instance: dict[str, InstanceWork] = {}
         self._finished: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def admit(self, order: WorkOrder) -> str | None:
-        """Note the epoch of an order and return None, or return why it must not be carried out."""
+    def admit(self, order: WorkOrder, *, database_is_behind: bool = False) -> Refusal | None:
+        """Note the epoch of an order and return None, or return why it must not be carried out.
+
+        If the database is known to be behind this host, what the host remembers of the instance does not count.
+        """
         running = self._by_operation.get(order.operation_id)
         if running is not None and running.order.epoch >= order.epoch:
-            return "is being carried out already"
+            return Refusal.RUNNING
+        if database_is_behind:
+            self._finished.pop((order.operation_id, order.epoch), None)
+            self.epochs.go_back(order.instance.uuid, order.epoch)
+            return None
         if (order.operation_id, order.epoch) in self._finished:
-            return "was finished and reported"
+            return Refusal.FINISHED
         if not self.epochs.admit(order.instance.uuid, order.epoch, removes=order.kind in REMOVES):
-            return "is stale"
+            return Refusal.STALE
         return None
 
     def add(self, work: Work) -> InstanceWork:

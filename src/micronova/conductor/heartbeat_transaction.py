@@ -272,7 +272,7 @@ def _recorded_departures(conn: sa.Connection, hosts: Sequence[str]) -> dict[str,
     """Return the departures that are recorded for each host."""
     found: dict[str, list[Departure]] = {host: [] for host in hosts}
     for row in departure_rows.of_hosts(conn, hosts):
-        found[row["host"]].append(Departure(row["instance_uuid"], row["epoch"]))
+        found[row["host"]].append(Departure(row["instance_uuid"], row["epoch"], row["deleted"]))
     return found
 
 

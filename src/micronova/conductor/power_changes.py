@@ -53,7 +53,9 @@ class Compared(NamedTuple):
     """Power states that instances do not have: those that count, and by host those to report again."""
 
     differing: dict[str, Differing]
-    repeat: dict[str, tuple[str, ...]]  # instances that an operation changes: what counts is what it leaves
+    # Instances that an operation changes: what counts is what it leaves. And those of a database that was restored from
+    # a backup, whose guests are newer: `micronova audit --repair` mends that.
+    repeat: dict[str, tuple[str, ...]]
 
 
 class StateChange(NamedTuple):
@@ -94,9 +96,9 @@ def compare(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> 
         return found
     for row in instances.states_of(conn, {uuid for _, uuid in reported}):
         change = None if row.host is None else reported.get((row.host, row.uuid))
-        if change is None or row.host is None or not _differs(change, row.epoch, row.power_state):
+        if change is None or row.host is None or change.power_state == row.power_state:
             continue
-        if _is_free(row.task_state):
+        if row.epoch >= change.epoch and _is_free(row.task_state):
             found.differing[row.uuid] = Differing(row.host, change, row.epoch)
         else:
             found.repeat[row.host] = (*found.repeat.get(row.host, ()), row.uuid)

@@ -15,6 +15,7 @@ from micronova.db.engine import Database
 from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Unavailable
+from micronova.objects.states import STATUSES
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import queue_name
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
@@ -29,7 +30,8 @@ NAME: Final = "region_metrics"
 INTERVAL: Final = 15.0  # seconds between two counts
 LEASE: Final = 60.0  # seconds after which another conductor takes the job over
 WANTED_FOR: Final = 300.0  # seconds since Prometheus has asked last
-TIMEOUT: Final = 10.0  # seconds that one count may take
+TIMEOUT: Final = 10.0  # seconds that the database may take for one count
+BROKER_TIMEOUT: Final = 5.0  # seconds that the broker may take; without it there are no lengths of queues
 SHARE: Final = 20  # a count that took a second is not repeated before 20 seconds: 5 % of the time at most
 QUEUES: Final = tuple(
     queue_name(each.topic, each.namespace) for each in (TASKS, HOSTS, CONSOLE, KEYS, SCHEDULER_INTERFACE)
@@ -72,8 +74,7 @@ class RegionMetrics:
                 self._woken.clear()
                 await self._woken.wait()
             try:
-                async with asyncio.timeout(TIMEOUT):
-                    await self.keep_or_count()
+                await self.keep_or_count()
             except (Unavailable, TimeoutError) as error:
                 self._counts = None
                 if isinstance(error, TimeoutError):
@@ -86,22 +87,34 @@ class RegionMetrics:
         if self._clock.monotonic() >= self._due_at:
             await self.count()
         elif self._counts is not None:
-            await self._has_job()
+            async with asyncio.timeout(TIMEOUT):
+                await self._has_job()
 
     def _is_wanted(self) -> bool:
         return self._asked_at is not None and self._clock.monotonic() - self._asked_at < WANTED_FOR
 
     async def count(self) -> None:
         """Count, if this conductor has the job or gets it."""
-        if not await self._has_job():
-            return
-        began = self._clock.monotonic()
-        counts = await self._database.read(region_counts.read, micros(self._clock.now()), self._down_time)
-        self._lengths = await self._bus.queue_lengths(QUEUES)
-        ended = self._clock.monotonic()
-        self._took = ended - began
-        self._due_at = ended + SHARE * self._took
+        async with asyncio.timeout(TIMEOUT):
+            if not await self._has_job():
+                return
+            began = self._clock.monotonic()
+            counts = await self._database.read(region_counts.read, micros(self._clock.now()), self._down_time)
+        self._took = self._clock.monotonic() - began
         self._counts = counts
+        self._lengths, took = await self._queue_lengths()
+        self._took += took
+        self._due_at = self._clock.monotonic() + SHARE * self._took
+
+    async def _queue_lengths(self) -> tuple[dict[str, int], float]:
+        """Return the lengths of the queues, and how long the broker took; nothing if it does not answer."""
+        began = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(BROKER_TIMEOUT):
+                return await self._bus.queue_lengths(QUEUES), self._clock.monotonic() - began
+        except (Unavailable, TimeoutError) as error:
+            log.warning("the broker does not tell how many messages wait: %s", error or "it does not answer")
+            return {}, 0.0  # to wait costs nothing: the next count is not put off
 
     async def _has_job(self) -> bool:
         """Keep the job, or get it; without it, there are no figures to show."""
@@ -155,8 +168,9 @@ class RegionMetrics:
             services.add_metric([found.binary, found.state], found.number)
         yield services
         servers = GaugeMetricFamily("micronova_servers", "Servers by status.", labels=["status"])
-        for status, number in sorted(counts.servers.items()):
-            servers.add_metric([status], number)
+        # Those of no server, too: a series that begins with the first one has not grown, as far as Prometheus knows.
+        for status in sorted(STATUSES | counts.servers.keys()):
+            servers.add_metric([status], counts.servers.get(status, 0))
         yield servers
         queues = GaugeMetricFamily("micronova_queue_messages", "Messages that wait in a queue.", labels=["queue"])
         for queue, number in sorted(self._lengths.items()):

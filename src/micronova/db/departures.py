@@ -11,13 +11,17 @@ import sqlalchemy as sa
 
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.services import is_up_at
-from micronova.db.tables import departures, instances, migrations, services
+from micronova.db.tables import deleted_instances, departures, instances, migrations, services
 from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.migration import MigrationRow
 from micronova.objects.service_names import COMPUTE
 
-_OF_HOSTS = sa.select(departures).where(one_of(departures.c.host, "hosts"))
+_OF_HOSTS = (
+    sa.select(departures, deleted_instances.c.uuid.is_not(None).label("deleted"))
+    .outerjoin(deleted_instances, deleted_instances.c.uuid == departures.c.instance_uuid)
+    .where(one_of(departures.c.host, "hosts"))
+)
 # A server that moved between hosts, and is on one that is not known to have been alive since it left the other, may
 # have its last copy there. What is left of a build or an evacuation is no copy.
 _MOVED = sa.and_(
@@ -96,15 +100,21 @@ class DepartureRow(TypedDict):
     created_at: int
 
 
+class RecordedDeparture(DepartureRow):
+    """A row of `departures`, and whether the instance is deleted."""
+
+    deleted: bool
+
+
 def record(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: int) -> None:
     """Record that an instance left a host, which then destroys its guest of up to this epoch."""
     conn.execute(departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid))
     conn.execute(departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now})
 
 
-def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
+def of_hosts(conn: sa.Connection, hosts: Iterable[str]) -> list[RecordedDeparture]:
     """Return the guests that hosts still have to destroy."""
-    return cast(list[DepartureRow], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
+    return cast(list[RecordedDeparture], list(conn.execute(_OF_HOSTS, {"hosts": list(hosts)}).mappings()))
 
 
 def overdue(conn: sa.Connection, now: int, down_time: float, most: int) -> list[DepartureRow]:

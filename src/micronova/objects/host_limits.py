@@ -31,6 +31,7 @@ MOST_MDEV_TYPES: Final = 16  # types of mediated devices of a host, and resource
 
 DEEPEST_DESCRIPTION: Final = 32  # levels of lists and tables in data of no declared type
 LARGEST_COUNT: Final = 2**31 - 1  # of an integer column
+LARGEST_ADOPTED_EPOCH: Final = 2**30  # of a guest that a server is given: the server's next ones fit into the column
 LARGEST_NUMBER: Final = 2**63 - 1  # of a column of times, and of the scheduler's columns
 LATEST: Final = 1e11  # seconds since 1970
 LONGEST_TIME: Final = 1e9  # seconds

@@ -271,11 +271,12 @@ class RunningOrder(msgspec.Struct, frozen=True):
     epoch: Count
 
 
-class Departure(msgspec.Struct, frozen=True):
+class Departure(msgspec.Struct, frozen=True, omit_defaults=True):
     """An instance left a host: the host removes its guest up to this epoch."""
 
     instance_uuid: str
     epoch: int
+    deleted: bool = False  # the server is deleted: the host removes its guest whatever the guest's epoch is
 
 
 class RemovedGuest(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """What `micronova audit` prints of what hosts say of themselves."""
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
@@ -34,6 +36,37 @@ def test_a_guest_that_is_not_found_is_not_silently_kept(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "ask", lambda *args, **more: {"findings": [], "down": []})
     done = CliRunner().invoke(main, ["audit", "--repair", "--yes", "--remove-guest", "typo"])
     assert done.exit_code == 1 and "--remove-guest typo: the audit finds no such guest" in done.output
+
+
+class _Found:
+    """A cloud in which each of some repairs uncovers the next finding; one more finding stays."""
+
+    def __init__(self, rounds: int, *, stays: bool = False) -> None:
+        self.left = rounds
+        self.stays = stays
+
+    def __call__(self, control: Any, path: str, *, method: str = "GET", body: Any = None) -> Any:
+        if path == "/repair":
+            self.left -= 1
+            return "repaired"
+        names = [f"finding {self.left}"] * bool(self.left) + ["the one that stays"] * self.stays
+        return {"findings": [self._finding(each) for each in names], "down": []}
+
+    def _finding(self, name: str) -> dict[str, Any]:
+        return {"kind": "quota", "subject": name, "message": "", "repairs": [{"name": name, "text": f"Mend {name}."}]}
+
+
+def test_what_the_last_round_repairs_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ask", _Found(command.MOST_ROUNDS))
+    done = CliRunner().invoke(main, ["audit", "--repair", "--yes"])
+    assert done.exit_code == 0 and "nothing is wrong" in done.output
+
+
+def test_a_repair_that_is_declined_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ask", _Found(3, stays=True))
+    done = CliRunner().invoke(main, ["audit", "--repair"], "y\nn\ny\ny\n")
+    assert done.exit_code == 1 and done.output.count("Mend the one that stays. [y/N]") == 1
+    assert done.output.count(" [y/N]") == 4
 
 
 def test_what_an_agent_says_of_its_faults_is_bounded() -> None:

@@ -74,6 +74,95 @@ async def test_a_stale_order_is_dropped(harness: AgentHarness) -> None:
     assert await harness.guest("i-1") is not None
 
 
+async def test_an_order_of_a_restored_database_is_carried_out_when_it_is_offered_again(harness: AgentHarness) -> None:
+    """The database was read after the heartbeat was sent: it has forgotten what the host did before."""
+    await harness.carry_out(order(epoch=2))
+    await harness.carry_out(order("stop", epoch=9))
+    start = order("start", epoch=3)
+    await harness.send(start)
+    assert harness.conductor.reports.empty()
+    await harness.beat(reply=HostReply(host="host-1", orders=(start,)))
+    report = await harness.conductor.next_report()
+    assert (report.operation_id, report.epoch, report.outcome) == (start.operation_id, 3, "done")
+    assert (await harness.carry_out(order("delete", epoch=4))).outcome == "done"
+    assert await harness.guest("i-1") is None
+
+
+async def test_an_order_that_is_refused_for_the_first_time_in_a_reply_is_stale(harness: AgentHarness) -> None:
+    """The reply may be older than what the host has done since it sent the heartbeat."""
+    await harness.carry_out(order(epoch=5))
+    delete = order("delete", epoch=4)
+    await harness.beat(reply=HostReply(host="host-1", orders=(delete,)))
+    await harness.beat(reply=HostReply(host="host-1"))  # the database does not offer it any more
+    await harness.beat(reply=HostReply(host="host-1", orders=(delete,)))
+    assert harness.conductor.reports.empty()
+    assert await harness.guest("i-1") is not None
+
+
+async def test_a_message_is_never_a_proof_that_the_database_was_restored(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=5))
+    delete = order("delete", epoch=4)
+    for _ in range(3):
+        await harness.send(delete)
+        await harness.beat(reply=HostReply(host="host-1"))
+    assert harness.conductor.reports.empty()
+    assert await harness.guest("i-1") is not None
+
+
+async def test_messages_from_before_the_database_was_restored_are_ignored(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.carry_out(order("stop", epoch=9))
+    start = order("start", epoch=3)
+    await harness.send(start)
+    harness.conductor.now = 100.0
+    await harness.beat(reply=HostReply(host="host-1", orders=(start,)))
+    await harness.conductor.next_report()
+    await harness.send(order("delete", epoch=8, issued_at=99.0))
+    assert harness.conductor.reports.empty()
+    assert await harness.guest("i-1") is not None
+    assert (await harness.carry_out(order("delete", epoch=4, issued_at=101.0))).outcome == "done"
+
+
+async def test_an_order_is_carried_out_again_whose_report_a_restored_database_has_forgotten(
+    harness: AgentHarness,
+) -> None:
+    """The guest that it made is kept: it may hold data."""
+    build = order(epoch=2)
+    await harness.carry_out(build)
+    await harness.carry_out(order("stop", epoch=5))
+    await settle()
+    for _ in range(2):
+        await harness.beat(reply=HostReply(host="host-1", orders=(build,)))
+    report = await harness.conductor.next_report()
+    assert (report.operation_id, report.outcome, report.power_state) == (
+        build.operation_id,
+        "done",
+        power_state.SHUTDOWN,
+    )
+    assert harness.conductor.reports.empty()
+
+
+@pytest.mark.parametrize("kind", ["build", "rebuild", "shelve_offload"])
+async def test_a_restored_database_costs_no_newer_guest(harness: AgentHarness, kind: str) -> None:
+    await harness.carry_out(order(epoch=6))
+    older = order(kind, epoch=4)
+    await harness.send(older)
+    await harness.beat(reply=HostReply(host="host-1", orders=(older,)))
+    report = await harness.conductor.next_report()
+    assert (report.outcome, report.unchanged) == ("error", True) and "restored from a backup" in (report.message or "")
+    guest = await harness.guest("i-1")
+    assert guest is not None and guest.epoch == 6
+
+
+async def test_a_delete_of_a_restored_database_removes_a_newer_guest(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=6))
+    delete = order("delete", epoch=4)
+    await harness.send(delete)
+    await harness.beat(reply=HostReply(host="host-1", orders=(delete,)))
+    assert (await harness.conductor.next_report()).outcome == "done"
+    assert await harness.guest("i-1") is None
+
+
 async def test_a_build_after_the_delete_is_dropped(harness: AgentHarness) -> None:
     await harness.carry_out(order(epoch=2))
     await harness.carry_out(order("delete", epoch=3))

@@ -176,6 +176,14 @@ async def test_a_departure_spares_a_newer_guest(harness: AgentHarness) -> None:
     assert (await harness.beat()).removed_guests == (RemovedGuest("i-1", 4),)
 
 
+async def test_a_departure_of_a_deleted_server_spares_no_guest(harness: AgentHarness) -> None:
+    """The guest may be newer only if the database was restored before the server was deleted."""
+    await harness.carry_out(order(epoch=5))
+    await harness.beat(reply=HostReply(host="host-1", departures=(Departure("i-1", 4, deleted=True),)))
+    assert await harness.guest("i-1") is None
+    assert (await harness.beat()).removed_guests == (RemovedGuest("i-1", 4),)
+
+
 async def test_a_departure_of_an_unknown_instance_is_answered(harness: AgentHarness) -> None:
     await harness.beat(reply=HostReply(host="host-1", departures=(Departure("i-9", 4),)))
     assert (await harness.beat()).removed_guests == (RemovedGuest("i-9", 4),)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 import micronova.db
 import micronova.objects
 from micronova.db import tables
+from micronova.db.departures import RecordedDeparture
 from micronova.db.instances import InterfacesRow, StatesRow
 from micronova.db.nodes import NODES, NodeRow
 from micronova.db.services import ServiceChanges, ServiceRow
@@ -36,7 +37,11 @@ DOCUMENTED = re.compile(r"A row of `(\w+)`")
 """How the docstring of a row type begins."""
 PARTS: dict[type, sa.Table] = {StatesRow: tables.instances, InterfacesRow: tables.instances}
 """Rows of queries that read some columns."""
-JOINED: dict[type, sa.Table] = {NodeRow: tables.compute_nodes, InstanceWithService: tables.instances}
+JOINED: dict[type, sa.Table] = {
+    NodeRow: tables.compute_nodes,
+    InstanceWithService: tables.instances,
+    RecordedDeparture: tables.departures,
+}
 """Rows of queries that read columns of other tables, too."""
 
 

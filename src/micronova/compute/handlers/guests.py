@@ -33,9 +33,11 @@ LONGEST_UNREPORTED_COPY: Final = 0.05
 async def delete(host: Host, work: Work) -> Outcome | None:
     """Remove the guest and everything that was made for it: the server is deleted.
 
-    Nobody can withdraw a delete, so the host does not ask whether it still stands.
+    Nobody can withdraw a delete, so the host does not ask whether it still stands. If the database was restored from a
+    backup, a guest may be newer than the delete of its server.
     """
-    if note_if_newer(await host.driver.info(work.order.instance.uuid), host, work):
+    newer = note_if_newer(await host.driver.info(work.order.instance.uuid), host, work)
+    if newer and not work.database_is_behind:
         return None
     return await _destroy(host, work)
 

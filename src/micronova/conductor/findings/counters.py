@@ -50,7 +50,7 @@ class StrayPort(msgspec.Struct, frozen=True):
 
 
 class ProjectUsage(msgspec.Struct, frozen=True):
-    """The quota usage of a project."""
+    """The quota usage of a project, or that of the key pairs of all users: they belong to no project, ""."""
 
     project: str
 
@@ -87,11 +87,11 @@ def drifted_counters(conn: sa.Connection, busy: set[str]) -> list[Finding]:
                 offer(
                     "quota",
                     ProjectUsage(usage.project_id),
-                    f"Count what project {usage.project_id} has, and record that.",
+                    f"Count what project {usage.project_id} has, and record that."
+                    if usage.project_id
+                    else "Count the key pairs that users have, and record that.",
                 ),
-            )
-            if usage.project_id
-            else (),
+            ),
         )
         for usage in quotas.drift(conn)
     ]
@@ -182,7 +182,8 @@ def _release_port(conn: sa.Connection, about: StrayPort, now: int) -> list[str]:
 
 def _count_usage(conn: sa.Connection, about: ProjectUsage, now: int) -> list[str]:
     return [
-        f"quota usage of project {about.project}, {usage.resource}: {usage.recorded} → {usage.actual}"
+        f"quota usage of {f'project {about.project}' if about.project else f'user {usage.user_id}'}, "
+        f"{usage.resource}: {usage.recorded} → {usage.actual}"
         for usage in quotas.recount(conn, about.project)
     ]
 

@@ -19,6 +19,7 @@ from micronova.objects import power_state, states
 from micronova.objects.clock import Clock
 from micronova.objects.context import Context
 from micronova.objects.errors import Conflict
+from micronova.objects.host_limits import LARGEST_ADOPTED_EPOCH
 from micronova.objects.orders import Guest, PowerChange
 
 
@@ -34,12 +35,12 @@ ReadServers = Callable[[sa.Connection, float], RecordedServers]
 
 
 def compare_guests(host: str, guests: tuple[Guest, ...], servers: RecordedServers) -> list[Finding]:
-    """Return servers without a guest on this host, and guests that it has lost.
+    """Return servers without a guest on this host, guests that it has lost, and those newer than their servers.
 
     Guests that do not belong to the host are in `misplaced_guests.py`.
     """
     recorded, busy = servers.by_host.get(host, {}), servers.busy
-    held = {guest.uuid for guest in guests}
+    held = {guest.uuid: guest.epoch for guest in guests}
     findings = [
         Finding(
             kind="guest",
@@ -47,12 +48,17 @@ def compare_guests(host: str, guests: tuple[Guest, ...], servers: RecordedServer
             message=f"{host} has lost the guest to which a resize can be reverted.",
             advice="Confirm the resize.",
         )
-        for uuid in sorted(servers.kept.get(host, set()) - held - busy)
+        for uuid in sorted(servers.kept.get(host, set()) - held.keys() - busy)
     ]
     for uuid, server in recorded.items():
         if uuid not in held and uuid not in busy and server.vm_state in states.NEEDS_GUEST:
             repair = offer("lost_guest", GuestOnHost(uuid, host), "Set the server to ERROR, with this as the reason.")
             message = f"{host} has no guest for a server that is {server.vm_state}."
+            findings.append(Finding(kind="guest", subject=uuid, message=message, repairs=(repair,)))
+        if held.get(uuid, 0) > server.epoch and uuid not in busy:
+            message = f"{host} has a guest that was made after what the database says of its server."
+            text = "Let the server go on with this guest, which may have another image than is recorded."
+            repair = offer("newer_guest", GuestOnHost(uuid, host), text)
             findings.append(Finding(kind="guest", subject=uuid, message=message, repairs=(repair,)))
     return findings
 
@@ -160,6 +166,13 @@ def _difference(host: str, guest: Guest, server: RecordedServer) -> _Difference 
             may_be_set_by_admin=False,
             advice="Migrate the server, or resize it: its guest is then built as its flavor says.",
         )
+    if server.vm_state == states.SOFT_DELETED and runs:
+        return _Difference(
+            f"The guest on {host} is {power_state.NAMES[guest.power_state]}, and the server is soft-deleted.",
+            may_be_set_by_admin=False,
+            advice=f"`openstack server restore {guest.uuid}` makes it a server again, as its owner may have done after "
+            "a backup that was restored. If it has to go, delete it after that.",
+        )
     follows = states.after_power_change(server.vm_state, guest.power_state) == server.vm_state
     if not needed or (follows and guest.power_state != power_state.NOSTATE):
         return None
@@ -219,7 +232,35 @@ def _follow_guest(conn: sa.Connection, host: str, guest: Guest, now: int) -> str
     return f"server {guest.uuid} is {follows}, as its guest on {host} is"
 
 
+async def _go_on_with_newer(dependencies: RepairDependencies, about: GuestOnHost) -> str:
+    guest = await guest_on(dependencies, about.host, about.server)
+    if guest is None:
+        raise Conflict(f"{about.host} has no guest of server {about.server} any more.")
+    return await dependencies.database.write(_raise_epoch, about.host, guest, dependencies.now())
+
+
+def _raise_epoch(conn: sa.Connection, host: str, guest: Guest, now: int) -> str:
+    """Raise the epoch of a server above that of its guest, which the host keeps else from older orders."""
+    row = instance_rows.lock_existing(conn, guest.uuid)
+    refuse_busy(conn, guest.uuid)
+    if row["host"] != host or row["epoch"] >= guest.epoch:
+        return ""
+    instance_rows.update(conn, guest.uuid, now, {"epoch": epoch_after(guest, host)})
+    return f"server {guest.uuid} goes on with the guest that {host} has"
+
+
+def epoch_after(guest: Guest, host: str) -> int:
+    """Return an epoch after that of a guest; raise Conflict if it is none that a server can have reached.
+
+    A stolen host can report any: one near the end of the column would end all work on the server.
+    """
+    if guest.epoch > LARGEST_ADOPTED_EPOCH:
+        raise Conflict(f"What {host} says of its guest of server {guest.uuid} cannot be: its epoch is {guest.epoch}.")
+    return guest.epoch + 1
+
+
 REPAIRS: Repairs = {
     "lost_guest": RepairKind(GuestOnHost, _set_to_error),
+    "newer_guest": RepairKind(GuestOnHost, _go_on_with_newer),
     "power": RepairKind(GuestOnHost, _record_power_state),
 }

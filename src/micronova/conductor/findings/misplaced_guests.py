@@ -21,7 +21,7 @@ from micronova.conductor.findings.finding import (
     offer,
     refuse_busy,
 )
-from micronova.conductor.findings.guests import guest_on
+from micronova.conductor.findings.guests import epoch_after, guest_on
 from micronova.conductor.findings.servers import RecordedServers, guest_size_of
 from micronova.conductor.host_guests import Answers, answered
 from micronova.db import departures, server_migrations
@@ -181,6 +181,9 @@ async def _adopt_guest(dependencies: RepairDependencies, about: AdoptGuest) -> s
         ).first()
         if node is None:
             raise Conflict(f"The node {guest.node} of {host} has not been reported yet.")
+        # A soft-deleted server stays that, without a charge to its quota; a rescued one needs to be unrescued.
+        kept = row["vm_state"] in (states.SOFT_DELETED, states.RESCUED)
+        before_power = row["vm_state"] if kept else states.ACTIVE
         if row["host"] is not None:  # that host may come back with an older guest
             departures.record(conn, row["host"], server, row["epoch"], dependencies.now())
         instance_rows.update(
@@ -192,8 +195,8 @@ async def _adopt_guest(dependencies: RepairDependencies, about: AdoptGuest) -> s
                 "node": node.hypervisor_hostname,
                 "node_uuid": node.uuid,
                 # Later orders have higher epochs than what the guest was built at.
-                "epoch": max(row["epoch"], guest.epoch) + 1,
-                "vm_state": states.after_power_change(states.ACTIVE, guest.power_state),
+                "epoch": max(row["epoch"] + 1, epoch_after(guest, host)),
+                "vm_state": states.after_power_change(before_power, guest.power_state),
                 "power_state": guest.power_state,
                 "fault": None,
             },

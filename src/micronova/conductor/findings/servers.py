@@ -61,6 +61,7 @@ class RecordedServer(NamedTuple):
     vm_state: str
     power_state: int
     size: GuestSize
+    epoch: int
 
 
 def guest_size_of(flavor: Mapping[str, Any]) -> GuestSize:
@@ -103,6 +104,7 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Rec
         instances.c.task_state,
         instances.c.power_state,
         instances.c.host,
+        instances.c.epoch,
         instances.c.node_uuid,
         instances.c.fault,
         instances.c.updated_at,
@@ -116,7 +118,8 @@ def compare_servers(conn: sa.Connection, since: int) -> tuple[list[Finding], Rec
             busy.add(row.uuid)
         if row.host is not None:
             size = _guest_size(row.vcpus, row.ram, row.emulator_threads)
-            servers.by_host.setdefault(row.host, {})[row.uuid] = RecordedServer(row.vm_state, row.power_state, size)
+            recorded = RecordedServer(row.vm_state, row.power_state, size, row.epoch)
+            servers.by_host.setdefault(row.host, {})[row.uuid] = recorded
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == states.BUILDING:
