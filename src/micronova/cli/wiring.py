@@ -83,6 +83,11 @@ class AfterStart:
         await self._role.stop()
 
 
+def role_module(name: str) -> Any:
+    """Import the module of a role; a process has only the code of its roles."""
+    return importlib.import_module(f"micronova.cli.roles.{name.replace('-', '_')}")
+
+
 class Process:
     """The roles of one process and what they share: database, bus, HTTP server, telemetry."""
 
@@ -165,9 +170,7 @@ class Process:
             await self.notifier.start()
             for name in START_ORDER:
                 if name in self.roles:
-                    # Each role is a module, imported here, so that a process has only the code of its roles.
-                    module = importlib.import_module(f"micronova.cli.roles.{name.replace('-', '_')}")
-                    role = await module.make(self)
+                    role = await role_module(name).make(self)
                     await role.start()
                     self.started.append(role)
             if (record := self._record()) is not None:
@@ -313,7 +316,7 @@ class Process:
         from micronova.db import operations
 
         assert self.database is not None
-        lock = OwnerLock.take(self.directory.conductor_lock)
+        lock = OwnerLock.take(self.directory.conductor_lock(self.name.removeprefix(self.host)))
         if lock is None:
             return
         self._owner_lock = lock
