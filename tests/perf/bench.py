@@ -21,13 +21,14 @@ from typing import Any
 from tests.perf import report
 from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError
-from tests.perf.clouds import Apart, Cloud, OneProcess, measure, measure_actions, phases, start
+from tests.perf.clouds import Apart, Cloud, OneProcess, SmallRegion, measure, measure_actions, phases, start
 from tests.perf.phases import QUICK, Sizes, Target, progress
 from tests.perf.scheduler.ours import decide, make_table
 
 CLOUDS: dict[str, tuple[Callable[[], Cloud], ...]] = {
     "one": (lambda: OneProcess(tokens=False), lambda: OneProcess(tokens=True)),
     "apart": (Apart,),
+    "small": (SmallRegion,),
 }
 CLOUDS["both"] = CLOUDS["one"] + CLOUDS["apart"]
 
