@@ -1,8 +1,11 @@
 """The composition root: the only package that knows all others and wires them.
 
 `Process` is what one process of a cloud runs: any subset of the roles over one database, one bus and one port.
-`micronova up` runs all of them; `micronova run ROLE…` runs some.
+`micronova up` runs all of them; `micronova run ROLE…` runs some. What only some need is imported where it is used: the
+agent of a host has no database and answers no HTTP.
 """
+
+from __future__ import annotations
 
 import asyncio
 import importlib
@@ -13,27 +16,16 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.connections import open_and_ask, start_bus, when_available
 from micronova.cli.names import COMPUTE_ROLES, EMBEDDED_ROLES, ROLES, START_ORDER
-from micronova.cli.process_record import RecordedProcess, RecordedService
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
 from micronova.conf.settings import Settings, SettingsError, load
-from micronova.db.clock import DatabaseClock
-from micronova.db.engine import Database
-from micronova.db.secrets import SecretBox
-from micronova.http.access_log import AccessLog
-from micronova.http.asgi import App
-from micronova.http.healthcheck import Check, healthcheck
-from micronova.http.mount import Mounts
-from micronova.http.proxies import TrustedProxies
-from micronova.http.server import HTTPServer, Limits
-from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import Unavailable
@@ -44,6 +36,17 @@ from micronova.rpc.guard import GuardedBus
 from micronova.rpc.local import LocalBus
 from micronova.rpc.unix.bus import UnixBus
 from micronova.rpc.unix.gate import BusGate
+
+if TYPE_CHECKING:
+    from micronova.cli.process_record import RecordedProcess, RecordedService
+    from micronova.db.clock import DatabaseClock
+    from micronova.db.engine import Database
+    from micronova.db.secrets import SecretBox
+    from micronova.http.access_log import AccessLog
+    from micronova.http.asgi import App
+    from micronova.http.healthcheck import Check
+    from micronova.http.server import HTTPServer
+    from micronova.http.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +151,7 @@ class Process:
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
         self._database_clock: DatabaseClock | None = None
+        self._recorded: RecordedProcess | RecordedService | None = None
         self._servers: list[HTTPServer] = []
         self._owner_lock: OwnerLock | None = None
         self._key_lock: int | None = None  # a descriptor
@@ -173,27 +177,13 @@ class Process:
                     role = await role_module(name).make(self)
                     await role.start()
                     self.started.append(role)
-            if (record := self._record()) is not None:
-                await record.start()
-                self.started.append(record)
+            self._recorded = self._record()
+            if self._recorded is not None:
+                await self._recorded.start()
+                self.started.append(self._recorded)
             await self.clients.start()
-            if sock is not None and self.apps:
-                api = self.settings.api
-                proxies = TrustedProxies(api.trusted_proxies)
-                self.access_log = AccessLog(self.application(), self.clock, proxies, on=api.access_log)
-                await self._listen(
-                    HTTPServer(
-                        self.access_log,
-                        sock,
-                        certificate=api.tls_certificate,
-                        key=api.tls_key,
-                        websockets="console" in self.roles,
-                        limits=self._limits(),
-                    )
-                )
-            if self.agent is not None:
-                apps = {mount: app for mount, app in self.apps.items() if mount in SERVICES}
-                await self._listen(HTTPServer(Mounts(apps), self.agent.http, limits=self._limits()))
+            if self.apps:
+                await self._answer(sock)
             if self.gate is not None:
                 await self.gate.start()
         except BaseException:
@@ -202,11 +192,44 @@ class Process:
 
     def _record(self) -> RecordedProcess | RecordedService | None:
         """Return what lets `micronova status` know this process; hosts have their heartbeats instead."""
+        if not set(self.roles) - set(HOST_ROLES):
+            return None
+        from micronova.cli.process_record import RecordedProcess, RecordedService
+
         if self.database is not None:
             return RecordedProcess(self, self.database)
-        if self._on_postgresql and set(self.roles) - set(HOST_ROLES):
-            return RecordedService(self)
-        return None
+        return RecordedService(self) if self._on_postgresql else None
+
+    async def _answer(self, sock: socket.socket | None) -> None:
+        """Answer HTTP requests of clients on the socket, and of the agents of this host if they are another process."""
+        from micronova.http.access_log import AccessLog
+        from micronova.http.mount import Mounts
+        from micronova.http.proxies import TrustedProxies
+        from micronova.http.server import HTTPServer, Limits
+
+        api = self.settings.api
+        proxies = TrustedProxies(api.trusted_proxies)
+        limits = Limits(
+            connections=api.max_connections,
+            per_client=api.max_connections_per_client,
+            timeout=api.client_timeout,
+            proxies=proxies,
+        )
+        if sock is not None:
+            self.access_log = AccessLog(self.application(), self.clock, proxies, on=api.access_log)
+            await self._listen(
+                HTTPServer(
+                    self.access_log,
+                    sock,
+                    certificate=api.tls_certificate,
+                    key=api.tls_key,
+                    websockets="console" in self.roles,
+                    limits=limits,
+                )
+            )
+        if self.agent is not None:
+            apps = {mount: app for mount, app in self.apps.items() if mount in SERVICES}
+            await self._listen(HTTPServer(Mounts(apps), self.agent.http, limits=limits))
 
     async def _listen(self, server: HTTPServer) -> None:
         self._servers.append(server)
@@ -224,19 +247,11 @@ class Process:
         """
         try:
             found = [database.read_certificates() for database in self._databases.values()]
-            found += [each.read_certificates() for each in self.started if isinstance(each, RecordedService)]
+            if self._recorded is not None:
+                found.append(self._recorded.read_certificates())
         except ValueError as error:
             raise SettingsError(f"database.connection: {error}.") from None
         return [each for each in found if each is not None]
-
-    def _limits(self) -> Limits:
-        api = self.settings.api
-        return Limits(
-            connections=api.max_connections,
-            per_client=api.max_connections_per_client,
-            timeout=api.client_timeout,
-            proxies=TrustedProxies(api.trusted_proxies),
-        )
 
     def announce_ready(self) -> None:
         """Tell the process with the bus that the roles of this one have started."""
@@ -260,6 +275,7 @@ class Process:
             except Exception:
                 log.exception("%s did not stop cleanly", type(role).__name__)
         self.started.clear()
+        self._recorded = None
         await self.clients.close()
         await self.notifier.stop()
         if self.gate is not None:
@@ -299,6 +315,8 @@ class Process:
 
     def secret_box(self) -> SecretBox:
         """Return what encrypts the secrets of waiting operations."""
+        from micronova.db.secrets import SecretBox
+
         key, *others = self.secret_keys()
         return SecretBox(key, others)
 
@@ -326,6 +344,10 @@ class Process:
 
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
+        from micronova.http.healthcheck import healthcheck
+        from micronova.http.mount import Mounts
+        from micronova.http.proxies import TrustedProxies
+
         # A metadata service alone also answers without its mount path, which Neutron's proxies do not send.
         root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
         return Mounts(
@@ -392,6 +414,8 @@ class Process:
         """
         names = ["compute"] if self.database is not None else [role for role in EMBEDDED_ROLES if role in self.roles]
         if names and self._on_postgresql:
+            from micronova.db.clock import DatabaseClock
+
             self.clock = self._database_clock = DatabaseClock(self.clock, await self.open_database(names[0]))
             await self._available(self._database_clock.start)
 
