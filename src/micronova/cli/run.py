@@ -10,11 +10,12 @@ import random
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from micronova.cli.agent import HOST_ROLES
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.notify_systemd import ready_service
 from micronova.cli.process_name import own_name
@@ -47,18 +48,17 @@ def run(roles: tuple[str, ...], config: Path | None, directory: Path | None) -> 
     worker = WorkerPlace()
     if (count := worker_count(settings, roles)) > 1:
         _make_keys(settings, place)
-        gc.disable()
-        _import_code(settings, roles)
+        import_code(settings, roles)
         forked = fork_workers(count)
         if forked is None:
             return
         worker = forked
-        gc.enable()
         settings = load(config)  # they may have changed since the first worker started
         set_up_logging(settings)
     source = SettingsSource(settings, partial(load, config))
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
+        import_code(settings, roles)
         with own_name(settings, roles, worker.number) as name:
             run_until_stopped(
                 lambda stopped: _serve(settings, roles, agent, place, sock, worker, stopped, source, name)
@@ -82,21 +82,6 @@ def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
     if not set(roles) & set(HTTP_ROLES):
         return None
     return listen(settings.api.listen, settings.api.port)
-
-
-def _import_code(settings: Settings, roles: Sequence[str]) -> None:
-    """Import what the workers need, so that they share its memory; nothing is connected or started."""
-    import uvloop  # noqa: F401
-
-    import micronova.db.schema
-    from micronova.cli.wiring import role_module
-
-    for role in roles:
-        role_module(role)
-    if settings.database.connection.startswith("postgres"):
-        import micronova.db.postgres
-    if settings.default.transport_url.startswith("amqp"):
-        import micronova.rpc.amqp.bus  # noqa: F401
 
 
 async def _serve(
@@ -211,6 +196,35 @@ async def start_unless_stopped(start: Coroutine[Any, Any, None], stopped: asynci
         return False
     await starting
     return True
+
+
+def import_code(settings: Settings, roles: Iterable[str]) -> None:
+    """Import what the roles need; nothing is connected or started.
+
+    Modules are never freed. So garbage is not looked for meanwhile, and what is there then is not looked at again:
+    that takes a tenth of a start, and a worker would get copies of the pages that it shares with others.
+    """
+    gc.disable()
+    try:
+        import uvloop  # noqa: F401
+
+        from micronova.cli.wiring import role_module
+
+        for role in roles:
+            role_module(role)
+        if set(roles) - set(HOST_ROLES):
+            import micronova.cli.process_record
+            import micronova.db.schema
+
+            if settings.database.connection.startswith("postgres"):
+                import micronova.db.postgres
+        if set(roles) & set(HTTP_ROLES):
+            import micronova.http.server
+        if settings.default.transport_url.startswith("amqp"):
+            import micronova.rpc.amqp.bus  # noqa: F401
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def raise_descriptor_limit() -> None:

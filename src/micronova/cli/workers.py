@@ -10,7 +10,6 @@ whose event loop hangs is killed and started again, and the others go on.
 """
 
 import contextlib
-import gc
 import logging
 import os
 import select
@@ -57,10 +56,8 @@ def worker_count(settings: Settings, roles: Iterable[str]) -> int:
 def fork_workers(count: int) -> WorkerPlace | None:
     """Run workers until SIGTERM or Ctrl-C; return in each of them its place, and in the supervisor None, at the end.
 
-    What was imported before is shared. It is collected by nobody: a worker would get copies of what it looks at, and
-    garbage leaves gaps, whose pages are copied when they are filled.
+    What was imported before is shared.
     """
-    gc.freeze()
     ready, say_ready = os.pipe()
     for descriptor in (ready, say_ready):
         os.set_blocking(descriptor, False)
