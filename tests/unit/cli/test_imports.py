@@ -13,6 +13,18 @@ def _imported(modules: str) -> set[str]:
     return {name.partition(".")[0] for name in names} | set(names)
 
 
+def test_a_policy_decision_imports_no_http_client() -> None:
+    text = """
+from micronova.objects.context import RequestContext
+from micronova.policies.enforcer import Enforcer, Rule
+import sys
+context = RequestContext(request_id="req", project_id="p", roles=("member",))
+assert Enforcer([Rule("r", "role:member")]).allows("r", context)
+assert "requests" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
 def test_the_agent_of_a_host_has_no_database_and_no_http_server() -> None:
     found = _imported(HOST)
     assert "micronova.compute.agent" in found
