@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_M_ARENA_MAX = -8
+"""A parameter of mallopt in malloc.h: how many heaps there may be."""
+
 
 def run(roles: tuple[str, ...], config: Path | None, directory: Path | None) -> None:
     """Run the roles until SIGTERM or Ctrl-C, in several processes if the settings say so."""
@@ -172,6 +175,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     import uvloop
 
     raise_descriptor_limit()
+    use_one_heap()
 
     async def guarded() -> None:
         stopped = asyncio.Event()
@@ -232,6 +236,15 @@ def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def use_one_heap() -> None:
+    """Let all threads allocate from one heap of the C library: each would have one of its own, mostly empty.
+
+    Few of them allocate at the same time, because of Python's global lock. For processes without threads yet.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # a C library without it
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def settle_memory() -> None:
