@@ -36,6 +36,18 @@ def _until_ready(region: Cluster, count: int) -> None:
     region.wait_until(lambda: region.log("control").count(READY) == count)
 
 
+def test_workers_that_start_together_on_an_empty_database(tmp_path: Path, database_url: str, amqp_url: str) -> None:
+    roles = "identity image network volume api conductor scheduler"
+    keys = {"ticket_key": "5a" * 32}
+    made = Cluster(tmp_path, database_url, amqp_url, api={"workers": 3}, glance=keys, neutron=keys)
+    made.add("control", roles)
+    made.start()
+    try:
+        made.wait_until(lambda: made.log("control").count(": ready") == 3)
+    finally:
+        made.stop()
+
+
 def test_each_worker_has_rows_of_its_own_which_it_keeps(region: Cluster) -> None:
     region.wait_ready(1)
     _until_ready(region, 2)
