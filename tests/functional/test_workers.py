@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from micronova.cli.workers import worker_count
+from micronova.conf.settings import load
 from tests.command import refused
 from tests.services.process import free_port
 
@@ -84,6 +86,31 @@ def test_each_worker_serves_its_metrics(workers: Workers) -> None:
     for _ in range(2):
         workers.until_logged(LOGGED)
     assert [workers.get(workers.metrics + number, "/metrics") for number in range(2)] == [200, 200]
+
+
+def test_workers_share_the_memory_of_the_code(workers: Workers) -> None:
+    for _ in range(2):
+        workers.until_logged(LOGGED)
+    for pid in workers.pids():
+        sizes = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        assert int(sizes["Shared_Dirty:"]) > 16 * 1024, sizes  # KiB
+
+
+@pytest.mark.parametrize(
+    ("roles", "count"),
+    [
+        ("api metadata", 2),
+        ("conductor", 3),
+        ("scheduler", 1),
+        ("scheduler conductor", 3),
+        ("api scheduler", 2),
+        ("api conductor compute", 1),
+        ("network-agent", 1),
+    ],
+)
+def test_the_role_with_the_most_workers_decides(roles: str, count: int) -> None:
+    settings = load(None, {}, api={"workers": 2}, conductor={"workers": 3})
+    assert worker_count(settings, roles.split()) == count
 
 
 def test_a_worker_that_cannot_start_waits_while_the_others_answer(tmp_path: Path, workers: Workers) -> None:

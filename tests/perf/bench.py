@@ -7,6 +7,7 @@ measures any cloud that runs already, real Nova included.
 
 import argparse
 import asyncio
+import compileall
 import json
 import os
 import platform
@@ -18,16 +19,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import micronova
 from tests.perf import report
 from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError
-from tests.perf.clouds import Apart, Cloud, OneProcess, measure, measure_actions, phases, start
+from tests.perf.clouds import Apart, Cloud, OneProcess, SmallRegion, measure, measure_actions, phases, start
 from tests.perf.phases import QUICK, Sizes, Target, progress
 from tests.perf.scheduler.ours import decide, make_table
 
 CLOUDS: dict[str, tuple[Callable[[], Cloud], ...]] = {
     "one": (lambda: OneProcess(tokens=False), lambda: OneProcess(tokens=True)),
     "apart": (Apart,),
+    "small": (SmallRegion,),
 }
 CLOUDS["both"] = CLOUDS["one"] + CLOUDS["apart"]
 
@@ -40,6 +43,8 @@ async def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)  # our clouds are stopped, too
     sizes = QUICK if arguments.quick else Sizes()
+    if not arguments.url:
+        compileall.compile_dir(str(Path(micronova.__file__).parent), quiet=1)  # as an installation does
     if arguments.serve:
         await _serve(CLOUDS[arguments.topology][0]())
         return 0

@@ -268,14 +268,17 @@ class Apart:
             glance={"endpoint_override": self._images, "ticket_key": "5a" * 32},
             fake={"hosts": HOSTS},
         )
+        self._add_control(cluster, images)
+        cluster.add("compute", "compute", None, **self._metrics("compute"))
+        return cluster
+
+    def _add_control(self, cluster: Cluster, images: int) -> None:
         cluster.add("image", "image", MICRONOVA__API__PORT=str(images), MICRONOVA__API__WORKERS="1")
         cluster.add("api", "api")
         for number in (1, 2):
             for role in ("conductor", "scheduler"):
                 name = f"{role}{number}"
                 cluster.add(name, role, None, MICRONOVA__DEFAULT__HOST=name, **self._metrics(name))
-        cluster.add("compute", "compute", None, **self._metrics("compute"))
-        return cluster
 
     def _metrics(self, name: str) -> dict[str, str]:
         self.metrics[name] = free_port()
@@ -320,6 +323,16 @@ class Apart:
         self.rabbitmq.stop()
         self.postgres.stop()
         shutil.rmtree(self._place, ignore_errors=True)
+
+
+class SmallRegion(Apart):
+    """The control node of a small region (docs/region.md): one unit with 2 workers, each with all roles; and a host."""
+
+    title = "PostgreSQL and RabbitMQ, one unit of 2 workers"
+
+    def _add_control(self, cluster: Cluster, images: int) -> None:
+        self._images = f"http://127.0.0.1:{cluster.port}/image"
+        cluster.add("control", "api image conductor scheduler", None, MICRONOVA__GLANCE__ENDPOINT_OVERRIDE=self._images)
 
 
 async def _get(url: str, token: str, path: str) -> Any:

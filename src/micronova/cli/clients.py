@@ -10,26 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from micronova.clients.identity.catalog import Catalog, CatalogTransport
 from micronova.clients.identity.client import IdentityClient, ServiceToken
-from micronova.clients.identity.feed import RevocationFeed
 from micronova.clients.key_manager.certificates import Certificates
 from micronova.clients.volume.client import VERSION as VOLUME_VERSION
 from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
-from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport, raise_for, tls_context
 from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.http.image_downloads import ImageDownloads
 from micronova.http.image_uploads import ImageUploads
-from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
-from micronova.http.tokens import Revocations, TokenVerifier
 from micronova.objects.errors import Forbidden, Unavailable
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+    from micronova.clients.identity.feed import RevocationFeed
     from micronova.clients.image.client import ImageClient
     from micronova.clients.network.client import NetworkClient
     from micronova.clients.volume.client import VolumeClient
+    from micronova.http.service import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +113,12 @@ class Clients:
 
     # --- identity --------------------------------------------------------------------------------------------
 
-    def authenticator(self) -> Authenticator:
+    def authenticator(self) -> "Authenticator":
         """Return what checks tokens: by signature where the key is known, otherwise by asking the identity service."""
+        from micronova.clients.identity.feed import RevocationFeed
+        from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
+        from micronova.http.tokens import Revocations, TokenVerifier
+
         process = self._process
         if self._noauth:
             return NoAuth2()

@@ -5,16 +5,18 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TypeVar
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, TypeVar
 
 from micronova.conf.settings import SettingsError, hide_password_in_query
-from micronova.db.engine import Database, DatabaseRefused, open_database
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.rpc.bus import Bus
 from micronova.rpc.errors import BusRefused
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from micronova.db.engine import Database
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,10 @@ async def when_available(attempt: Callable[[], Awaitable[T]], clock: Clock, rand
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def open_and_ask(url: str, schema: str | None, pool_size: int) -> Database:
+async def open_and_ask(url: str, schema: str | None, pool_size: int) -> "Database":
     """Open a database that answers; raise SettingsError if the settings are wrong, Unavailable if it is away."""
+    from micronova.db.engine import DatabaseRefused, open_database  # imports SQLAlchemy, which hosts do not need
+
     cannot = f"Cannot open the database {_without_password(url)}"
     database = None
     try:
@@ -89,7 +93,7 @@ def _wrong_certificate(error: BaseException | None) -> ssl.SSLCertVerificationEr
     return error
 
 
-def _ping(conn: sa.Connection) -> None:
+def _ping(conn: "sa.Connection") -> None:
     conn.exec_driver_sql("SELECT 1")
 
 

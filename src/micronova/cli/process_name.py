@@ -22,15 +22,18 @@ ONE_OF_A_NAME: Final = frozenset({"conductor", "scheduler"})
 
 
 @contextlib.contextmanager
-def own_name(settings: Settings, roles: Iterable[str]) -> Iterator[str]:
-    """Yield default.host, or HOST-2, HOST-3… if another process of the region on this machine has its row."""
+def own_name(settings: Settings, roles: Iterable[str], worker: int = 0) -> Iterator[str]:
+    """Yield default.host, or HOST-2, HOST-3… if another process of the region on this machine has its row.
+
+    The second worker begins with HOST-2, and so on. So each has the same name after every start.
+    """
     host = settings.default.host or socket.gethostname()
     rows = sorted(ONE_OF_A_NAME.intersection(roles))
     if not rows or not settings.database.connection:
-        yield host
+        yield _named(host, 1 + worker) if rows else host
         return
-    for number in count(1):
-        name = host if number == 1 else f"{host}-{number}"
+    for number in count(1 + worker):
+        name = _named(host, number)
         with contextlib.ExitStack() as held:
             try:
                 for row in rows:
@@ -39,7 +42,7 @@ def own_name(settings: Settings, roles: Iterable[str]) -> Iterator[str]:
                 if error.errno == errno.EADDRINUSE:
                     continue
                 log.warning("whether another process has the name %s cannot be found out: %s", name, error.strerror)
-            if number > 1:
+            if number > 1 + worker:
                 log.warning(
                     "this process is called %s, because another %s on this machine is called %s: set default.host "
                     "(MICRONOVA__DEFAULT__HOST) to a name of its own in each, which it then has after every start",
@@ -49,6 +52,10 @@ def own_name(settings: Settings, roles: Iterable[str]) -> Iterator[str]:
                 )
             yield name
             return
+
+
+def _named(host: str, number: int) -> str:
+    return host if number == 1 else f"{host}-{number}"
 
 
 def _held(connection: str, row: str, name: str) -> socket.socket:

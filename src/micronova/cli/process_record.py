@@ -66,6 +66,9 @@ class RecordedProcess:
         except Unavailable as error:
             log.warning("that this process stops is not recorded, `micronova status` lists it as silent: %s", error)
 
+    def read_certificates(self) -> None:
+        """It has no connection of its own."""
+
     async def _forever(self) -> None:
         warned = False
         while True:

@@ -10,18 +10,20 @@ import random
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from micronova.cli.agent import HOST_ROLES
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.notify_systemd import ready_service
 from micronova.cli.process_name import own_name
 from micronova.cli.reload import Reloader, SettingsSource, ends_with_its_terminal, open_log_file
+from micronova.cli.service_user import hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
-from micronova.cli.workers import READY, pulse, run_workers
+from micronova.cli.workers import READY, WorkerPlace, fork_workers, pulse, worker_count
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
@@ -33,46 +35,50 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-class WorkerPlace(NamedTuple):
-    """The place of a process among the workers of a port; the only process of a port is number 0."""
-
-    number: int
-    ready_fd: int | None  # a pipe on which it says that it is ready
+_M_ARENA_MAX = -8
+"""A parameter of mallopt in malloc.h: how many heaps there may be."""
 
 
-def run(
-    roles: tuple[str, ...],
-    config: Path | None,
-    fd: int | None,
-    ready_fd: int | None,
-    worker: int,
-    directory: Path | None,
-) -> None:
-    """Run the roles until SIGTERM or Ctrl-C. A worker has a number and descriptors: a listening socket, and where to
-    say "ready"."""
+def run(roles: tuple[str, ...], config: Path | None, directory: Path | None) -> None:
+    """Run the roles until SIGTERM or Ctrl-C, in several processes if the settings say so."""
     unknown = [role for role in roles if role not in ROLES]
     if unknown:
         raise SettingsError(f"There is no role {unknown[0]}: choose from {', '.join(ROLES)}.")
     settings = load(config)
-    source = SettingsSource(settings, partial(load, config))
     set_up_logging(settings)
     place = StateDirectory(directory or Path(settings.default.state_path or default_directory()))
-    if fd is None and settings.api.workers > 1 and set(roles) <= set(HTTP_ROLES):
-        run_workers(settings, roles, config, place)
-        return
-    sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
+    sock = _listen(settings, roles)
+    worker = WorkerPlace()
+    if (count := worker_count(settings, roles)) > 1:
+        _make_keys(settings, place)
+        import_code(settings, roles)
+        forked = fork_workers(count)
+        if forked is None:
+            return
+        worker = forked
+        settings = load(config)  # they may have changed since the first worker started
+        set_up_logging(settings)
+    source = SettingsSource(settings, partial(load, config))
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
-        with own_name(settings, roles) as name:
+        import_code(settings, roles)
+        with own_name(settings, roles, worker.number) as name:
             run_until_stopped(
-                lambda stopped: _serve(
-                    settings, roles, agent, place, sock, WorkerPlace(worker, ready_fd), stopped, source, name
-                )
+                lambda stopped: _serve(settings, roles, agent, place, sock, worker, stopped, source, name)
             )
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
     run_as_service(settings, place, roles, main, needs_root=needs_root, guests_stay=True, read_again=source.load)
+
+
+def _make_keys(settings: Settings, place: StateDirectory) -> None:
+    """Make the keys before the workers start: several of them at once would make different ones."""
+    user = service_user(settings.default.user)
+    if user is None:
+        place.create()
+        place.keys()
+    else:
+        hand_over(place, user)
 
 
 def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
@@ -169,6 +175,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     import uvloop
 
     raise_descriptor_limit()
+    use_one_heap()
 
     async def guarded() -> None:
         stopped = asyncio.Event()
@@ -195,11 +202,49 @@ async def start_unless_stopped(start: Coroutine[Any, Any, None], stopped: asynci
     return True
 
 
+def import_code(settings: Settings, roles: Iterable[str]) -> None:
+    """Import what the roles need; nothing is connected or started.
+
+    Modules are never freed. So garbage is not looked for meanwhile, and what is there then is not looked at again:
+    that takes a tenth of a start, and a worker would get copies of the pages that it shares with others.
+    """
+    gc.disable()
+    try:
+        import uvloop  # noqa: F401
+
+        from micronova.cli.wiring import role_module
+
+        for role in roles:
+            role_module(role)
+        if set(roles) - set(HOST_ROLES):
+            import micronova.cli.process_record
+            import micronova.db.schema
+
+            if settings.database.connection.startswith("postgres"):
+                import micronova.db.postgres
+        if set(roles) & set(HTTP_ROLES):
+            import micronova.http.server
+        if settings.default.transport_url.startswith("amqp"):
+            import micronova.rpc.amqp.bus  # noqa: F401
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 def raise_descriptor_limit() -> None:
     """Let this process open as many files and sockets as the system allows it, because each client has one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def use_one_heap() -> None:
+    """Let all threads allocate from one heap of the C library: each would have one of its own, mostly empty.
+
+    Few of them allocate at the same time, because of Python's global lock. For processes without threads yet.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # a C library without it
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def settle_memory() -> None:

@@ -293,10 +293,12 @@ class StateDirectory:
         """The control socket of the running cloud."""
         return self.path / "control.sock"
 
-    @property
-    def conductor_lock(self) -> Path:
-        """The lock of the conductor that runs in this directory; it names the owner of its leases."""
-        return self.path / "conductor.lock"
+    def conductor_lock(self, worker: str) -> Path:
+        """The lock of a conductor that runs in this directory; it names the owner of its leases.
+
+        `worker` tells the conductors of several workers apart.
+        """
+        return self.path / f"conductor{worker}.lock"
 
     @property
     def pid_file(self) -> Path:

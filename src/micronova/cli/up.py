@@ -117,7 +117,9 @@ def _run(settings: Settings, place: StateDirectory, notice: str, source: "Settin
     roles = [role for role in ROLES if not left_out.get(role)]
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
-        from micronova.cli.run import run_until_stopped
+        from micronova.cli.run import import_code, run_until_stopped
+
+        import_code(settings, roles)
 
         async def work(stopped: asyncio.Event) -> None:
             async with limited_log(log_file(place), settings.default.log_file_max_size):

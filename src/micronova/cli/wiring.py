@@ -1,8 +1,11 @@
 """The composition root: the only package that knows all others and wires them.
 
 `Process` is what one process of a cloud runs: any subset of the roles over one database, one bus and one port.
-`micronova up` runs all of them; `micronova run ROLE…` runs some.
+`micronova up` runs all of them; `micronova run ROLE…` runs some. What only some need is imported where it is used: the
+agent of a host has no database and answers no HTTP.
 """
+
+from __future__ import annotations
 
 import asyncio
 import importlib
@@ -19,21 +22,10 @@ from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.connections import open_and_ask, start_bus, when_available
 from micronova.cli.names import COMPUTE_ROLES, EMBEDDED_ROLES, ROLES, START_ORDER
-from micronova.cli.process_record import RecordedProcess, RecordedService
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
 from micronova.conf.settings import Settings, SettingsError, load
-from micronova.db.clock import DatabaseClock
-from micronova.db.engine import Database
-from micronova.db.secrets import SecretBox
-from micronova.http.access_log import AccessLog
-from micronova.http.asgi import App
-from micronova.http.healthcheck import Check, healthcheck
-from micronova.http.mount import Mounts
-from micronova.http.proxies import TrustedProxies
-from micronova.http.server import HTTPServer, Limits
-from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import Unavailable
@@ -46,10 +38,19 @@ from micronova.rpc.unix.bus import UnixBus
 from micronova.rpc.unix.gate import BusGate
 
 if TYPE_CHECKING:
+    from micronova.cli.process_record import RecordedProcess, RecordedService
+    from micronova.db.clock import DatabaseClock
+    from micronova.db.engine import Database
+    from micronova.db.secrets import SecretBox
     from micronova.embedded.identity.service import IdentityService
     from micronova.embedded.image.service import ImageService
     from micronova.embedded.network.service import NetworkService
     from micronova.embedded.volume.service import VolumeService
+    from micronova.http.access_log import AccessLog
+    from micronova.http.asgi import App
+    from micronova.http.healthcheck import Check
+    from micronova.http.server import HTTPServer
+    from micronova.http.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +69,10 @@ T = TypeVar("T")
 class EmbeddedServices(TypedDict, total=False):
     """The embedded services of a process, by role. A process imports only those that it runs."""
 
-    identity: "IdentityService"
-    image: "ImageService"
-    network: "NetworkService"
-    volume: "VolumeService"
+    identity: IdentityService
+    image: ImageService
+    network: NetworkService
+    volume: VolumeService
 
 
 class Role(Protocol):
@@ -96,6 +97,11 @@ class AfterStart:
     async def stop(self) -> None:
         """Stop the role."""
         await self._role.stop()
+
+
+def role_module(name: str) -> Any:
+    """Import the module of a role; a process has only the code of its roles."""
+    return importlib.import_module(f"micronova.cli.roles.{name.replace('-', '_')}")
 
 
 class Process:
@@ -158,6 +164,7 @@ class Process:
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
         self._database_clock: DatabaseClock | None = None
+        self._recorded: RecordedProcess | RecordedService | None = None
         self._servers: list[HTTPServer] = []
         self._owner_lock: OwnerLock | None = None
         self._key_lock: int | None = None  # a descriptor
@@ -180,32 +187,16 @@ class Process:
             await self.notifier.start()
             for name in START_ORDER:
                 if name in self.roles:
-                    # Each role is a module, imported here, so that a process has only the code of its roles.
-                    module = importlib.import_module(f"micronova.cli.roles.{name.replace('-', '_')}")
-                    role = await module.make(self)
+                    role = await role_module(name).make(self)
                     await role.start()
                     self.started.append(role)
-            if (record := self._record()) is not None:
-                await record.start()
-                self.started.append(record)
+            self._recorded = self._record()
+            if self._recorded is not None:
+                await self._recorded.start()
+                self.started.append(self._recorded)
             await self.clients.start()
-            if sock is not None and self.apps:
-                api = self.settings.api
-                proxies = TrustedProxies(api.trusted_proxies)
-                self.access_log = AccessLog(self.application(), self.clock, proxies, on=api.access_log)
-                await self._listen(
-                    HTTPServer(
-                        self.access_log,
-                        sock,
-                        certificate=api.tls_certificate,
-                        key=api.tls_key,
-                        websockets="console" in self.roles,
-                        limits=self._limits(),
-                    )
-                )
-            if self.agent is not None:
-                apps = {mount: app for mount, app in self.apps.items() if mount in SERVICES}
-                await self._listen(HTTPServer(Mounts(apps), self.agent.http, limits=self._limits()))
+            if self.apps:
+                await self._answer(sock)
             if self.gate is not None:
                 await self.gate.start()
         except BaseException:
@@ -214,11 +205,44 @@ class Process:
 
     def _record(self) -> RecordedProcess | RecordedService | None:
         """Return what lets `micronova status` know this process; hosts have their heartbeats instead."""
+        if not set(self.roles) - set(HOST_ROLES):
+            return None
+        from micronova.cli.process_record import RecordedProcess, RecordedService
+
         if self.database is not None:
             return RecordedProcess(self, self.database)
-        if self._on_postgresql and set(self.roles) - set(HOST_ROLES):
-            return RecordedService(self)
-        return None
+        return RecordedService(self) if self._on_postgresql else None
+
+    async def _answer(self, sock: socket.socket | None) -> None:
+        """Answer HTTP requests of clients on the socket, and of the agents of this host if they are another process."""
+        from micronova.http.access_log import AccessLog
+        from micronova.http.mount import Mounts
+        from micronova.http.proxies import TrustedProxies
+        from micronova.http.server import HTTPServer, Limits
+
+        api = self.settings.api
+        proxies = TrustedProxies(api.trusted_proxies)
+        limits = Limits(
+            connections=api.max_connections,
+            per_client=api.max_connections_per_client,
+            timeout=api.client_timeout,
+            proxies=proxies,
+        )
+        if sock is not None:
+            self.access_log = AccessLog(self.application(), self.clock, proxies, on=api.access_log)
+            await self._listen(
+                HTTPServer(
+                    self.access_log,
+                    sock,
+                    certificate=api.tls_certificate,
+                    key=api.tls_key,
+                    websockets="console" in self.roles,
+                    limits=limits,
+                )
+            )
+        if self.agent is not None:
+            apps = {mount: app for mount, app in self.apps.items() if mount in SERVICES}
+            await self._listen(HTTPServer(Mounts(apps), self.agent.http, limits=limits))
 
     async def _listen(self, server: HTTPServer) -> None:
         self._servers.append(server)
@@ -236,19 +260,11 @@ class Process:
         """
         try:
             found = [database.read_certificates() for database in self._databases.values()]
-            found += [each.read_certificates() for each in self.started if isinstance(each, RecordedService)]
+            if self._recorded is not None:
+                found.append(self._recorded.read_certificates())
         except ValueError as error:
             raise SettingsError(f"database.connection: {error}.") from None
         return [each for each in found if each is not None]
-
-    def _limits(self) -> Limits:
-        api = self.settings.api
-        return Limits(
-            connections=api.max_connections,
-            per_client=api.max_connections_per_client,
-            timeout=api.client_timeout,
-            proxies=TrustedProxies(api.trusted_proxies),
-        )
 
     def announce_ready(self) -> None:
         """Tell the process with the bus that the roles of this one have started."""
@@ -272,6 +288,7 @@ class Process:
             except Exception:
                 log.exception("%s did not stop cleanly", type(role).__name__)
         self.started.clear()
+        self._recorded = None
         await self.clients.close()
         await self.notifier.stop()
         if self.gate is not None:
@@ -311,6 +328,8 @@ class Process:
 
     def secret_box(self) -> SecretBox:
         """Return what encrypts the secrets of waiting operations."""
+        from micronova.db.secrets import SecretBox
+
         key, *others = self.secret_keys()
         return SecretBox(key, others)
 
@@ -328,7 +347,7 @@ class Process:
         from micronova.db import operations
 
         assert self.database is not None
-        lock = OwnerLock.take(self.directory.conductor_lock)
+        lock = OwnerLock.take(self.directory.conductor_lock(self.name.removeprefix(self.host)))
         if lock is None:
             return
         self._owner_lock = lock
@@ -338,6 +357,10 @@ class Process:
 
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
+        from micronova.http.healthcheck import healthcheck
+        from micronova.http.mount import Mounts
+        from micronova.http.proxies import TrustedProxies
+
         # A metadata service alone also answers without its mount path, which Neutron's proxies do not send.
         root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
         return Mounts(
@@ -409,6 +432,8 @@ class Process:
     async def use_clock_of(self, database: Database) -> None:
         """Use the clock of a database if it is PostgreSQL."""
         if self._on_postgresql:
+            from micronova.db.clock import DatabaseClock
+
             self.clock = self._database_clock = DatabaseClock(self.clock, database)
             await self._available(self._database_clock.start)
 

@@ -37,8 +37,9 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int,
         Meta(
             ge=1,
-            description="Worker processes that share the port of `micronova run` with HTTP "
-            "roles. Raise it, up to one per CPU, if one process uses a whole CPU.",
+            description="Worker processes that share the port of `micronova run` with HTTP roles. Raise it, up to one "
+            "per CPU, if one process uses a whole CPU. A process with several roles has as many workers as the "
+            "largest of api.workers, conductor.workers and scheduler.workers says of these, and each has all roles.",
         ),
     ] = 1
     public_url: Annotated[
@@ -143,7 +144,7 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="ADDRESS:PORT at which `micronova run` serves Prometheus metrics at /metrics; empty: none. "
-            "Of several api.workers, the first serves the metrics of its process at PORT, the second "
+            "Of several workers, the first serves the metrics of its process at PORT, the second "
             "at PORT + 1, and so on. Set it if Prometheus watches this process.",
             examples=["127.0.0.1:9100"],
         ),

@@ -40,6 +40,14 @@ class ConductorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "hosts.",
         ),
     ] = 20.0
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Worker processes of `micronova run` with the role conductor. Each is a conductor with another "
+            "name (HOST, HOST-2…). Raise it if one conductor uses a whole CPU.",
+        ),
+    ] = 1
     sweep_interval: Annotated[
         float,
         Meta(
@@ -99,6 +107,14 @@ class ImageCacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scheduler."""
 
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Worker processes of `micronova run` with the role scheduler. Each is a scheduler with another "
+            "name (HOST, HOST-2…). Raise it if one scheduler uses a whole CPU.",
+        ),
+    ] = 1
     max_attempts: Annotated[
         int,
         Meta(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from micronova.http.request import Request
 from micronova.objects.clock import Clock
 from micronova.telemetry.logs import request_id
 from micronova.telemetry.metrics import Metrics
 from micronova.telemetry.spans import traceparent
 
 if TYPE_CHECKING:
+    from micronova.http.request import Request
     from micronova.telemetry.tracing import Tracing
 
 
@@ -43,7 +43,7 @@ class RequestObserver:
         self._second = -1  # in which requests without a caller were counted last
         self._anonymous = 0
 
-    def begin(self, request: Request) -> _Begun:
+    def begin(self, request: "Request") -> _Begun:
         """Begin a request: log lines of this task have its id from now on."""
         token = request_id.set(request.context.request_id)
         within = span = None
@@ -58,7 +58,7 @@ class RequestObserver:
             request.context = msgspec.structs.replace(request.context, traceparent=traceparent())
         return _Begun(self._now(), token, within, span)
 
-    def end(self, begun: _Begun, request: Request, status: int) -> None:
+    def end(self, begun: _Begun, request: "Request", status: int) -> None:
         """End a request; a request of the same process that made this one becomes the current one again."""
         route = getattr(request, "route", None)
         path = request.falcon.uri_template or "unknown path"
@@ -75,7 +75,7 @@ class RequestObserver:
             begun.within.__exit__(None, None, None)
         request_id.reset(begun.request_id)
 
-    def _log_change(self, request: Request, label: str, status: int, seconds: float) -> None:
+    def _log_change(self, request: "Request", label: str, status: int, seconds: float) -> None:
         """Log that a request that changes something is accepted, or why it is refused.
 
         A request that was not understood has no line here, nor has an error of ours, which `Service` logs.

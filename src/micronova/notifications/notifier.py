@@ -10,7 +10,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from micronova.conf.settings import Settings
-from micronova.db.instance_changes import InstanceChange
 from micronova.notifications import unversioned, usage, versioned
 from micronova.notifications.envelope import Message, messages
 from micronova.notifications.resources import Announcement
@@ -21,6 +20,7 @@ from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.service_names import SCHEDULER
 
 if TYPE_CHECKING:
+    from micronova.db.instance_changes import InstanceChange
     from micronova.notifications.publisher import Publisher
     from micronova.objects.scheduling import SelectDestinations
 
@@ -295,10 +295,10 @@ class BusNotifier(ProcessNotifier):
 
 def on_change(
     notifier: Announcer, clock: Clock, *, with_task_states: bool, period: str
-) -> Callable[[InstanceChange], None]:
+) -> "Callable[[InstanceChange], None]":
     """Return the watcher of a database that sends instance.update of each change, in the present audit period."""
 
-    def watch(change: InstanceChange) -> None:
+    def watch(change: "InstanceChange") -> None:
         states = change.before
         if states.vm_state == change.row["vm_state"] and not with_task_states:
             states = states._replace(task_state=change.row["task_state"])  # as if it had not changed

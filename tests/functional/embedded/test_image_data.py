@@ -1,12 +1,14 @@
 """Image data: failed uploads leave nothing, memory stays small, the event loop is never blocked, limits hold."""
 
 import asyncio
+import errno
 import os
 import threading
 import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from micronova.embedded.image.data import Uploaded
 from micronova.embedded.image.model import ACTIVE, SAVING
 from micronova.embedded.image.store import Upload
 from micronova.http.tickets import Tickets, upload_subject
-from micronova.objects.errors import Invalid
+from micronova.objects.errors import Invalid, TooLarge
 from tests.unit.embedded.image.world import ADMIN, ALICE, BOB, KEY, OCTETS, READER, World, world
 
 
@@ -489,6 +491,19 @@ async def test_a_reader_may_show_but_not_download(cloud: World) -> None:
     assert (await cloud.call("GET", f"/v2/images/{image['id']}", token=READER)).status == 200
     assert (await cloud.call("GET", f"/v2/images/{image['id']}/file", token=READER)).status == 403
     assert (await cloud.call("GET", f"/v2/images/{image['id']}/file", token=ALICE)).status == 200
+
+
+class _Unreadable(bytes):
+    def __getitem__(self, key: Any) -> Any:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+
+async def test_several_workers_ensure_an_image_at_once(cloud: World) -> None:
+    with pytest.raises(TooLarge):
+        await cloud.role.ensure_image("tiny", _Unreadable(b"tiny disk"), owner="p0")
+    made = await asyncio.gather(*(cloud.role.ensure_image("tiny", b"tiny disk", owner="p0") for _ in range(4)))
+    assert len(set(made)) == 1
+    assert (await cloud.call("GET", f"/v2/images/{made[0]}/file")).body == b"tiny disk"
 
 
 async def test_an_ensured_image_is_created_once(cloud: World) -> None:

@@ -52,6 +52,17 @@ def test_the_second_one_has_another_name(database: str, caplog: pytest.LogCaptur
         assert name == "node"
 
 
+def test_workers_have_the_same_names_after_every_start(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    with own_name(_settings(database), ["conductor"], worker=1) as second:
+        with own_name(_settings(database), ["conductor", "api"]) as first:
+            assert (first, second) == ("node", "node-2")
+        assert not caplog.messages
+        with own_name(_settings(database), ["conductor"], worker=1) as other:
+            assert other == "node-3" and "set default.host" in caplog.text
+    with own_name(_settings(database), ["api"], worker=1) as name:
+        assert name == "node"
+
+
 def test_one_that_was_killed_gets_its_name_back(database: str) -> None:
     def start() -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", HOLD, database]

@@ -10,6 +10,7 @@ from micronova.cli.checks.shape import Check, Finding, NotAsked, Subject
 from micronova.cli.maintain import SCHEMAS
 from micronova.cli.names import EMBEDDED_ROLES
 from micronova.cli.wiring import WITH_COMPUTE_DATABASE
+from micronova.cli.workers import worker_count
 from micronova.db import schema
 from micronova.db.clock import now_of
 from micronova.db.engine import Database
@@ -122,7 +123,9 @@ def _rights(conn: sa.Connection, metadata: sa.MetaData, named: str | None, at: s
 async def _server(subject: Subject) -> list[Finding]:
     """Ask the server for its version, whether it takes writes, and whether the pools fit."""
     database = await _open(subject)
-    return await database.read(_ask_server, subject.settings.database.pool_size * subject.settings.api.workers)
+    return await database.read(
+        _ask_server, subject.settings.database.pool_size * worker_count(subject.settings, subject.roles)
+    )
 
 
 async def _open(subject: Subject) -> Database:
@@ -153,7 +156,7 @@ def _ask_server(conn: sa.Connection, wanted: int) -> list[Finding]:
         found.append(Finding("database.connection", f"the database has the encoding {show('server_encoding')}", right))
     free = free_connections(conn)
     if wanted > free:
-        said = f"{wanted} connections (times api.workers) are more than the {free} that the server has"
+        said = f"{wanted} connections (times workers) are more than the {free} that the server has"
         right = f"{max(1, free // 4)} or less, or a larger max_connections in postgresql.conf"
         found.append(Finding("database.pool_size", said, right))
     return found

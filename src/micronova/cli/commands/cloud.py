@@ -64,25 +64,15 @@ def status(directory: Path | None, config: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("roles", nargs=-1, required=True, metavar="ROLE...")
 @config_option
-@click.option("--fd", type=int, hidden=True, help="A listening socket that the parent opened.")
-@click.option("--ready-fd", type=int, hidden=True, help="A pipe on which the parent learns that the roles are ready.")
-@click.option("--worker", type=int, default=0, hidden=True, help="The number of this worker.")
 @directory_option
-def run(
-    roles: tuple[str, ...],
-    config: Path | None,
-    fd: int | None,
-    ready_fd: int | None,
-    worker: int,
-    directory: Path | None,
-) -> None:
-    """Run roles as one process.
+def run(roles: tuple[str, ...], config: Path | None, directory: Path | None) -> None:
+    """Run roles as one process, or as several that have the same roles (workers).
 
     Roles: api, metadata, conductor, scheduler, compute, console, identity, image, network, volume, network-agent.
     """
     from micronova.cli.run import run as start
 
-    start(roles, config, fd, ready_fd, worker, directory)
+    start(roles, config, directory)
 
 
 @click.command(short_help="Find out whether a cloud with these settings can work.")

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from micronova.conductor.operations.engine import Operation
 from micronova.telemetry.logs import request_id
 from micronova.telemetry.metrics import Metrics
 from micronova.telemetry.spans import tracer
 
 if TYPE_CHECKING:
+    from micronova.conductor.operations.engine import Operation
     from micronova.telemetry.tracing import Tracing
 
 
@@ -21,7 +21,7 @@ class OperationObserver:
         self._tracing = tracing
 
     @contextmanager
-    def running(self, operation: Operation) -> Iterator[None]:
+    def running(self, operation: "Operation") -> Iterator[None]:
         """Run the code within as part of the request and the trace that started the operation."""
         token = request_id.set(operation.context.request_id)
         try:

@@ -1,9 +1,10 @@
 """The first domain, roles, projects, users and catalog of a cloud. It can run at every start."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import sqlalchemy as sa
 
+from micronova.db import schema
 from micronova.embedded.identity.attributes import (
     INTERFACES,
     DomainAttributes,
@@ -75,7 +76,7 @@ async def bootstrap(
         if known is None or wrong or reset:
             hashes[name] = await core.passwords.hash(password)
     ids = [core.new_id() for _ in range(64)]
-    await core.write_revoking(_write, hashes, dict(urls), region, service_user, ids)
+    await core.write_revoking(_write, hashes, stored.keys(), dict(urls), region, service_user, ids)
 
 
 def _hashes(conn: sa.Connection) -> dict[str, str | None]:
@@ -87,11 +88,13 @@ def _write(
     conn: sa.Connection,
     time: RevocationTime,
     hashes: Mapping[str, str],
+    known: Collection[str],
     urls: Mapping[str, str],
     region: str,
     service_user: str,
     ids: list[str],
 ) -> tuple[None, list[Subject]]:
+    schema.exclusively(conn)  # workers start together
     new_ids = iter(ids)
     now = time.at
     if DOMAINS.find(conn, DEFAULT_DOMAIN) is None:
@@ -123,7 +126,7 @@ def _write(
             user_attributes = UserAttributes(name=name, domain_id=DEFAULT_DOMAIN, options=options)
             users.create(conn, next(new_ids), user_attributes, password_hash, {}, now)
             created.add(name)
-        else:
+        elif name in known:  # else another process has just created it
             conn.execute(users_table.update().where(users_table.c.id == user["id"]).values(password_hash=password_hash))
             revoked.append(revocation_subjects.user(user["id"]))
     for name, target, target_name, role_name in (*FIRST_GRANTS, (service_user, "project", "service", "service")):

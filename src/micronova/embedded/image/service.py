@@ -1,5 +1,6 @@
 """The image role: Glance's v2 API over a database and a directory of its own."""
 
+import contextlib
 import random
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -174,7 +175,8 @@ class ImageService:
                 return image_id  # it has been deleted, or another process creates it now
         elif not await self._data.can_receive(image):
             return image_id  # it has its data, or another process uploads it now
-        await self._data.receive(image, _blocks(content), len(content), SAVING, ACTIVE)
+        with contextlib.suppress(Conflict):  # another process has begun to upload it meanwhile
+            await self._data.receive(image, _blocks(content), len(content), SAVING, ACTIVE)
         return image_id
 
     async def has_image(self, name: str, *, owner: str | None = None, edition: str = "") -> bool:
