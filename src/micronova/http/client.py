@@ -5,6 +5,7 @@ one, and every use of an embedded service shows that it is compatible.
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import ssl
@@ -29,6 +30,9 @@ from micronova.telemetry.spans import traceparent
 
 MAX_ANSWER = 64 << 20
 """Bytes of one answer that are read at most: the ports of a large region fit, endless data does not."""
+
+READS = 3
+"""Attempts at a request that only reads, if connections are closed before the answer."""
 
 REQUEST_ID = "x-openstack-request-id"
 """The header with the id of a request, which services send back."""
@@ -206,22 +210,20 @@ class HTTPTransport:
             return self._session
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send one request; raise Unavailable if the service cannot be reached or its answer is too large."""
-        session = self._session or await self._open()
+        """Send one request; raise Unavailable if the service cannot be reached or its answer is too large.
+
+        A process that is replaced behind a proxy closes all kept connections. A request that only reads is repeated
+        then: each attempt may meet another one of them.
+        """
         import aiohttp
 
+        attempts = READS if method in ("GET", "HEAD") else 1
         try:
-            async with session.request(
-                method, self._base + url, headers=dict(headers), data=body, allow_redirects=False
-            ) as answer:
-                parts, size = [], 0
-                async for part in answer.content.iter_any():  # unpacked, if the service packed it
-                    size += len(part)
-                    if size > self._max_answer:
-                        limit = f"{self._max_answer:,} bytes"
-                        raise Unavailable(f"{self._name} sent more than {limit} in answer to one request.")
-                    parts.append(part)
-                return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
+            session = self._session or await self._open()
+            for _ in range(attempts - 1):
+                with contextlib.suppress(aiohttp.ServerDisconnectedError):
+                    return await self._send(session, method, url, headers, body)
+            return await self._send(session, method, url, headers, body)
         except aiohttp.ClientConnectorCertificateError as error:
             raise Unavailable(
                 f"The certificate of {self._name} is not valid: {error.certificate_error}. If a private authority has "
@@ -230,6 +232,21 @@ class HTTPTransport:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
             raise Unavailable(f"{self._name} does not answer: {reason or type(error).__name__}.") from error
+
+    async def _send(
+        self, session: Any, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Answer:
+        async with session.request(
+            method, self._base + url, headers=dict(headers), data=body, allow_redirects=False
+        ) as answer:
+            parts, size = [], 0
+            async for part in answer.content.iter_any():  # unpacked, if the service packed it
+                size += len(part)
+                if size > self._max_answer:
+                    limit = f"{self._max_answer:,} bytes"
+                    raise Unavailable(f"{self._name} sent more than {limit} in answer to one request.")
+                parts.append(part)
+            return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
 
     def renew(self) -> None:
         """Read the certificates of authorities again for requests from now on; those that are open end as they are."""

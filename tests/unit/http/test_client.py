@@ -1,6 +1,7 @@
 """The client of OpenStack services: against a server on a socket, and an application of this process."""
 
 import asyncio
+import contextlib
 import gzip
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
@@ -52,6 +53,37 @@ async def test_an_answer_has_a_largest_size(packed: tuple[str, list[bytes]], siz
             with pytest.raises(Unavailable, match=r"sent more than 67,108,864 bytes"):
                 await transport.request("GET", "/", {}, None)
     finally:
+        await transport.close()
+
+
+async def test_a_read_outlives_the_connections_of_a_process_that_was_replaced() -> None:
+    """Behind a proxy: the kept connections lead to the old process, new ones to the new process."""
+    together = asyncio.Barrier(4)
+    replaced = asyncio.Event()
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun_after = replaced.is_set()
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                asked.append(head.decode().partition(" ")[0])
+                if replaced.is_set() and not begun_after:
+                    break
+                if not begun_after:
+                    await together.wait()  # so that each of the first requests has a connection
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    transport = HTTPTransport(f"http://{host}:{port}", timeout=30.0)
+    async with server:
+        await asyncio.gather(*(transport.request("GET", "/", {}, None) for _ in range(4)))
+        replaced.set()
+        with pytest.raises(Unavailable):
+            await transport.request("POST", "/", {}, b"{}")
+        assert asked.count("POST") == 1  # it may have been carried out
+        assert (await transport.request("GET", "/", {}, None)).status == 200
         await transport.close()
 
 
