@@ -109,6 +109,8 @@ class LockRecorder:
             return
         if conn.engine is not self._engine:  # every recorder sees the queries of all databases
             return
+        if isinstance(statement, sa.TextualSelect):
+            statement = statement.element
         self._looking = True
         try:
             for values in multi or [params]:

@@ -5,8 +5,9 @@ for every request goes around it, to `sqlite3` or to asyncpg, and so do BEGIN an
 errors: it tells a lost connection from a wrong statement.
 """
 
+import collections
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
@@ -41,6 +42,7 @@ class _Compiled(NamedTuple):
     fixed: dict[str, Any]  # values that the statement itself has
     columns: list[str]
     from_driver: list[tuple[int, Processor]]
+    record: Callable[[Iterable[Any]], Any]  # makes a named tuple of a row
 
     def values(self, parameters: Mapping[str, Any]) -> list[Any]:
         """Return the parameters as the driver takes them; raise KeyError if one is missing."""
@@ -84,15 +86,25 @@ class Prepared:
 
     def all(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return all rows."""
-        compiled, bound = self._bind(conn, parameters)
-        rows = []
-        for values in compiled.driver.rows(conn, compiled.sql, bound):
-            if compiled.from_driver:
-                values = list(values)
-                for index, process in compiled.from_driver:
-                    values[index] = process(values[index])
-            rows.append(dict(zip(compiled.columns, values, strict=True)))
-        return rows
+        compiled, rows = self._rows(conn, parameters)
+        return [dict(zip(compiled.columns, row, strict=True)) for row in rows]
+
+    def records(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> list[Any]:
+        """Return all rows as named tuples."""
+        compiled, rows = self._rows(conn, parameters)
+        return [compiled.record(row) for row in rows]
+
+    def _rows(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, Sequence[Sequence[Any]]]:
+        """Run the statement; return it, and the rows with values as SQLAlchemy would return them."""
+        compiled, values = self._bind(conn, parameters)
+        found = compiled.driver.rows(conn, compiled.sql, values)
+        if not compiled.from_driver:
+            return compiled, found
+        rows = [list(row) for row in found]
+        for index, process in compiled.from_driver:
+            for row in rows:
+                row[index] = process(row[index])
+        return compiled, rows
 
     def _bind(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, list[Any]]:
         """Return the statement for a database, and the parameters as its driver takes them."""
@@ -116,6 +128,7 @@ class Prepared:
         defaults: dict[str, Any] = {column.key: column.default for column in compiled.insert_prefetch}
         fixed |= {name: default.arg for name, default in defaults.items() if default.is_scalar}
         names = compiled.positiontup or ()
+        columns = [column.name for column in statement.exported_columns]
         made = self._compiled[conn.dialect.name] = _Compiled(
             driver=_DRIVERS[conn.dialect.name],
             sql=str(compiled),
@@ -126,7 +139,8 @@ class Prepared:
                 if (process := _to_driver(binds[name].type, conn.dialect)) is not None
             ],
             fixed=fixed,
-            columns=[column.name for column in statement.exported_columns],
+            columns=columns,
+            record=collections.namedtuple("Row", columns, rename=True)._make,
             from_driver=[
                 (index, process)
                 for index, column in enumerate(statement.exported_columns)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
+from micronova.db.prepared import Prepared
+
 MOST_ROWS = 3_000  # of inventories in one statement: four parameters each, and drivers take 32,766 in all
 # `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. The
 # smallest unit and the steps are not checked for the node's own classes, as docs/placement.md says.
@@ -66,22 +68,17 @@ def _add(
             parameters |= {f"p{number}": key[0], f"c{number}": key[1], f"a{number}": amount}
             parameters[f"m{number}"] = (most or {}).get(key, 0)
         statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
-        taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
+        taken.update(statement.records(conn, parameters))
     return taken
 
 
 @functools.lru_cache(maxsize=256)
-def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
+def _addition(count: int, lock: bool, unchecked: bool) -> Prepared:
     """Return the statement for so many rows; with `unchecked` it refuses no amount.
 
     PostgreSQL locks the rows in the order of their keys, which an UPDATE alone would not promise; SQLite has one writer
     at a time.
     """
     rows = ", ".join(f"(:p{n}, :c{n}, CAST(:a{n} AS INTEGER), CAST(:m{n} AS INTEGER))" for n in range(count))
-    return sa.text(
-        _ADD.format(
-            rows=rows,
-            lock="FOR UPDATE OF i" if lock else "",
-            check="" if unchecked else _CHECK,
-        )
-    )
+    text = _ADD.format(rows=rows, lock="FOR UPDATE OF i" if lock else "", check="" if unchecked else _CHECK)
+    return Prepared(sa.text(text).columns(node_uuid=sa.String, resource_class=sa.String))
