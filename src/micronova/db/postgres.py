@@ -14,14 +14,16 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.util.concurrency import await_, greenlet_spawn
+from sqlalchemy.util.concurrency import await_
 
+from micronova.db.connections import Connections
 from micronova.db.engine import JSON, Database, DatabaseRefused
 from micronova.db.prepared import on_asyncpg
 from micronova.objects.errors import Unavailable
@@ -102,25 +104,15 @@ class PostgresDatabase(Database):
         # Statements of `db.prepared` are prepared once per connection, and as long as it lives.
         options |= {"statement_cache_size": 500, "max_cached_statement_lifetime": 0}
         options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
-        self._engine = self._make_engine(
-            options,
-            pool_size=pool_size,
-            pool_timeout=pool_timeout,
-            max_overflow=0,
-            pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
-            pool_use_lifo=True,  # few connections do the work of a quiet time: their statements are prepared
-        )
+        self._connections = Connections(self._make_engine(options).sync_engine, pool_size, pool_timeout)
         # What became of a commit is asked on a new connection: those of the pool may be dead as well.
-        self._asking = self._make_engine(
-            options | {"timeout": ANSWER, "command_timeout": ANSWER}, poolclass=sa.NullPool
-        )
-        self._migrating = self._make_engine(options | {"command_timeout": MIGRATION}, poolclass=sa.NullPool)
+        self._asking = self._make_engine(options | {"timeout": ANSWER, "command_timeout": ANSWER})
+        migrating = self._make_engine(options | {"command_timeout": MIGRATION})
+        self._migrations = Connections(migrating.sync_engine, pool_size, pool_timeout)
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 
     def pool(self) -> tuple[int, int] | None:
-        pool = self._engine.pool
-        assert isinstance(pool, sa.QueuePool)
-        return pool.checkedout(), pool.size()
+        return self._connections.in_use, self._connections.size
 
     def read_certificates(self) -> Callable[[], None] | None:
         if not isinstance(self._tls, ssl.SSLContext):
@@ -132,9 +124,11 @@ class PostgresDatabase(Database):
 
         return use
 
-    def _make_engine(self, connect_args: dict[str, Any], **options: Any) -> AsyncEngine:
+    def _make_engine(self, connect_args: dict[str, Any]) -> AsyncEngine:
         url = _tls(self._url)[0].set(drivername="postgresql+asyncpg")
-        engine = create_async_engine(url, isolation_level="AUTOCOMMIT", connect_args=connect_args, **options, **JSON)
+        engine = create_async_engine(
+            url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool, connect_args=connect_args, **JSON
+        )
         sa.event.listen(engine.sync_engine, "do_connect", self._use_tls)
         sa.event.listen(engine.sync_engine, "connect", _prepare)
         return engine
@@ -146,36 +140,37 @@ class PostgresDatabase(Database):
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
-        return await self._run(self._engine, "", lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._connections, "", lambda conn: fn(conn, *args, **kwargs))
 
     async def snapshot(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
-        return await self._run(self._engine, _BEGIN_SNAPSHOT, lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._connections, _BEGIN_SNAPSHOT, lambda conn: fn(conn, *args, **kwargs))
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
-        work = self._run(self._engine, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
+        work = self._run(self._connections, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
         return await asyncio.shield(asyncio.ensure_future(work))
 
     async def migrate(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
-        return await self._run(self._migrating, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
+        try:
+            return await self._run(self._migrations, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
+        finally:
+            await self._migrations.close()
 
-    async def _run(self, engine: AsyncEngine, begin: str, fn: Callable[[sa.Connection], R]) -> R:
+    async def _run(self, connections: Connections, begin: str, fn: Callable[[sa.Connection], R]) -> R:
         for attempt in range(RETRIES):
             done: _Attempt[R] = _Attempt()
             try:
-                await greenlet_spawn(self._transact, engine, begin, fn, done)
+                await connections.run(partial(_transact, begin=begin, fn=fn, done=done))
                 return done.result
-            except sa.exc.TimeoutError as error:  # every connection of the pool is in use
-                raise Unavailable("The database is busy: all connections are in use. Try again later.") from error
             except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
                 if _state(error).startswith(_REFUSED):
                     # Users read the error: the reason, which names the user and the database, is for the log.
                     log.error("the database refuses this process: %s; correct database.connection", _reason(error))
                     raise DatabaseRefused("The database cannot be used at the moment. Try again later.") from error
-                lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
+                lost = _is_lost(error) or not isinstance(error, sa.exc.DBAPIError)
                 if not (lost or _temporary(error)):
                     raise
                 if done.id and not _rolled_back(error) and await self._committed(done.id):
@@ -186,29 +181,6 @@ class PostgresDatabase(Database):
                 self.statistics.conflicts += _rolled_back(error)
                 await self._pause(attempt)
         raise AssertionError("unreachable")
-
-    def _transact(self, engine: AsyncEngine, begin: str, fn: Callable[[sa.Connection], R], done: _Attempt[R]) -> None:
-        """Run a transaction once, from the connection to the commit in one greenlet."""
-        with engine.sync_engine.connect() as conn:
-            try:
-                if begin:
-                    _control(conn, begin)
-                done.result = fn(conn)
-                if begin:
-                    done.id = _transaction_id(conn)
-                    _control(conn, "COMMIT")
-            except BaseException as error:
-                if _state(error) in _UNFIT or isinstance(error, OSError | TimeoutError):
-                    self._replace_connections(conn)
-                elif not conn.invalidated:
-                    _roll_back(conn)
-                raise
-
-    def _replace_connections(self, conn: sa.Connection) -> None:
-        """Let the pool replace its connections when it hands them out: they are as old as this one, and as unfit."""
-        self._engine.pool._invalidate(None)  # type: ignore[arg-type]  # of all connections, whichever failed
-        if not conn.invalidated:
-            conn.invalidate()
 
     async def _committed(self, id: str) -> bool:
         """Return whether a transaction whose answer to COMMIT was lost has happened; raise Unavailable if unknown."""
@@ -237,7 +209,27 @@ class PostgresDatabase(Database):
         await asyncio.sleep(self._random.random() * min(1.0, 0.005 * 2**attempt))
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._connections.close()
+
+
+def _transact(connections: Connections, *, begin: str, fn: Callable[[sa.Connection], R], done: _Attempt[R]) -> None:
+    """Run a transaction once, from the connection to the commit in one greenlet."""
+    conn, generation = connections.take()
+    try:
+        if begin:
+            _control(conn, begin)
+        done.result = fn(conn)
+        if begin:
+            done.id = _transaction_id(conn)
+            _control(conn, "COMMIT")
+    except BaseException as error:
+        if _state(error) in _UNFIT or isinstance(error, OSError | TimeoutError) or _is_lost(error):
+            connections.replace()
+        else:
+            _roll_back(conn)
+        raise
+    finally:
+        connections.give_back(conn, generation)
 
 
 def _session_settings() -> dict[str, str]:
@@ -277,8 +269,8 @@ def _control(conn: sa.Connection, command: str) -> None:
 
 
 def _roll_back(conn: sa.Connection) -> None:
-    """End the transaction, if one runs; give up the connection if it cannot."""
-    if _raw(conn.connection).is_in_transaction():
+    """End the transaction, if one runs; give up the connection if that cannot be done."""
+    if not conn.invalidated and _raw(conn.connection).is_in_transaction():
         try:
             _control(conn, "ROLLBACK")
         except (sa.exc.DBAPIError, OSError, TimeoutError):
@@ -296,6 +288,10 @@ def _state(error: BaseException) -> str:
     """Return the SQLSTATE of an error, "" if it has none."""
     original = getattr(error, "orig", error)
     return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
 
 
 def _reason(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.util.concurrency import await_
 
 Processor = Callable[[Any], Any]
+_named_tuple: Callable[..., Any] = collections.namedtuple
 
 
 class _Driver(Protocol):
@@ -129,6 +130,7 @@ class Prepared:
         fixed |= {name: default.arg for name, default in defaults.items() if default.is_scalar}
         names = compiled.positiontup or ()
         columns = [column.name for column in statement.exported_columns]
+        record = _named_tuple("Row", columns, rename=True)
         made = self._compiled[conn.dialect.name] = _Compiled(
             driver=_DRIVERS[conn.dialect.name],
             sql=str(compiled),
@@ -140,7 +142,7 @@ class Prepared:
             ],
             fixed=fixed,
             columns=columns,
-            record=collections.namedtuple("Row", columns, rename=True)._make,
+            record=record._make,
             from_driver=[
                 (index, process)
                 for index, column in enumerate(statement.exported_columns)
