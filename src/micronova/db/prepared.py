@@ -45,13 +45,13 @@ class _Compiled(NamedTuple):
     from_driver: list[tuple[int, Processor]]
     record: Callable[[Iterable[Any]], Any]  # makes a named tuple of a row
 
-    def values(self, parameters: Mapping[str, Any]) -> list[Any]:
+    def values(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the parameters as the driver takes them; raise KeyError if one is missing."""
         known = {**self.fixed, **parameters} if self.fixed else parameters
         values = [known[name] for name in self.names]
         for index, process in self.to_driver:
             values[index] = process(values[index])
-        return values
+        return tuple(values)
 
 
 class Prepared:
@@ -107,12 +107,14 @@ class Prepared:
                 row[index] = process(row[index])
         return compiled, rows
 
-    def _bind(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, list[Any]]:
+    def _bind(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, tuple[Any, ...]]:
         """Return the statement for a database, and the parameters as its driver takes them."""
         compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
         return compiled, compiled.values(parameters)
 
-    def _bind_each(self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> tuple[_Compiled, list[list[Any]]]:
+    def _bind_each(
+        self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[_Compiled, list[tuple[Any, ...]]]:
         compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
         return compiled, [compiled.values(row) for row in rows]
 
@@ -173,6 +175,7 @@ class _SQLite:
     def _run(
         self, conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: Sequence[Any]
     ) -> sqlite3.Cursor:
+        _tell(conn, sql, values, many=method == "executemany")
         raw = cast(sqlite3.Connection, conn.connection.dbapi_connection)
         try:
             cursor: sqlite3.Cursor = getattr(raw, method)(sql, values)
@@ -185,22 +188,25 @@ class _Postgres:
     """asyncpg, which prepares each statement once per connection; `db.postgres` begins transactions."""
 
     def changed(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> int:
-        status: str = self._run(conn, "execute", sql, *values)
+        _tell(conn, sql, values)
+        status: str = on_asyncpg(conn, "execute", sql, *values)
         return int(status.rpartition(" ")[2])  # such as UPDATE 1
 
     def rows(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        rows: Sequence[Sequence[Any]] = self._run(conn, "fetch", sql, *values)
+        _tell(conn, sql, values)
+        rows: Sequence[Sequence[Any]] = on_asyncpg(conn, "fetch", sql, *values)
         return rows
 
     def each(self, conn: sa.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._run(conn, "executemany", sql, rows)
+        _tell(conn, sql, rows, many=True)
+        on_asyncpg(conn, "executemany", sql, rows)
 
-    def _run(
-        self, conn: sa.Connection, method: Literal["execute", "fetch", "executemany"], sql: str, *values: Any
-    ) -> Any:
+
+def _tell(conn: sa.Connection, sql: str, values: Sequence[Any], *, many: bool = False) -> None:
+    """Tell those who listen to a connection's statements, as SQLAlchemy does."""
+    if conn._has_events or conn.engine._has_events:
         for listener in conn.dispatch.before_cursor_execute:
-            listener(conn, None, sql, values, None, method == "executemany")
-        return on_asyncpg(conn, method, sql, *values)
+            listener(conn, None, sql, values, None, many)
 
 
 _DRIVERS: dict[str, _Driver] = {"sqlite": _SQLite(), "postgresql": _Postgres()}
