@@ -70,25 +70,25 @@ class LockRecorder:
             return result
 
         database.write = recorded  # type: ignore[method-assign]
-        self._execute, self._execute_many = execute, execute_many = Prepared._execute, Prepared._execute_many
+        self._bind, self._bind_each = bind, bind_each = Prepared._bind, Prepared._bind_each
         recorder = self
 
         def noted(prepared: Prepared, conn: sa.Connection, parameters: Mapping[str, Any]) -> Any:
             recorder._before(conn, prepared._on(conn), [], dict(parameters), None)
-            return execute(prepared, conn, parameters)
+            return bind(prepared, conn, parameters)
 
-        def each_noted(prepared: Prepared, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        def each_noted(prepared: Prepared, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> Any:
             recorder._before(conn, prepared._on(conn), [dict(row) for row in rows], {}, None)
-            execute_many(prepared, conn, rows)
+            return bind_each(prepared, conn, rows)
 
-        Prepared._execute = noted  # type: ignore[method-assign, assignment]
-        Prepared._execute_many = each_noted  # type: ignore[method-assign, assignment]
+        Prepared._bind = noted  # type: ignore[method-assign, assignment]
+        Prepared._bind_each = each_noted  # type: ignore[method-assign, assignment]
         sa.event.listen(self._engine, "before_execute", self._before)
 
     def close(self) -> None:
         """Let prepared statements go their way again."""
-        Prepared._execute = self._execute  # type: ignore[method-assign]
-        Prepared._execute_many = self._execute_many  # type: ignore[method-assign]
+        Prepared._bind = self._bind  # type: ignore[method-assign]
+        Prepared._bind_each = self._bind_each  # type: ignore[method-assign]
 
     def _recording(self, fn: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(fn)
@@ -109,6 +109,8 @@ class LockRecorder:
             return
         if conn.engine is not self._engine:  # every recorder sees the queries of all databases
             return
+        if isinstance(statement, sa.TextualSelect):
+            statement = statement.element
         self._looking = True
         try:
             for values in multi or [params]:

@@ -14,6 +14,7 @@ from sqlalchemy import bindparam
 
 from micronova.db import group_members, topologies, used_amounts
 from micronova.db.listed import one_of
+from micronova.db.prepared import Prepared
 from micronova.db.tables import allocations, compute_nodes, deleted_instances, instances
 from micronova.placement.model import ResourceRequest
 
@@ -39,19 +40,19 @@ class LockedInstance(Protocol):
 
 
 _a = allocations.c
-_LOCK_INSTANCES = (
+_LOCK_INSTANCES = Prepared(
     sa.select(instances.c.uuid, instances.c.epoch, instances.c.server_group_id)
     .where(one_of(instances.c.uuid, "uuids"))
     .order_by(instances.c.uuid)
     .with_for_update()
 )
-_ALLOCATIONS = (
+_ALLOCATIONS = Prepared(
     sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used, compute_nodes.c.host)
     .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
     .where(one_of(_a.consumer_uuid, "uuids"))
 )
 _RENAME = allocations.update().where(_a.consumer_uuid == bindparam("b_old")).values(consumer_uuid=bindparam("b_new"))
-_DELETE = (
+_DELETE = Prepared(
     allocations.delete()
     .where(_a.consumer_uuid == bindparam("uuid"))
     .returning(_a.node_uuid, _a.resource_class, _a.used)
@@ -64,13 +65,13 @@ _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
 
 def lock_instances(conn: sa.Connection, uuids: Collection[str]) -> dict[str, LockedInstance]:
     """Lock instances in the order of their uuids; return those that exist."""
-    return {row.uuid: row for row in conn.execute(_LOCK_INSTANCES, {"uuids": sorted(uuids)})}
+    return {row.uuid: row for row in _LOCK_INSTANCES.records(conn, {"uuids": sorted(uuids)})}
 
 
 def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
     """Return what consumers hold; those that hold nothing are left out."""
     found: dict[str, dict[str, Allocation]] = {}
-    for row in conn.execute(_ALLOCATIONS, {"uuids": list(consumer_uuids)}):
+    for row in _ALLOCATIONS.records(conn, {"uuids": consumer_uuids}):
         providers = found.setdefault(row.consumer_uuid, {})
         if row.node_uuid not in providers:
             providers[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
@@ -110,7 +111,7 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
     elif (locked := lock_instances(conn, [consumer_uuid]).get(consumer_uuid)) is not None:
         known, group = True, locked.server_group_id
     amounts: Counter[tuple[str, str]] = Counter()
-    for row in conn.execute(_DELETE, {"uuid": consumer_uuid}):
+    for row in _DELETE.records(conn, {"uuid": consumer_uuid}):
         amounts[row.node_uuid, row.resource_class] -= row.used
     if not amounts:
         # Its amounts may have been given back through the Placement API, which knows no topologies.
@@ -152,8 +153,8 @@ def is_handed_over(conn: sa.Connection, consumer_uuid: str, *, holder: str, node
     The migration holds something, or the instance holds something elsewhere: amounts may be missing, because a
     client of the Placement API may have deleted them; that API knows no topologies.
     """
-    if conn.execute(_ALLOCATIONS, {"uuids": [holder]}).first() is not None or topologies.assignments_of(conn, [holder]):
+    if _ALLOCATIONS.all(conn, {"uuids": [holder]}) or topologies.assignments_of(conn, [holder]):
         return True
     return any(
-        row.node_uuid != node_uuid and row.host for row in conn.execute(_ALLOCATIONS, {"uuids": [consumer_uuid]})
+        row.node_uuid != node_uuid and row.host for row in _ALLOCATIONS.records(conn, {"uuids": [consumer_uuid]})
     )

@@ -23,6 +23,7 @@ from micronova.db import allocations as allocation_rows
 from micronova.db import group_members, provider_trees, topologies, used_amounts
 from micronova.db.allocations import NOTHING_OF_NODE, Allocation, LockedInstance, Resources
 from micronova.db.listed import one_of
+from micronova.db.prepared import Prepared
 from micronova.db.tables import allocations, services
 from micronova.objects import service_names
 from micronova.objects.pci_devices import Alias
@@ -114,12 +115,14 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.failures or self.held or self.stale)
 
 
-_CLOSED = sa.select(services.c.host, services.c.disabled).where(
-    services.c.binary == service_names.COMPUTE,
-    one_of(services.c.host, "hosts"),
-    sa.or_(services.c.disabled, services.c.forced_down),
+_CLOSED = Prepared(
+    sa.select(services.c.host, services.c.disabled).where(
+        services.c.binary == service_names.COMPUTE,
+        one_of(services.c.host, "hosts"),
+        sa.or_(services.c.disabled, services.c.forced_down),
+    )
 )
-_INSERT = allocations.insert()
+_INSERT = Prepared(allocations.insert())
 _DELETE = allocations.delete().where(one_of(allocations.c.consumer_uuid, "uuids"))
 
 
@@ -204,8 +207,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         for provider, resources in _amounts_by_provider(each, served).items()
         for name, amount in resources.items()
     ]
-    if rows:
-        conn.execute(_INSERT, rows)
+    _INSERT.run_each(conn, rows)
     for group, counts in members.items():
         group_members.count(conn, group, counts)
     return ClaimResult()
@@ -220,7 +222,7 @@ def _refused(hosts: Mapping[str, str], reason: Reason) -> ClaimResult:
 
 def _closed(conn: sa.Connection, hosts: Collection[str]) -> dict[str, Reason]:
     """Return which of the hosts an admin has disabled or forced down. The scheduler may not have read that yet."""
-    found = conn.execute(_CLOSED, {"hosts": sorted(hosts)}) if hosts else ()
+    found = _CLOSED.records(conn, {"hosts": sorted(hosts)}) if hosts else ()
     return {host: "disabled" if disabled else "down" for host, disabled in found}
 
 

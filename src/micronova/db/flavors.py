@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from micronova.db import keyset
 from micronova.db.keyset import SortKey
+from micronova.db.prepared import Prepared
 from micronova.db.tables import flavor_access, flavors
 from micronova.db.upsert import insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -57,19 +58,20 @@ def _visible(project_id: Any) -> sa.ColumnElement[bool]:
     return sa.or_(_f.is_public, _f.flavorid.in_(granted))
 
 
-_GET = sa.select(flavors).where(_f.flavorid == sa.bindparam("id"))
-_GET_VISIBLE = _GET.where(_visible(sa.bindparam("project")))
+_BY_ID = sa.select(flavors).where(_f.flavorid == sa.bindparam("id"))
+_GET = Prepared(_BY_ID)
+_GET_VISIBLE = Prepared(_BY_ID.where(_visible(sa.bindparam("project"))))
 
 
 def row(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> FlavorRow:
     """Return a flavor's row; with a project, only when that may use it; raise NotFound."""
     if project_id is None:
-        found = conn.execute(_GET, {"id": flavorid}).first()
+        found = _GET.records(conn, {"id": flavorid})
     else:
-        found = conn.execute(_GET_VISIBLE, {"id": flavorid, "project": project_id}).first()
-    if found is None:
+        found = _GET_VISIBLE.records(conn, {"id": flavorid, "project": project_id})
+    if not found:
         raise NotFound(f"Flavor {flavorid} could not be found.")
-    return cast(FlavorRow, found)
+    return cast(FlavorRow, found[0])
 
 
 def get(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Flavor:

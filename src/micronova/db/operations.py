@@ -62,10 +62,12 @@ _NAMED = one_of(operations.c.id, "ids")
 _FREE = operations.c.lease_until < bindparam("now")
 _LEASE = (
     operations.update()
-    .where(in_order(operations.c.id, _NAMED, _OPEN, _FREE), _OPEN, _FREE)
+    .where(_OPEN, _FREE)
     .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), leases=operations.c.leases + 1)
     .returning(*operations.c)
 )
+_LEASE_ONE = _LEASE.where(operations.c.id == bindparam("id"))
+_LEASE_MANY = _LEASE.where(in_order(operations.c.id, _NAMED, _OPEN, _FREE))
 _EXPIRED = sa.select(operations.c.id, operations.c.batch_id).where(_OPEN, _FREE)
 _OWN = operations.c.owner == bindparam("b_owner")
 _RENEW = (
@@ -244,9 +246,12 @@ def _is_known(known: Known) -> sa.ColumnElement[bool]:
 
 
 @functools.cache
-def _lease_of(known: Known) -> Prepared:
-    """Return the statement that leases operations of these kinds."""
-    return Prepared(_LEASE.where(_is_known(known)))
+def _lease_of(known: Known) -> tuple[Prepared, Prepared]:
+    """Return the statements that lease an operation of these kinds, and several.
+
+    PostgreSQL would make a plan for each lease of one, if the statement were that for several.
+    """
+    return Prepared(_LEASE_ONE.where(_is_known(known))), Prepared(_LEASE_MANY.where(_is_known(known)))
 
 
 @functools.cache
@@ -261,8 +266,10 @@ def lease(
     conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int, known: Known
 ) -> list[OperationRow]:
     """Lease those of these operations that have no valid lease and are of a known kind; return them."""
-    values = {"ids": list(ids), "new_owner": owner, "now": now, "until": until}
-    return cast(list[OperationRow], _lease_of(known).all(conn, values))
+    one, many = _lease_of(known)
+    values = {"new_owner": owner, "now": now, "until": until}
+    rows = one.all(conn, {"id": ids[0], **values}) if len(ids) == 1 else many.all(conn, {"ids": ids, **values})
+    return cast(list[OperationRow], rows)
 
 
 def expired(conn: sa.Connection, now: int, most: int, known: Known, *, with_hosts: bool) -> list[str]:

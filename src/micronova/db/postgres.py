@@ -1,5 +1,8 @@
 """PostgreSQL: asyncpg under SQLAlchemy; every function runs in a greenlet of this event loop.
 
+We begin and end transactions ourselves, on asyncpg: its connections are in autocommit mode for SQLAlchemy. A function
+that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
+
 A connection that is lost while it commits leaves the transaction in doubt. If the function were run again after a
 commit that happened, a request would be done twice, or end in a conflict with itself. So each write transaction knows
 its id before it commits, and PostgreSQL is asked for the fate of that id (`pg_xact_status`). The id costs no round
@@ -11,15 +14,18 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import asyncpg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.util.concurrency import greenlet_spawn
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util.concurrency import await_
 
+from micronova.db.connections import Connections
 from micronova.db.engine import JSON, Database, DatabaseRefused
+from micronova.db.prepared import on_asyncpg
 from micronova.objects.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -35,7 +41,9 @@ STATEMENT = 60.0  # seconds for which we wait for the answer to another statemen
 MIGRATION = 12 * 3600.0  # the same while the schema is changed: a large table takes long
 LOCK_WAIT = 5.0  # seconds for which a statement waits for a lock before its transaction is run again
 
-_REPORT_ID = " SELECT set_config('application_name', 'micronova ' || pg_current_xact_id(), true);"
+_PREPARE = "PREPARE report_id AS SELECT set_config('application_name', 'micronova ' || pg_current_xact_id(), true)"
+_BEGIN = "BEGIN; EXECUTE report_id"
+_BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _STATUS = sa.text("SELECT pg_xact_status(CAST(CAST(:id AS text) AS xid8))")
 # Its client is gone, and nobody else can end it: it would keep its locks until TCP gives up.
 _END = sa.text(
@@ -48,24 +56,6 @@ _REFUSED = ("28", "3D000")  # a wrong user or password, no such database
 _TLS_OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 _TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _UNFIT = ("25006", "55000")  # read-only, or not ready: the server is a standby now, and another one may be writable
-
-
-class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection that knows the id of its transaction."""
-
-    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        report = _REPORT_ID if query.startswith("BEGIN") and "READ ONLY" not in query else ""
-        # These take a moment: a connection that went silent is noticed by them, and not after `command_timeout`.
-        if timeout is None and query.startswith(("BEGIN", "COMMIT", "ROLLBACK")):
-            timeout = ANSWER
-        status: str = await super().execute(query + report, *args, timeout=timeout)
-        return status
-
-    @property
-    def transaction_id(self) -> str:
-        """The id of the transaction that runs; "" outside of one."""
-        name: str = self.get_settings().application_name
-        return name.partition("micronova ")[2]
 
 
 class _Attempt(Generic[R]):
@@ -108,44 +98,21 @@ class PostgresDatabase(Database):
     def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         super().__init__()
         self._url = url
-        url, tls = _tls(url)
+        tls = _tls(url)[1]
         self._tls = tls.get("ssl")
-        options: dict[str, Any] = {**tls, "timeout": 10, "command_timeout": STATEMENT, "connection_class": _Connection}
+        options: dict[str, Any] = {**tls, "timeout": 10, "command_timeout": STATEMENT}
+        # Statements of `db.prepared` are prepared once per connection, and as long as it lives.
+        options |= {"statement_cache_size": 500, "max_cached_statement_lifetime": 0}
         options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
-        self._engine = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            pool_size=pool_size,
-            pool_timeout=pool_timeout,
-            max_overflow=0,
-            pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
-            connect_args=options,
-            **JSON,
-        )
+        self._connections = Connections(self._make_engine(options).sync_engine, pool_size, pool_timeout)
         # What became of a commit is asked on a new connection: those of the pool may be dead as well.
-        self._asking = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            poolclass=sa.NullPool,
-            isolation_level="AUTOCOMMIT",
-            connect_args=options | {"timeout": ANSWER, "command_timeout": ANSWER},
-        )
-        self._migrating = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            poolclass=sa.NullPool,
-            connect_args=options | {"command_timeout": MIGRATION},
-            **JSON,
-        )
-        for engine in (self._engine, self._asking, self._migrating):
-            sa.event.listen(engine.sync_engine, "do_connect", self._use_tls)
-        # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
-        self._writing = self._engine.sync_engine
-        self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-        self._snapshots = self._writing.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._asking = self._make_engine(options | {"timeout": ANSWER, "command_timeout": ANSWER})
+        migrating = self._make_engine(options | {"command_timeout": MIGRATION})
+        self._migrations = Connections(migrating.sync_engine, pool_size, pool_timeout)
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 
     def pool(self) -> tuple[int, int] | None:
-        pool = self._engine.pool
-        assert isinstance(pool, sa.QueuePool)
-        return pool.checkedout(), pool.size()
+        return self._connections.in_use, self._connections.size
 
     def read_certificates(self) -> Callable[[], None] | None:
         if not isinstance(self._tls, ssl.SSLContext):
@@ -157,6 +124,15 @@ class PostgresDatabase(Database):
 
         return use
 
+    def _make_engine(self, connect_args: dict[str, Any]) -> AsyncEngine:
+        url = _tls(self._url)[0].set(drivername="postgresql+asyncpg")
+        engine = create_async_engine(
+            url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool, connect_args=connect_args, **JSON
+        )
+        sa.event.listen(engine.sync_engine, "do_connect", self._use_tls)
+        sa.event.listen(engine.sync_engine, "connect", _prepare)
+        return engine
+
     def _use_tls(self, dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> None:
         """Let a connection that begins use the certificates that were read last."""
         if self._tls is not None:
@@ -164,36 +140,37 @@ class PostgresDatabase(Database):
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
-        return await self._run(self._reading, lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._connections, "", lambda conn: fn(conn, *args, **kwargs))
 
     async def snapshot(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
-        return await self._run(self._snapshots, lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._connections, _BEGIN_SNAPSHOT, lambda conn: fn(conn, *args, **kwargs))
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
-        work = self._run(self._writing, lambda conn: fn(conn, *args, **kwargs))
+        work = self._run(self._connections, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
         return await asyncio.shield(asyncio.ensure_future(work))
 
     async def migrate(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
-        return await self._run(self._migrating.sync_engine, lambda conn: fn(conn, *args, **kwargs))
+        try:
+            return await self._run(self._migrations, _BEGIN, lambda conn: fn(conn, *args, **kwargs))
+        finally:
+            await self._migrations.close()
 
-    async def _run(self, engine: sa.Engine, fn: Callable[[sa.Connection], R]) -> R:
+    async def _run(self, connections: Connections, begin: str, fn: Callable[[sa.Connection], R]) -> R:
         for attempt in range(RETRIES):
             done: _Attempt[R] = _Attempt()
             try:
-                await greenlet_spawn(self._transact, engine, fn, done)
+                await connections.run(partial(_transact, begin=begin, fn=fn, done=done))
                 return done.result
-            except sa.exc.TimeoutError as error:  # every connection of the pool is in use
-                raise Unavailable("The database is busy: all connections are in use. Try again later.") from error
             except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError, TimeoutError) as error:
                 if _state(error).startswith(_REFUSED):
                     # Users read the error: the reason, which names the user and the database, is for the log.
                     log.error("the database refuses this process: %s; correct database.connection", _reason(error))
                     raise DatabaseRefused("The database cannot be used at the moment. Try again later.") from error
-                lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
+                lost = _is_lost(error) or not isinstance(error, sa.exc.DBAPIError)
                 if not (lost or _temporary(error)):
                     raise
                 if done.id and not _rolled_back(error) and await self._committed(done.id):
@@ -204,24 +181,6 @@ class PostgresDatabase(Database):
                 self.statistics.conflicts += _rolled_back(error)
                 await self._pause(attempt)
         raise AssertionError("unreachable")
-
-    def _transact(self, engine: sa.Engine, fn: Callable[[sa.Connection], R], done: _Attempt[R]) -> None:
-        """Run a transaction once, from the connection to the commit in one greenlet."""
-        with engine.connect() as conn:
-            try:
-                done.result = fn(conn)
-                done.id = _transaction_id(conn)
-                conn.commit()
-            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
-                if _state(error) in _UNFIT or not isinstance(error, sa.exc.DBAPIError):
-                    self._replace_connections(conn)
-                raise
-
-    def _replace_connections(self, conn: sa.Connection) -> None:
-        """Let the pool replace its connections when it hands them out: they are as old as this one, and as unfit."""
-        self._engine.pool._invalidate(None)  # type: ignore[arg-type]  # of all connections, whichever failed
-        if not conn.invalidated:
-            conn.invalidate()
 
     async def _committed(self, id: str) -> bool:
         """Return whether a transaction whose answer to COMMIT was lost has happened; raise Unavailable if unknown."""
@@ -250,7 +209,27 @@ class PostgresDatabase(Database):
         await asyncio.sleep(self._random.random() * min(1.0, 0.005 * 2**attempt))
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._connections.close()
+
+
+def _transact(connections: Connections, *, begin: str, fn: Callable[[sa.Connection], R], done: _Attempt[R]) -> None:
+    """Run a transaction once, from the connection to the commit in one greenlet."""
+    conn, generation = connections.take()
+    try:
+        if begin:
+            _control(conn, begin)
+        done.result = fn(conn)
+        if begin:
+            done.id = _transaction_id(conn)
+            _control(conn, "COMMIT")
+    except BaseException as error:
+        if _state(error) in _UNFIT or isinstance(error, OSError | TimeoutError) or _is_lost(error):
+            connections.replace()
+        else:
+            _roll_back(conn)
+        raise
+    finally:
+        connections.give_back(conn, generation)
 
 
 def _session_settings() -> dict[str, str]:
@@ -265,10 +244,44 @@ def _session_settings() -> dict[str, str]:
     }
 
 
+def _prepare(connection: Any, _record: object) -> None:
+    """Prepare a new connection for our transactions and values."""
+    raw = _raw(connection)
+    await_(raw.execute(_PREPARE))
+    # SQLAlchemy's would decode the bytes first.
+    await_(
+        raw.set_type_codec(
+            "json", schema="pg_catalog", encoder=str.encode, decoder=JSON["json_deserializer"], format="binary"
+        )
+    )
+
+
+def _raw(connection: Any) -> asyncpg.Connection:
+    raw = connection.driver_connection
+    assert isinstance(raw, asyncpg.Connection)
+    return raw
+
+
+def _control(conn: sa.Connection, command: str) -> None:
+    """Begin or end a transaction."""
+    # It takes a moment: a connection that went silent is noticed by it, and not after `command_timeout`.
+    on_asyncpg(conn, "execute", command, timeout=ANSWER)
+
+
+def _roll_back(conn: sa.Connection) -> None:
+    """End the transaction, if one runs; give up the connection if that cannot be done."""
+    if not conn.invalidated and _raw(conn.connection).is_in_transaction():
+        try:
+            _control(conn, "ROLLBACK")
+        except (sa.exc.DBAPIError, OSError, TimeoutError):
+            if not conn.invalidated:
+                conn.invalidate()
+
+
 def _transaction_id(conn: sa.Connection) -> str:
-    raw = conn.connection.driver_connection
-    assert isinstance(raw, _Connection)
-    return raw.transaction_id
+    """Return the id of the transaction that runs; "" if it only reads."""
+    name: str = _raw(conn.connection).get_settings().application_name
+    return name.partition("micronova ")[2]
 
 
 def _state(error: BaseException) -> str:
@@ -285,6 +298,10 @@ def _given_up(error: BaseException) -> str:
             "while the schema is upgraded. Try again when it has ended."
         )
     return "The database does not answer."
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
 
 
 def _reason(error: BaseException) -> str:

@@ -1,35 +1,57 @@
-"""Statements of the hot paths: compiled once per database, run on the driver's own cursor, rows as plain dictionaries.
+"""Statements of the hot paths: compiled once per database, run on the driver itself, rows as plain dictionaries.
 
 SQLAlchemy writes the SQL and knows the types; per execution its machinery costs more than the statement. So what runs
-for every request goes around it. It still begins and ends transactions, and sees the errors: it tells a lost connection
-from a wrong statement.
+for every request goes around it, to `sqlite3` or to asyncpg, and so do BEGIN and COMMIT. SQLAlchemy still sees the
+errors: it tells a lost connection from a wrong statement.
 """
 
+import collections
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.util.concurrency import await_
 
 Processor = Callable[[Any], Any]
+_named_tuple: Callable[..., Any] = collections.namedtuple
+
+
+class _Driver(Protocol):
+    """What runs statements; it raises the errors that SQLAlchemy would raise."""
+
+    def changed(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> int:
+        """Run a statement without an answer; return how many rows it has changed."""
+
+    def rows(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Run a statement; return all rows."""
+
+    def each(self, conn: sa.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement with each of these values."""
 
 
 class _Compiled(NamedTuple):
     """What the driver needs of a statement."""
 
+    driver: _Driver
     sql: str
-    binds: list[tuple[str, Processor | None]]  # in the order of the statement's parameters
+    names: list[str]  # in the order of the statement's parameters
+    to_driver: list[tuple[int, Processor]]
     fixed: dict[str, Any]  # values that the statement itself has
     columns: list[str]
-    processors: list[tuple[int, Processor]]
+    from_driver: list[tuple[int, Processor]]
+    record: Callable[[Iterable[Any]], Any]  # makes a named tuple of a row
 
     def values(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the parameters as the driver takes them; raise KeyError if one is missing."""
         known = {**self.fixed, **parameters} if self.fixed else parameters
-        return tuple(known[name] if process is None else process(known[name]) for name, process in self.binds)
+        values = [known[name] for name in self.names]
+        for index, process in self.to_driver:
+            values[index] = process(values[index])
+        return tuple(values)
 
 
 class Prepared:
@@ -47,15 +69,16 @@ class Prepared:
 
     def run(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> int:
         """Run a statement that returns no rows; return how many rows it has changed."""
-        _, cursor = self._execute(conn, parameters)
-        changed: int = cursor.rowcount
-        cursor.close()
-        return changed
+        compiled, values = self._bind(conn, parameters)
+        return compiled.driver.changed(conn, compiled.sql, values)
 
     def run_each(self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement for each of the rows."""
-        if rows:
-            self._execute_many(conn, rows)
+        if len(rows) == 1:
+            self.run(conn, rows[0])
+        elif rows:
+            compiled, values = self._bind_each(conn, rows)
+            compiled.driver.each(conn, compiled.sql, values)
 
     def first(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the first row, or None."""
@@ -64,26 +87,36 @@ class Prepared:
 
     def all(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return all rows."""
-        compiled, cursor = self._execute(conn, parameters)
-        found = cursor.fetchall()
-        cursor.close()
-        rows = []
-        for values in found:
-            if compiled.processors:
-                values = list(values)
-                for index, process in compiled.processors:
-                    values[index] = process(values[index])
-            rows.append(dict(zip(compiled.columns, values, strict=True)))
-        return rows
+        compiled, rows = self._rows(conn, parameters)
+        return [dict(zip(compiled.columns, row, strict=True)) for row in rows]
 
-    def _execute(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, Any]:
-        """Run the statement and return its cursor; raise SQLAlchemy's error if it breaks a constraint."""
-        compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
-        return compiled, _run_on_driver(conn, "execute", compiled.sql, compiled.values(parameters))
+    def records(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> list[Any]:
+        """Return all rows as named tuples."""
+        compiled, rows = self._rows(conn, parameters)
+        return [compiled.record(row) for row in rows]
 
-    def _execute_many(self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _rows(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, Sequence[Sequence[Any]]]:
+        """Run the statement; return it, and the rows with values as SQLAlchemy would return them."""
+        compiled, values = self._bind(conn, parameters)
+        found = compiled.driver.rows(conn, compiled.sql, values)
+        if not compiled.from_driver:
+            return compiled, found
+        rows = [list(row) for row in found]
+        for index, process in compiled.from_driver:
+            for row in rows:
+                row[index] = process(row[index])
+        return compiled, rows
+
+    def _bind(self, conn: sa.Connection, parameters: Mapping[str, Any]) -> tuple[_Compiled, tuple[Any, ...]]:
+        """Return the statement for a database, and the parameters as its driver takes them."""
         compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
-        _run_on_driver(conn, "executemany", compiled.sql, [compiled.values(row) for row in rows]).close()
+        return compiled, compiled.values(parameters)
+
+    def _bind_each(
+        self, conn: sa.Connection, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[_Compiled, list[tuple[Any, ...]]]:
+        compiled = self._compiled.get(conn.dialect.name) or self._compile(conn)
+        return compiled, [compiled.values(row) for row in rows]
 
     def _on(self, conn: sa.Connection) -> sa.Executable:
         return self._statement if isinstance(self._statement, sa.Executable) else self._statement(conn)
@@ -97,12 +130,22 @@ class Prepared:
         fixed = {name: bind.effective_value for name, bind in binds.items() if not bind.required}
         defaults: dict[str, Any] = {column.key: column.default for column in compiled.insert_prefetch}
         fixed |= {name: default.arg for name, default in defaults.items() if default.is_scalar}
+        names = compiled.positiontup or ()
+        columns = [column.name for column in statement.exported_columns]
+        record = _named_tuple("Row", columns, rename=True)
         made = self._compiled[conn.dialect.name] = _Compiled(
+            driver=_DRIVERS[conn.dialect.name],
             sql=str(compiled),
-            binds=[(name, _to_driver(binds[name].type, conn.dialect)) for name in compiled.positiontup or ()],
+            names=list(names),
+            to_driver=[
+                (index, process)
+                for index, name in enumerate(names)
+                if (process := _to_driver(binds[name].type, conn.dialect)) is not None
+            ],
             fixed=fixed,
-            columns=[column.name for column in statement.exported_columns],
-            processors=[
+            columns=columns,
+            record=record._make,
+            from_driver=[
                 (index, process)
                 for index, column in enumerate(statement.exported_columns)
                 if (process := _from_driver(column.type, conn.dialect)) is not None
@@ -111,27 +154,80 @@ class Prepared:
         return made
 
 
-def _run_on_driver(
-    conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: Sequence[Any]
-) -> Any:
-    """Return the driver's cursor with what the statement gave; raise the errors that SQLAlchemy would raise."""
-    if conn.dialect.name == "sqlite":  # `db.engine` has begun, and turns all errors but these into its own
+class _SQLite:
+    """`db.engine` begins transactions, and turns all errors but broken constraints into its own."""
+
+    def changed(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> int:
+        cursor = self._run(conn, "execute", sql, values)
+        changed = cursor.rowcount
+        cursor.close()
+        return changed
+
+    def rows(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        cursor = self._run(conn, "execute", sql, values)
+        rows = cursor.fetchall()
+        cursor.close()
+        return rows
+
+    def each(self, conn: sa.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._run(conn, "executemany", sql, rows).close()
+
+    def _run(
+        self, conn: sa.Connection, method: Literal["execute", "executemany"], sql: str, values: Sequence[Any]
+    ) -> sqlite3.Cursor:
+        _tell(conn, sql, values, many=method == "executemany")
+        raw = cast(sqlite3.Connection, conn.connection.dbapi_connection)
         try:
-            return getattr(cast(sqlite3.Connection, conn.connection.dbapi_connection), method)(sql, values)
+            cursor: sqlite3.Cursor = getattr(raw, method)(sql, values)
         except sqlite3.IntegrityError as error:
             raise sa.exc.IntegrityError(sql, values, error) from error
-    if not conn.in_transaction():
-        conn.begin()
-    cursor = conn.connection.cursor()
-    for listener in conn.dispatch.before_cursor_execute:
-        listener(conn, cursor, sql, values, None, method == "executemany")
+        return cursor
+
+
+class _Postgres:
+    """asyncpg, which prepares each statement once per connection; `db.postgres` begins transactions."""
+
+    def changed(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> int:
+        _tell(conn, sql, values)
+        status: str = on_asyncpg(conn, "execute", sql, *values)
+        return int(status.rpartition(" ")[2])  # such as UPDATE 1
+
+    def rows(self, conn: sa.Connection, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        _tell(conn, sql, values)
+        rows: Sequence[Sequence[Any]] = on_asyncpg(conn, "fetch", sql, *values)
+        return rows
+
+    def each(self, conn: sa.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        _tell(conn, sql, rows, many=True)
+        on_asyncpg(conn, "executemany", sql, rows)
+
+
+def _tell(conn: sa.Connection, sql: str, values: Sequence[Any], *, many: bool = False) -> None:
+    """Tell those who listen to a connection's statements, as SQLAlchemy does."""
+    if conn._has_events or conn.engine._has_events:
+        for listener in conn.dispatch.before_cursor_execute:
+            listener(conn, None, sql, values, None, many)
+
+
+_DRIVERS: dict[str, _Driver] = {"sqlite": _SQLite(), "postgresql": _Postgres()}
+
+
+def on_asyncpg(
+    conn: sa.Connection, method: Literal["execute", "fetch", "executemany"], sql: str, *values: Any, **options: Any
+) -> Any:
+    """Call a method of asyncpg's connection with a statement; raise the errors that SQLAlchemy would raise.
+
+    As after an error of its own statements, SQLAlchemy gives up a connection that is lost or was interrupted.
+    """
+    adapter: Any = conn.connection.dbapi_connection
     try:
-        getattr(cursor, method)(sql, values)
+        try:
+            return await_(getattr(adapter.driver_connection, method)(sql, *values, **options))
+        except Exception as error:
+            adapter._handle_exception(error)  # raises the error of the DBAPI, if it is one
     except BaseException as error:
-        # As SQLAlchemy does with its own statements: it gives up a connection that is lost or was interrupted.
         known = isinstance(error, conn.dialect.loaded_dbapi.Error)
-        conn._handle_dbapi_exception(error, sql if known else None, values, cursor, None)
-    return cursor
+        conn._handle_dbapi_exception(error, sql if known else None, values, None, None)
 
 
 def _from_driver(type_: sa.types.TypeEngine[Any], dialect: Dialect) -> Processor | None:

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
+from micronova.db.prepared import Prepared
 from micronova.db.tables import node_topologies, topology_claims
 from micronova.db.upsert import PerDialect
 from micronova.objects.fitting import fit, given_back, taken, total_use
@@ -113,7 +114,7 @@ _LOCK = (
     .order_by(_t.node_uuid)
     .with_for_update()
 )
-_HELD_BY = sa.select(topology_claims).where(one_of(_c.consumer_uuid, "uuids")).order_by(_c.consumer_uuid)
+_HELD_BY = Prepared(sa.select(topology_claims).where(one_of(_c.consumer_uuid, "uuids")).order_by(_c.consumer_uuid))
 _UPDATE = (
     node_topologies.update()
     .where(_t.node_uuid == bindparam("b_node"))
@@ -249,7 +250,7 @@ def rewrite(conn: sa.Connection, consumer: str, assignment: Assignment) -> None:
 
 def assignments_of(conn: sa.Connection, consumers: Collection[str]) -> dict[str, tuple[str, Assignment]]:
     """Return what consumers hold, by consumer: the node, and the parts of it."""
-    rows = conn.execute(_HELD_BY, {"uuids": sorted(consumers)})
+    rows = _HELD_BY.records(conn, {"uuids": sorted(consumers)})
     return {row.consumer_uuid: (row.node_uuid, msgspec.json.decode(row.assignment, type=Assignment)) for row in rows}
 
 

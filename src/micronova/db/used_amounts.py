@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
+from micronova.db.prepared import Prepared
+
 # `most` is the largest amount of one consumer. `Trees.serve` checks all units (`fits_units`) for request groups. The
 # smallest unit and the steps are not checked for the node's own classes, as docs/placement.md says.
 # CROSS JOIN lets SQLite begin with what is wanted.
@@ -38,14 +40,20 @@ _PARTS = {
     "postgresql": {
         "wanted": """
             SELECT value ->> 0, value ->> 1, CAST(value ->> 2 AS BIGINT), CAST(value ->> 3 AS BIGINT)
-            FROM jsonb_array_elements(CAST(:wanted AS JSONB))
+            FROM jsonb_array_elements(CAST(CAST(:wanted AS TEXT) AS JSONB))
         """,
         "lock": "FOR UPDATE OF i",
     },
 }
-_CHECKED, _UNCHECKED = (
-    {dialect: sa.text(_ADD.format(**parts, check=check)) for dialect, parts in _PARTS.items()} for check in (_CHECK, "")
-)
+
+
+def _statement(check: str) -> Prepared:
+    texts = {dialect: sa.text(_ADD.format(**parts, check=check)) for dialect, parts in _PARTS.items()}
+    rows = {dialect: text.columns(node_uuid=sa.String, resource_class=sa.String) for dialect, text in texts.items()}
+    return Prepared(lambda conn: rows[conn.dialect.name])
+
+
+_CHECKED, _UNCHECKED = _statement(_CHECK), _statement("")
 
 
 def change(
@@ -83,6 +91,6 @@ def _add(
     if not wanted:
         return set()
     rows = [(*key, amount, (most or {}).get(key, 0)) for key, amount in wanted]
-    statement = (_UNCHECKED if unchecked else _CHECKED)[conn.dialect.name]
-    found = conn.execute(statement, {"wanted": json.dumps(rows), "now": now})
+    statement = _UNCHECKED if unchecked else _CHECKED
+    found = statement.records(conn, {"wanted": json.dumps(rows), "now": now})
     return {(row.node_uuid, row.resource_class) for row in found}

@@ -1,11 +1,14 @@
 """A database for a test: on SQLite, or a schema of its own in the run's PostgreSQL."""
 
+import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.util.concurrency import await_
 
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import metadata
@@ -40,3 +43,49 @@ async def own_schema(request: pytest.FixtureRequest, metadata: sa.MetaData) -> A
     finally:
         await database.write(lambda conn: conn.execute(sa.schema.DropSchema(schema, cascade=True)))
         await database.close()
+
+
+class OpenTransaction:
+    """A write transaction of PostgreSQL that a test keeps open; made by `open_transaction`."""
+
+    def __init__(self) -> None:
+        self._calls: asyncio.Queue[tuple[Callable[[sa.Connection], Any], asyncio.Future[Any]] | None] = asyncio.Queue()
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return what `fn(conn, *args)` returns."""
+        answer = asyncio.get_running_loop().create_future()
+        self._calls.put_nowait((lambda conn: fn(conn, *args), answer))
+        return await answer
+
+    async def execute(self, statement: sa.Executable, parameters: dict[str, Any] | None = None) -> sa.CursorResult[Any]:
+        """Execute a statement."""
+        result: sa.CursorResult[Any] = await self.run(lambda conn: conn.execute(statement, parameters))
+        return result
+
+    def serve(self, conn: sa.Connection) -> None:
+        """Run functions until `end`: the function of the transaction."""
+        while (call := await_(self._calls.get())) is not None:
+            fn, answer = call
+            try:
+                answer.set_result(fn(conn))
+            except Exception as error:
+                answer.set_exception(error)
+                raise
+        self.end()  # also for a second attempt
+
+    def end(self) -> None:
+        """Let the transaction be committed."""
+        self._calls.put_nowait(None)
+
+
+@contextlib.asynccontextmanager
+async def open_transaction(database: Database) -> AsyncIterator[OpenTransaction]:
+    """Keep a write transaction open; it is committed at the end."""
+    transaction = OpenTransaction()
+    task = asyncio.create_task(database.write(transaction.serve))
+    await transaction.run(lambda conn: None)  # it has begun
+    try:
+        yield transaction
+    finally:
+        transaction.end()
+        await task

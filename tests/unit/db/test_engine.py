@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from micronova.db.engine import Database, open_database
 from micronova.objects.errors import Unavailable
 from tests.services.postgres import Postgres
+from tests.unit.db.databases import open_transaction
 
 NOTES = sa.Table("notes", sa.MetaData(), sa.Column("text", sa.Text))
 
@@ -55,22 +56,11 @@ async def test_one_transaction_that_finds_the_disk_full_leaves_the_others_of_its
 async def test_an_exhausted_pool_is_temporary(postgres: Postgres) -> None:
     """More transactions than connections: who gets none in time is told to come again, not that it failed."""
     database = open_database(postgres.url, pool_size=1, pool_timeout=0.05)
-    entered, leave = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    async def hold() -> None:
-        async with database._engine.begin():  # type: ignore[attr-defined]
-            entered.set()
-            await leave.wait()
-
-    holder = loop.create_task(hold())
     try:
-        await entered.wait()
-        with pytest.raises(Unavailable, match="all connections are in use"):
-            await database.read(lambda conn: conn.execute(sa.text("SELECT 1")))
+        async with open_transaction(database):
+            with pytest.raises(Unavailable, match="all connections are in use"):
+                await database.read(lambda conn: conn.execute(sa.text("SELECT 1")))
     finally:
-        leave.set()
-        await holder
         await database.close()
 
 

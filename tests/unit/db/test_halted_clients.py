@@ -12,6 +12,7 @@ from micronova.db import schema
 from micronova.db.engine import Database, open_database
 from micronova.objects.errors import Unavailable
 from tests.services.postgres import Postgres
+from tests.unit.db.databases import open_transaction
 
 NOTES = sa.Table("notes", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.Text))
 
@@ -38,11 +39,10 @@ def _texts(conn: sa.Connection) -> list[str]:
 async def test_the_locks_of_a_transaction_that_stands_still_become_free(database: Database, database_url: str) -> None:
     halted = open_database(database_url)
     try:
-        async with halted._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(_change)
+        async with open_transaction(halted) as transaction:
+            await transaction.run(_change)
             async with asyncio.timeout(50):
                 await database.write(_change)
-            await conn.invalidate()
     finally:
         await halted.close()
     assert await database.read(_texts) == ["new"]

@@ -6,7 +6,6 @@ from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from micronova.db import node_reports, operations, services, tables
 from micronova.db.engine import Database
@@ -15,7 +14,7 @@ from micronova.objects.context import Context
 from micronova.objects.operations import VERSIONS
 from micronova.objects.orders import NodeResources
 from tests.services.postgres import Postgres
-from tests.unit.db.databases import compute_database
+from tests.unit.db.databases import OpenTransaction, compute_database, open_transaction
 
 KNOWN = (("build", VERSIONS["build"]),)
 IDS = ("c", "b", "a")  # as they are on disk
@@ -43,7 +42,7 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         yield opened
 
 
-async def _waits(postgres: Postgres, holder: AsyncConnection, seconds: float = 30.0) -> None:
+async def _waits(postgres: Postgres, holder: OpenTransaction, seconds: float = 30.0) -> None:
     """Return when a transaction waits for a lock of the holder."""
     pid = (await holder.execute(sa.text("SELECT pg_backend_pid()"))).scalar_one()
     query = f"SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))"
@@ -64,8 +63,7 @@ async def _waits(postgres: Postgres, holder: AsyncConnection, seconds: float = 3
 )
 async def test_operations(database: Database, postgres: Postgres, change: Callable[[sa.Connection], None]) -> None:
     """Somebody holds the first row by key: whoever waits for it holds none of the others."""
-    engine = database._engine  # type: ignore[attr-defined]
-    async with engine.begin() as holder:
+    async with open_transaction(database) as holder:
         await holder.execute(sa.select(table.c.id).where(table.c.id == "a").with_for_update())
         waiter = asyncio.ensure_future(database.write(change))
         await _waits(postgres, holder)
@@ -76,8 +74,7 @@ async def test_operations(database: Database, postgres: Postgres, change: Callab
 
 async def test_a_lease_is_taken_once_by_those_who_wait_for_it(database: Database, postgres: Postgres) -> None:
     """The row is looked at again when its lock is free."""
-    engine = database._engine  # type: ignore[attr-defined]
-    async with engine.begin() as holder:
+    async with open_transaction(database) as holder:
         await holder.execute(sa.select(table.c.id).where(table.c.id == "a").with_for_update())
         takers = [
             asyncio.ensure_future(database.write(operations.lease, IDS, name, 5, 9, KNOWN)) for name in ("one", "two")
@@ -119,14 +116,13 @@ async def test_hosts_that_register_at_the_same_moment(
     registered: sa.Table,
 ) -> None:
     """Somebody registers the first host of the cloud: whoever waits for its id has registered no other."""
-    engine = database._engine  # type: ignore[attr-defined]
     fleet = [f"host-{number}" for number in range(12)]
-    async with engine.begin() as holder:
-        await holder.run_sync(register, ["first"])
+    async with open_transaction(database) as holder:
+        await holder.run(register, ["first"])
         waiter = asyncio.ensure_future(database.write(register, fleet))
         await _waits(postgres, holder)
         await holder.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
-        await holder.run_sync(register, ["second", "third", "fourth", "fifth"])
+        await holder.run(register, ["second", "third", "fourth", "fifth"])
     await waiter
     assert database.statistics.conflicts == 0, "they waited for each other"
     listed = await database.read(lambda conn: conn.execute(sa.select(registered.c.id, registered.c.host)).all())
@@ -149,7 +145,6 @@ _LOCKED = sa.text(
 
 
 async def test_transactions_that_wait_for_each_other_are_counted(database: Database) -> None:
-    engine = database._engine  # type: ignore[attr-defined]
     attempts = 0
 
     def in_another_order(conn: sa.Connection) -> None:
@@ -160,7 +155,7 @@ async def test_transactions_that_wait_for_each_other_are_counted(database: Datab
             pass  # the other does not wait yet
         conn.execute(_LOCK, {"key": 1})
 
-    async with engine.begin() as other:
+    async with open_transaction(database) as other:
         await other.execute(sa.text("SET LOCAL deadlock_timeout = '1h'"))  # it is not the one that is ended
         await other.execute(sa.text("SET LOCAL lock_timeout = 0"))
         await other.execute(_LOCK, {"key": 1})

@@ -9,6 +9,7 @@ from micronova.db.engine import Database, open_database
 from micronova.db.tables import inventories, node_topologies, provider_traits
 from micronova.objects.orders import NodeResources
 from micronova.objects.topology import HostCell, NodeTopology, usable_topology
+from tests.unit.db.databases import open_transaction
 from tests.unit.scheduler.rows import make_tables
 
 _WAITING = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
@@ -44,11 +45,10 @@ async def test_the_later_report_takes_a_trait_away(database_url: str) -> None:
     try:
         await make_tables(other)
         await other.write(node_reports.record, {"h": [a_node()]}, 1)
-        async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(node_reports.record, {"h": [a_node("HW_CPU_X86_AVX2")]}, 2)
+        async with open_transaction(slow) as transaction:
+            await transaction.run(node_reports.record, {"h": [a_node("HW_CPU_X86_AVX2")]}, 2)
             later = asyncio.create_task(other.write(node_reports.record, {"h": [a_node()]}, 3))
             await waits_for_a_lock(other)
-            await conn.commit()
         await later
         traits = await other.read(lambda conn: conn.execute(sa.select(provider_traits.c.trait)).scalars().all())
         assert sorted(traits) == ["COMPUTE_NODE", "OWNER_NOVA"]
@@ -65,11 +65,10 @@ async def test_a_report_leaves_a_ratio_that_is_changed_at_the_same_moment(databa
         await other.write(node_reports.record, {"h": [a_node()]}, 1)
         [row] = await other.read(lambda conn: conn.execute(_VCPUS).all())
         wanted = {name: getattr(row, name) for name in provider_inventories.FIELDS} | {"allocation_ratio": 16.0}
-        async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(provider_inventories.change, UUID, "VCPU", wanted, None, 2)
+        async with open_transaction(slow) as transaction:
+            await transaction.run(provider_inventories.change, UUID, "VCPU", wanted, None, 2)
             report = asyncio.create_task(other.write(node_reports.record, {"h": [a_node()]}, 3))
             await waits_for_a_lock(other)
-            await conn.commit()
         assert (await report)[UUID]["VCPU"] == 16.0  # what the host is told
         [row] = await other.read(lambda conn: conn.execute(_VCPUS).all())
         assert (row.allocation_ratio, row.capacity) == (16.0, 64)

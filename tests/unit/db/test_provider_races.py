@@ -13,6 +13,7 @@ from micronova.db.engine import open_database
 from micronova.db.provider_inventories import InventoryFields
 from micronova.db.tables import inventories, resource_providers
 from micronova.objects.errors import Conflict, Invalid, MicronovaError
+from tests.unit.db.databases import open_transaction
 from tests.unit.db.test_node_reports import UUID, a_node, waits_for_a_lock
 from tests.unit.scheduler.rows import make_tables
 
@@ -86,11 +87,10 @@ async def test_the_second_sees_the_first(
     try:
         await make_tables(other)
         await other.write(_make)
-        async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(first)
+        async with open_transaction(slow) as transaction:
+            await transaction.run(first)
             later = asyncio.create_task(other.write(second))
             await waits_for_a_lock(other)
-            await conn.commit()
         if refusal is None:
             await later
         else:
@@ -145,10 +145,9 @@ async def test_a_change_of_a_tree_does_not_wait_for_another_tree(database_url: s
     try:
         await make_tables(other)
         await other.write(_make)
-        async with slow._engine.connect() as conn:  # type: ignore[attr-defined]
-            await conn.run_sync(_child("e", "a"))
+        async with open_transaction(slow) as transaction:
+            await transaction.run(_child("e", "a"))
             await asyncio.wait_for(other.write(_child("f", "b")), 4)
-            await conn.commit()
         assert (await other.read(_read))["f"] == ("b", "b")
     finally:
         await slow.close()
