@@ -352,7 +352,7 @@ class HostAgent:
         broker still has from before is void, too.
         """
         log.warning(
-            "host %s: the database is behind this host and was restored: order %s (%s) of instance %s is carried out,"
+            "host %s: the database is behind this host and was restored: order %s (%s) of instance %s is accepted,"
             " although the host has seen epoch %d, and the order has epoch %d; run `micronova audit`",
             self.host.name,
             order.operation_id,
