@@ -134,7 +134,7 @@ def main(link):
     os._exit(0)
 
 os.environ["WATCHDOG_PID"] = str(os.getpid())
-supervisor.supervise(Processes(), None, SimpleNamespace(path="/"), main)
+supervisor.supervise(Processes(), None, SimpleNamespace(path="/"), main, stop_timeout=200.0)
 """
 
 
@@ -153,6 +153,8 @@ def test_roots_process_speaks_for_the_service(systemd: socket.socket) -> None:
         while (last := said()) == (b"WATCHDOG=1", root.pid):
             pass
         assert last == (b"STOPPING=1", root.pid)
+        # Systemd would kill it after TimeoutStopSec, while guests and work end in the time that settings give them.
+        assert said() == (b"EXTEND_TIMEOUT_USEC=260000000", root.pid)
     assert root.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import pwd
 import re
@@ -19,6 +20,7 @@ from sqlalchemy.engine import make_url
 
 from micronova.cli.check import report
 from micronova.cli.checks.shape import CheckResult
+from micronova.cli.hosts import add as add_host
 from micronova.cli.private_services.postgres import PrivatePostgres
 from micronova.cli.region.certificates import renew_certificate
 from micronova.cli.state import StateDirectory
@@ -27,7 +29,7 @@ from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.client import HTTPTransport
 from micronova.http.server import check_certificate
 from micronova.http.sockets import listen
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.rpc.amqp.url import parse
 from tests.cluster import toml
 from tests.command import micronova, ok, refused
@@ -190,14 +192,20 @@ def test_init_warns_of_passwords_in_clear(tmp_path: Path) -> None:
         assert ("cross the network in clear" in done.stderr) == warned, options
 
 
-def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
-    place = init(tmp_path, "--tls")
+def database_of(place: Path, directory: Path) -> tuple[str | Path, ...]:
+    """Make a database for a region, and return the options that name it."""
     settings = (place / "etc" / "micronova.toml").read_text()
     connection = load(place / "etc" / "micronova.toml", environ={}).database.connection
-    config = tmp_path / "micronova.toml"
-    config.write_text(settings.replace(connection, f"sqlite:///{tmp_path}/compute.sqlite"))
-    where = ("--config", config, "--dir", tmp_path / "tool")
+    config = directory / "micronova.toml"
+    config.write_text(settings.replace(connection, f"sqlite:///{directory}/compute.sqlite"))
+    where = ("--config", config, "--dir", directory / "tool")
     ok("db", "upgrade", *where)
+    return where
+
+
+def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
+    place = init(tmp_path, "--tls")
+    where = database_of(place, tmp_path)
     file = tmp_path / "compute-9.toml"
     printed = ok("host", "add", "compute-9", "--driver", "fake", "--settings", file, *where)
     [made, allowed] = printed.splitlines()
@@ -213,13 +221,7 @@ def test_host_add_writes_the_settings_of_a_host(tmp_path: Path) -> None:
 
 
 def test_a_new_password_of_a_host_leaves_its_other_settings_alone(tmp_path: Path) -> None:
-    place = init(tmp_path)
-    settings = (place / "etc" / "micronova.toml").read_text()
-    connection = load(place / "etc" / "micronova.toml", environ={}).database.connection
-    config = tmp_path / "micronova.toml"
-    config.write_text(settings.replace(connection, f"sqlite:///{tmp_path}/compute.sqlite"))
-    where = ("--config", config, "--dir", tmp_path / "tool")
-    ok("db", "upgrade", *where)
+    where = database_of(init(tmp_path), tmp_path)
     file = tmp_path / "compute-17.toml"
     address = ("--console-address", "192.0.2.17:6080")
     ok("host", "add", "compute-17", "--driver", "fake", *address, "--settings", file, *where)
@@ -243,6 +245,73 @@ def test_a_new_password_of_a_host_leaves_its_other_settings_alone(tmp_path: Path
     file.write_text('[default]\nhost = "compute-17"\n')
     assert "by hand" in refused("host", "add", "compute-17", "--settings", file, *where)
     assert file.read_text() == '[default]\nhost = "compute-17"\n'
+
+
+def test_nobody_else_reads_the_settings_of_a_host_whatever_was_there(tmp_path: Path) -> None:
+    where = database_of(init(tmp_path), tmp_path)
+    file, target, link = (tmp_path / name for name in ("h.toml", "target", "link"))
+    for _ in range(2):  # an empty file, and the settings with the password of before
+        file.touch()
+        file.chmod(0o644)
+        with file.open() as opened:
+            ok("host", "add", "h", "--driver", "fake", "--settings", file, *where)
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            assert parse(load(file, environ={}).default.transport_url).password not in opened.read()
+    target.touch()
+    link.symlink_to(target)
+    assert "Cannot write" in refused("host", "add", "h", "--settings", link, *where)
+    assert target.read_text() == ""
+    link.unlink()
+    os.mkfifo(link)
+    assert "not a file" in refused("host", "add", "h", "--settings", link, *where)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_the_settings_of_a_host_go_into_no_file_of_another_user(tmp_path: Path) -> None:
+    file = tmp_path / "h.toml"
+    file.write_text('[default]\nhost = "h"\n')
+    os.chown(file, pwd.getpwnam("nobody").pw_uid, -1)
+    said = refused("host", "add", "h", "--settings", file, *database_of(init(tmp_path), tmp_path))
+    assert "belongs to another user" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes the owner of DIR")
+def test_root_writes_the_settings_of_a_host_where_the_owner_of_dir_cannot(tmp_path: Path) -> None:
+    where = database_of(init(tmp_path), tmp_path)
+    tool, config = tmp_path / "tool", tmp_path / "micronova.toml"
+    tool.mkdir(exist_ok=True)
+    config.write_text(config.read_text().replace(f"{tmp_path}/compute.sqlite", f"{tool}/compute.sqlite"))
+    for each in tmp_path.glob("compute.sqlite*"):
+        each.rename(tool / each.name)
+    nobody = pwd.getpwnam("nobody")
+    for each in (tool, *tool.rglob("*")):
+        os.chown(each, nobody.pw_uid, nobody.pw_gid)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    ok("host", "add", "h", "--driver", "fake", "--settings", closed / "h.toml", *where)
+    assert load(closed / "h.toml", environ={}).default.host == "h"
+    assert (closed / "h.toml").owner() == "root"
+    assert [each.name for each in closed.iterdir()] == ["h.toml"]
+
+
+def test_a_full_disk_leaves_the_settings_of_a_host_and_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = database_of(init(tmp_path), tmp_path)
+    file = tmp_path / "h.toml"
+    ok("host", "add", "h", "--driver", "fake", "--settings", file, *where)
+    former = file.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = set(tmp_path.iterdir())
+    _, config, _, directory = map(Path, where)
+    with pytest.raises(MicronovaError, match="No space left"):
+        add_host("h", "", directory, config, settings_file=file)
+    assert file.read_text() == former and set(tmp_path.iterdir()) == before
+    assert capsys.readouterr().out == "", "the broker is not told of a password that no file has"
 
 
 def run_identity(place: Path, port: int) -> list[str]:

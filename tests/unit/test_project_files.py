@@ -120,6 +120,19 @@ def test_the_directories_of_units_are_closed_and_apart() -> None:
     assert not [(place, other) for place in places for other in places if place in other.parents]
 
 
+@pytest.mark.parametrize("name", ["micronova", "micronova-host"])
+def test_units_with_networks_have_no_mounts_of_their_own(name: str) -> None:
+    """A namespace that `ip netns add` mounts has to be there at the next start; and no device may be refused."""
+    text = (PACKAGING / "systemd" / f"{name}.service").read_text()
+    options = set(re.findall(r"^(\w+)=", text.partition("[Service]")[2].partition("[Install]")[0], re.MULTILINE))
+    plain = {
+        *("Type", "NotifyAccess", "TimeoutStartSec", "ExecStart", "ExecReload", "KillMode", "TimeoutStopSec"),
+        *("Restart", "RestartSec", "StateDirectory", "StateDirectoryMode", "UMask", "LimitNOFILE"),
+        *("LockPersonality", "RestrictRealtime", "SystemCallArchitectures"),
+    }
+    assert options <= plain, "look whether systemd makes a mount namespace or a device policy for these"
+
+
 def test_the_template_unit_names_the_roles_that_need_no_right_of_the_machine() -> None:
     about = (PACKAGING / "systemd" / "micronova@.service").read_text().partition("[Unit]")[0]
     assert set(re.findall(r"@([a-z]+)[,.]", about)) == set(ROLES) - {"compute", "network-agent"}

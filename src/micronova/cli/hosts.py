@@ -1,8 +1,11 @@
 """`micronova host`: the compute hosts of a cloud."""
 
+import errno
 import ipaddress
 import os
 import re
+import socket
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from micronova.cli.files import replace_files
 from micronova.cli.maintain import with_process
 from micronova.cli.state import new_password
 from micronova.cli.status import time_span
@@ -221,14 +225,16 @@ def add(
             text = _host_settings(name, changed, found.console_address, found.driver, settings)
         if file is None:
             click.echo("# On the broker:")
+        else:  # before the broker is told of a password that no file has
+            file.write(text)
         # The password comes by standard input: everybody on the broker's machine sees the arguments of a process.
         told = f"echo {password} | rabbitmqctl"
         click.echo(f"{f'{told} change_password {name} || ' if found.known else ''}{told} add_user {name}")
         patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
         click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
         if file is not None:
-            file.write(text)
-        elif found.known:
+            return
+        if found.known:
             click.echo(f"\n# On {name}, in the place of these lines of its settings; the others stay:\n[default]")
             click.echo("\n".join(f"{option} = {value}" for option, value in changed.items()))
         else:
@@ -248,38 +254,83 @@ class _Registered(NamedTuple):
 
 
 class _HostFile:
-    """The settings file of a host, which only its owner can read: a new one, or the one that the host has."""
+    """The settings file of a host, which only its owner can read: a new one, or the one that the host has.
+
+    A child process writes it, with the rights that this process has now, and may give up before the text is known.
+    """
 
     def __init__(self, path: Path, host: str) -> None:
-        """Open it; raise MicronovaError if it is a file of something else."""
+        """Read it; raise MicronovaError if it is a file of something else, or cannot be replaced."""
+        self._path = path.absolute()
         try:
-            self._stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
-        except OSError as error:
-            raise MicronovaError(f"Cannot write {path}: {error.strerror}.") from None
-        try:
-            self.former = self._stream.read()
+            self.former = _read_own(self._path)
             is_of_host = not self.former or tomllib.loads(self.former).get("default", {}).get("host") == host
+        except OSError as error:
+            raise self._cannot_write(error.strerror or "it cannot be read") from None
         except ValueError:
             is_of_host = False
         if not is_of_host:
-            self._stream.close()
             raise MicronovaError(
                 f"{path} exists and is not the settings file of {host}: name another file, or remove it first."
             )
-        self._path, self._written = path, bool(self.former)
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise self._cannot_write("no file can be made in its directory")
+        self._socket, theirs = socket.socketpair()
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                self._socket.close()
+                _replace_when_told(self._path, theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
 
     def write(self, text: str) -> None:
-        """Write the settings."""
-        self._stream.seek(0)
-        self._stream.truncate()
-        self._stream.write(text)
-        self._written = True
+        """Replace it; raise MicronovaError if that fails: then it is as it was."""
+        self._socket.sendall(text.encode())
+        self._socket.shutdown(socket.SHUT_WR)
+        said = self._socket.recv(1024).decode()
+        if said != _DONE:
+            raise self._cannot_write(said or "the process that writes it has ended")
 
     def close(self) -> None:
-        """Close it; remove a new one that was not written."""
-        self._stream.close()
-        if not self._written:
-            self._path.unlink(missing_ok=True)
+        """End the child; without a text it writes nothing."""
+        self._socket.close()
+        os.waitpid(self._child, 0)
+
+    def _cannot_write(self, reason: str) -> MicronovaError:
+        return MicronovaError(f"Cannot write {self._path}: {reason}.")
+
+
+_DONE = "done"
+
+
+def _read_own(path: Path) -> str:
+    """Return the text of a file that is there; raise OSError if its owner or a link leads the password elsewhere."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(descriptor, encoding="utf-8") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        if found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+            raise OSError(errno.EPERM, "it belongs to another user")
+        return stream.read()
+
+
+def _replace_when_told(path: Path, told: socket.socket) -> None:
+    """Replace a file by the text that comes over a socket, and answer how that ended; without a text do nothing."""
+    text = b"".join(iter(partial(told.recv, 65536), b""))
+    if not text:
+        return
+    try:
+        replace_files({path: text}, private=True)
+    except OSError as error:
+        told.sendall((error.strerror or "it failed").encode())
+    else:
+        told.sendall(_DONE.encode())
 
 
 def _credential(transport_url: str, settings: Settings) -> dict[str, str]:

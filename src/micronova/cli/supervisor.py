@@ -72,6 +72,7 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL = 5.0  # seconds between checks that the helper and libvirtd run
 HELPER_END = 5.0  # seconds in which a helper ends when root's process was killed
 STOP_MARGIN = 60.0  # seconds beyond compute.shutdown_grace after which a child that was told to stop is killed
+END_MARGIN = 60.0  # seconds after that in which guests, daemons and the helper end
 
 
 def probe(settings: Settings) -> str | None:
@@ -446,6 +447,8 @@ def supervise(
             stopping = True
             kill_at = time.monotonic() + stop_timeout
             notifications.say("STOPPING=1")
+            if stop_timeout < math.inf:  # TimeoutStopSec of the unit knows nothing of compute.shutdown_grace
+                notifications.say(f"EXTEND_TIMEOUT_USEC={int((stop_timeout + END_MARGIN) * 1e6)}")
         if time.monotonic() > kill_at:  # the next start must not find two agents
             log.error("process %d does not stop and is killed", child)
             kill_at = math.inf

@@ -7,6 +7,7 @@ import logging
 import traceback
 from typing import Protocol
 
+from micronova.compute.handlers.restored import would_cost_newer_guest
 from micronova.compute.handlers.table import HANDLERS, UNDO
 from micronova.compute.host import Host
 from micronova.compute.work import REMOVES, InstanceWork, Outcome, Phase, Refusal, Work
@@ -33,8 +34,8 @@ from micronova.telemetry.spans import span
 log = logging.getLogger(__name__)
 
 NEWER_GUEST = (
-    "The guest on the server's host is newer than what the database says of the server: the database was restored from "
-    "a backup. An administrator can repair this with `micronova audit --repair`."
+    "What the server's host did is newer than what the database says of the server: the database was restored from a "
+    "backup. An administrator can repair this with `micronova audit --repair`."
 )
 STARTED_TOGETHER = 50
 """Guests that one message asks to be started after a boot of the host."""
@@ -177,6 +178,8 @@ class HostAgent:
                 raise NotSupported(
                     f"The server's host runs an older version, which knows no {order.kind} orders: upgrade it."
                 )
+            if await would_cost_newer_guest(self.host, work):
+                return None
             return await handler(self.host, work)
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
@@ -349,7 +352,7 @@ class HostAgent:
         broker still has from before is void, too.
         """
         log.warning(
-            "host %s: the database is behind this host and was restored: order %s (%s) of instance %s is carried out,"
+            "host %s: the database is behind this host and was restored: order %s (%s) of instance %s is accepted,"
             " although the host has seen epoch %d, and the order has epoch %d; run `micronova audit`",
             self.host.name,
             order.operation_id,

@@ -11,6 +11,7 @@ from micronova.privileged.kernel import (
     Failed,
     check_bridge_filter,
     ensure_bridge_filter,
+    has_namespace,
     inside,
     run,
     sysctl,
@@ -27,7 +28,7 @@ def namespaces(prefix: str) -> list[str]:
 
 def ensure_namespace(verb: v.EnsureNamespace, prefix: str) -> None:
     """Create a namespace and set its kernel parameters."""
-    if not (NAMESPACES / verb.namespace).exists():
+    if not has_namespace(verb.namespace):
         run(["ip", "netns", "add", verb.namespace])
     with inside(verb.namespace):
         if verb.namespace == prefix:
@@ -44,7 +45,7 @@ def ensure_namespace(verb: v.EnsureNamespace, prefix: str) -> None:
 
 def delete_namespace(namespace: str) -> None:
     """Delete a namespace and its devices, even if a process still runs in it."""
-    if not (NAMESPACES / namespace).exists():
+    if not has_namespace(namespace):
         return
     with inside(namespace):
         for name in links():

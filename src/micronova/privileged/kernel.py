@@ -59,6 +59,21 @@ def missing_programs() -> list[str]:
     return sorted({package for program, package in PACKAGES.items() if shutil.which(program, path=_PATH) is None})
 
 
+def has_namespace(name: str) -> bool:
+    """Return whether there is a network namespace of this name.
+
+    A file on which none is mounted is removed: the mount has ended, or is in a mount namespace that has.
+    """
+    file = NAMESPACES / name
+    try:
+        if file.stat().st_dev == os.stat("/proc/self/ns/net").st_dev:
+            return True
+    except FileNotFoundError:
+        return False
+    file.unlink(missing_ok=True)
+    return False
+
+
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
     """Move this thread, and the programs that it starts, into a network namespace."""

@@ -1,8 +1,6 @@
 """A region's own certificate authority, and one certificate for everything on the control node."""
 
 import ipaddress
-import os
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from micronova.cli.files import replace_files
 from micronova.cli.region.plan import RegionPlan, host_of, read_plan
 from micronova.objects.errors import MicronovaError
 
@@ -34,7 +33,7 @@ def make_certificates(plan: RegionPlan) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _replace({plan.authority: authority.public_bytes(Encoding.PEM), _authority_key(plan): _pem(key)})
+    replace_files({plan.authority: authority.public_bytes(Encoding.PEM), _authority_key(plan): _pem(key)})
     _make_certificate(plan, authority, key)
 
 
@@ -86,7 +85,7 @@ def _make_certificate(plan: RegionPlan, authority: x509.Certificate, signs: ec.E
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(signs, hashes.SHA256())
     )
-    _replace({plan.certificate: certificate.public_bytes(Encoding.PEM), plan.certificate_key: _pem(key)})
+    replace_files({plan.certificate: certificate.public_bytes(Encoding.PEM), plan.certificate_key: _pem(key)})
     return certificate.not_valid_after_utc
 
 
@@ -135,34 +134,3 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _replace(contents: Mapping[Path, bytes]) -> None:
-    """Replace files that belong together.
-
-    All are written, and on the disk, before the first one is replaced: a full disk leaves the old ones, which fit.
-    """
-    written = [(_written(file, content), file) for file, content in contents.items()]
-    for new, file in written:
-        new.replace(file)
-    for directory in {file.parent for file in contents}:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _written(file: Path, content: bytes) -> Path:
-    """Write what a file is replaced by; only its owner reads it, unless the file leaves it another owner and mode."""
-    new = file.with_name(f"{file.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-        if file.exists():
-            before = file.stat()
-            os.fchown(stream.fileno(), before.st_uid, before.st_gid)
-            os.fchmod(stream.fileno(), before.st_mode & 0o777)
-    return new

@@ -16,6 +16,7 @@ again, because a pid alone may belong to another process.
 """
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.daemon.cgroups import CONTROLLERS, DaemonGroup
 from micronova.virt.libvirt.daemon.qemu_user import QemuUser
 from micronova.virt.libvirt.storage.layout import Layout
+
+log = logging.getLogger(__name__)
 
 SEEN_AS = Path("/var/lib/libvirt")
 """Where the daemon and its guests see DIRECTORY."""
@@ -117,6 +120,7 @@ class PrivateLibvirtd:
         self._security_driver = security_driver  # empty: what the machine has
         self._open: int | None = None  # root's descriptor of the directory
         self._group = DaemonGroup(directory)
+        self._compared = False  # the settings of daemons that ran already with those of now
 
     @property
     def socket(self) -> Path:
@@ -161,7 +165,7 @@ class PrivateLibvirtd:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):  # what it is, is checked when it is opened
                 self.directory.mkdir()
-        if self._answers("libvirtd") and self._answers("virtlogd"):
+        if self._answers("libvirtd") and self._answers("virtlogd") and not self._ended_to_configure():
             if os.geteuid() == 0:  # an earlier agent may have had another group
                 for path in (self._tree / "run", self._tree / "run" / _SOCKETS["libvirtd"]):
                     os.chown(path, -1, self._client[1])
@@ -196,12 +200,42 @@ class PrivateLibvirtd:
             deadline = time.monotonic() + NOTICE_TIMEOUT
             while any(self._guest_files()) and time.monotonic() < deadline:
                 time.sleep(0.02)
+        self._end_daemons()
+        self._group.remove()
+
+    def _ended_to_configure(self) -> bool:
+        """End daemons of an earlier start that have other settings; return whether they ended.
+
+        They go on while a guest runs: libvirt labels and limits guests by these settings, and virtlogd has their logs.
+        """
+        if self._compared or os.geteuid() != 0:
+            return False
+        self._compared = True  # they do not change while this process runs
+        etc = self._tree / "etc"
+        changed = [
+            name
+            for name, text in self._configuration().items()
+            if (etc / name).exists() and (etc / name).read_text() != text
+        ]
+        if not changed:
+            return False
+        if self.has_guests():
+            log.warning(
+                "the private libvirtd in %s runs with other settings than those of now (%s), because guests run; "
+                "`micronova down` on this host, which ends them, lets the next start use those of now",
+                self.directory,
+                ", ".join(changed),
+            )
+            return False
+        self._end_daemons()
+        return True
+
+    def _end_daemons(self) -> None:
         for daemon in ("libvirtd", "virtlogd"):
             pid = self._owner(daemon)
             if pid is not None:
                 _end(pid, signal.SIGTERM)
                 self._await_end(daemon)
-        self._group.remove()
 
     def _prepare(self) -> None:
         directory = self._tree

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.daemon import cgroups
 from micronova.virt.libvirt.daemon.private import CONSOLE_LOG_BYTES, PrivateLibvirtd
 from micronova.virt.libvirt.daemon.qemu_user import QemuUser
 
@@ -73,3 +75,40 @@ async def test_a_daemon_that_hangs_does_not_hang_who_looks_whether_it_runs(
                     client.connect(str(run / name))
         looks = asyncio.to_thread(PrivateLibvirtd(tmp_path, host_uuid="u", user=USER).ensure)
         await asyncio.wait_for(looks, 20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a private libvirtd is root's")
+def test_daemons_that_run_use_changed_settings_as_soon_as_no_guest_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # what is started can be told by the error
+    monkeypatch.setattr(cgroups, "hierarchies", lambda _: [])
+    run, etc = tmp_path / "run", tmp_path / "etc"
+    for folder in (run / "qemu", etc):
+        folder.mkdir(parents=True)
+    for name, text in PrivateLibvirtd(tmp_path, host_uuid="u", user=USER)._configuration().items():
+        (etc / name).write_text(text)
+    changed: dict[str, Any] = {"host_uuid": "u", "user": USER, "security_driver": "none"}
+    locks = [sys.executable, "-c", HOLD_LOCKS, str(run / "libvirtd.pid"), str(run / "virtlogd.pid")]
+    waits = [sys.executable, "-c", "import sys; sys.stdin.read()", "guest=one,debug-threads=on"]
+    with contextlib.ExitStack() as opened:
+        daemons = opened.enter_context(subprocess.Popen(locks, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        guest = opened.enter_context(subprocess.Popen(waits, stdin=subprocess.PIPE))
+        assert daemons.stdout is not None and daemons.stdout.readline()
+        (run / "qemu" / "one.pid").write_text(str(guest.pid))
+        for name in ("libvirt-sock", "virtlogd-sock"):
+            listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(run / name))
+            listening.listen(100)
+        PrivateLibvirtd(tmp_path, host_uuid="u", user=USER).ensure()
+        assert caplog.text == ""
+        while_it_runs = PrivateLibvirtd(tmp_path, **changed)
+        while_it_runs.ensure()
+        while_it_runs.ensure()
+        assert caplog.text.count("micronova down") == 1 and daemons.poll() is None
+        guest.kill()
+        guest.wait()
+        with pytest.raises(LibvirtMissing, match="virtlogd is missing"):
+            PrivateLibvirtd(tmp_path, **changed).ensure()
+        assert daemons.wait(20) != 0
+        assert 'security_driver = "none"' in (etc / "qemu.conf").read_text()
