@@ -51,8 +51,12 @@ EPYC = {"AESNI", "AVX", "AVX2", "FMA3", "SSE3", "SVM", "AMD_SVM", "3DNOW"}
 class Library:
     """Answers as libvirt does."""
 
-    def __init__(self, fails_with: Exception | None = None) -> None:
+    def __init__(self, fails_with: Exception | None = None, *, alive: bool = True) -> None:
         self._fails_with = fails_with
+        self._alive = alive
+
+    def isAlive(self) -> int:
+        return int(self._alive)
 
     def baselineCPU(self, cpus: list[str], flags: int = 0) -> str:
         assert flags == 1
@@ -131,14 +135,13 @@ def test_a_libvirt_that_cannot_tell_the_features_of_models(code: str, caplog: py
     assert "does not tell the features of the CPU model Nehalem" in caplog.text
 
 
-@pytest.mark.parametrize("domain", [True, False])
-def test_a_connection_that_breaks_is_no_answer(domain: bool) -> None:
+@pytest.mark.parametrize(("code", "alive"), [("VIR_ERR_NO_CONNECT", True), ("VIR_ERR_SYSTEM_ERROR", False)])
+def test_a_lost_connection_is_no_answer(code: str, alive: bool) -> None:
     libvirt = pytest.importorskip("libvirt")
     error = libvirt.libvirtError("it broke")
-    code, source = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC) if domain else (libvirt.VIR_ERR_NO_CONNECT, 0)
-    error.err = (code, source, "it broke", 2, None, None, None, 0, -1)
+    error.err = (getattr(libvirt, code), 0, "it broke", 2, None, None, None, 0, -1)
     with pytest.raises(libvirt.libvirtError):
-        _facts("kvm", Library(error))
+        _facts("kvm", Library(error, alive=alive))
 
 
 def test_other_errors_of_libvirt_are_no_answer() -> None:
