@@ -8,7 +8,16 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, node_reports, nodes, placement_names, provider_inventories, providers, services
+from micronova.db import (
+    aggregates,
+    flavors,
+    node_reports,
+    nodes,
+    placement_names,
+    provider_inventories,
+    providers,
+    services,
+)
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.db.provider_inventories import InventoryFields
@@ -375,3 +384,13 @@ async def test_traits_and_classes_of_former_devices_stay_if_others_have_them(dat
     assert await known() == (True, True)
     await report(now=6)
     assert await known() == (False, False)
+
+
+async def test_a_change_of_an_aggregate_is_noted_when_its_hosts_are_locked(database: Database) -> None:
+    """What was decided while it waited for them knows nothing of it; the aggregate's own time is earlier."""
+    await database.write(services.heartbeat, "nova-compute", ["h1"], 5)
+    await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
+    made = await database.write(aggregates.insert, "aggregate", "name", None, 20)
+    for change, moments in ((aggregates.add_host, (30, 40)), (aggregates.remove_host, (50, 60))):
+        await database.write(change, made.id, "h1", iter(moments).__next__)
+        assert (await database.read(providers.get, "uuid-n1")).updated_at == moments[-1]
