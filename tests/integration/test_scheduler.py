@@ -18,6 +18,8 @@ from tests.unit.scheduler.manager_cases import (  # noqa: F401
     test_a_server_group_that_was_deleted_rules_nobody,
     test_a_silent_host_with_request_groups_may_come_back,
     test_asking_again_after_the_host_was_closed,
+    test_asking_again_beside_a_member_that_stays,
+    test_asking_again_for_members_whose_host_was_closed,
     test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,

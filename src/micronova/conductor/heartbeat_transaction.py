@@ -62,6 +62,7 @@ class Applied(NamedTuple):
     metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
     rolled_back: Sequence[RolledBack] = ()
     lost_hypervisors: Sequence[LostHypervisor] = ()
+    refused_nodes: Sequence[str] = ()  # why nodes of these hosts are not recorded
 
 
 class HeartbeatTransaction:
@@ -138,9 +139,10 @@ class HeartbeatTransaction:
         ]
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
         with_nodes = nodes.hosts_with_nodes(conn, names)
-        ratios = node_reports.record(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        reports = node_reports.record(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        ratios = reports.ratios
         of_nodes = {
-            each.host: {node.node: ratios[node.node_uuid] for node in each.nodes if node.node_uuid in ratios}
+            each.host: {node.node: dict(ratios[node.node_uuid]) for node in each.nodes if node.node_uuid in ratios}
             for each in beats
         }
         down_since = now - micros(self._service_down_time)
@@ -159,6 +161,7 @@ class HeartbeatTransaction:
         stopping = [each.host for each in beats if each.stopping]
         services.compute_hosts_stopped(conn, stopping, now, self._service_down_time)
         asked = {each.host for each in running if not each.nodes} - with_nodes
+        asked |= reports.refused_by  # the names may be free later
         metrics = _metrics(conn, beats)
         if self._stored_metrics:
             nodes.note_metrics(conn, {(host, each.node): self._stored(each) for host, each in metrics}, now)
@@ -176,6 +179,7 @@ class HeartbeatTransaction:
             metrics,
             rolled_back,
             _lost_hypervisors(conn, beats),
+            tuple(reports.refused.values()),
         )
 
     def _stored(self, measured: HostMetrics) -> dict[str, float]:

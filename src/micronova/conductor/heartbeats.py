@@ -32,7 +32,8 @@ MOST_ENTRIES = 2000  # of the lists of heartbeats in one transaction; a heartbea
 REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
 MOST_ORDERS = 8 << 20  # bytes of orders in one reply; the next reply has the others
-MOST_LOGGED = 10  # hosts of one transaction that the log names
+MOST_TOLD = 1000  # refused nodes of which a conductor remembers that it has logged them
+MOST_LOGGED = 10  # hosts, or refused nodes, of one transaction that the log names
 
 _Key = tuple[str, tuple[str, ...]]
 """The broker user that sent a heartbeat, and the hosts that the heartbeat is of.
@@ -76,6 +77,7 @@ class Heartbeats:
         self._applied_at = float("-inf")
         self._begun_at: float | None = None  # the transaction that runs
         self._refused: dict[_Key, float] = {}  # until when their heartbeats share no transaction, soonest first
+        self._told: dict[str, None] = {}  # what was logged of refused nodes, which hosts report again and again
 
     async def handle(self, sender: str, beat: Heartbeat) -> HeartbeatReply:
         """Apply a heartbeat of a broker user and return the reply.
@@ -207,6 +209,7 @@ class Heartbeats:
                 self._refuse(batch[0], error)
             return
         _log_hosts_that_are_back(applied.back)
+        self._log_refused_nodes(applied.refused_nodes)
         power_changes.log_changes(applied.state_changes)
         notifier = self._dependencies.notifier
         for context, notifications in applied.notifications:
@@ -233,6 +236,14 @@ class Heartbeats:
             elif not waiting.reply.done():
                 own = [by_host[each.host] for each in waiting.beat.hosts]
                 waiting.reply.set_result(HeartbeatReply(hosts=_cut(own), now=now, interval=self.interval))
+
+    def _log_refused_nodes(self, messages: Iterable[str]) -> None:
+        """Log why nodes are not recorded, once for each node."""
+        for message in [each for each in messages if each not in self._told][:MOST_LOGGED]:
+            log.warning("A compute node is not recorded. %s", message)
+            self._told[message] = None
+            if len(self._told) > MOST_TOLD:
+                del self._told[next(iter(self._told))]
 
 
 def _log_hosts_that_are_back(hosts: Mapping[str, float]) -> None:

@@ -55,6 +55,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[PortResources, ...] = ()  # whose groups are in `resource_request`
     moving: str | None = None
     """The migration that holds the claim on the host that the instance leaves: both are one member of the group."""
+    names_host: bool = False  # the request is about this host: what is held there stays, also if the host was closed
     ignore_status: bool = False  # the host may be disabled
 
     @classmethod
@@ -85,6 +86,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             avoid_hosts=spec.ignore_hosts,
             avoid_node=avoid_node,
             moving=moving,
+            names_host=spec.names_host,
             ignore_status=spec.ignore_status,
         )
 
@@ -146,7 +148,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     changed = [each for each in claims if not _is_held(each, before, recorded)]
     held = {each.consumer_uuid for each in claims}.difference(each.consumer_uuid for each in changed)
     # Who may go elsewhere does not stay on a host that was closed since; a request that names its host stays.
-    asked = [each for each in claims if each.keep_held or each.consumer_uuid not in held]
+    asked = [each for each in claims if not each.names_host or each.consumer_uuid not in held]
     hosts = {each.node_uuid: each.host for each in asked}
     closed = _closed(conn, {each.host for each in asked if not each.ignore_status})
     if closed:

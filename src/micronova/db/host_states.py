@@ -21,6 +21,7 @@ from micronova.db.tables import (
     inventories,
     node_topologies,
     provider_traits,
+    resource_providers,
     services,
 )
 from micronova.objects.scheduling import HostState
@@ -47,6 +48,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _n, _i, _s, _t = compute_nodes.c, inventories.c, services.c, node_topologies.c
+_p = resource_providers.c
 _STATES = sa.select(
     _n.uuid,
     _n.host,
@@ -110,6 +112,8 @@ def _changed_between(query: Any, *columns: Any) -> Any:
 
 _LOCK = sa.select(_n.uuid).where(one_of(_n.host, "hosts")).order_by(_n.uuid).with_for_update()
 _TOUCH = compute_nodes.update().where(one_of(_n.host, "hosts")).values(changed_at=bindparam("now"))
+_LOCK_PROVIDERS = sa.select(_p.uuid).where(one_of(_p.uuid, "uuids")).order_by(_p.uuid).with_for_update()
+_TOUCH_PROVIDERS = resource_providers.update().where(one_of(_p.uuid, "uuids")).values(updated_at=bindparam("now"))
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
 # A service that has just registered is read with its node, which registers afterwards.
 _CHANGED_SERVICES = Prepared(_changed_between(_SERVICES, _s.updated_at, _s.host))
@@ -214,11 +218,15 @@ def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: 
 def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: Callable[[], int]) -> None:
     """Make schedulers read hosts again, after changes in other tables such as aggregates.
 
+    Their providers tell conductors that these hosts may be for others now: an aggregate may be gone when they ask.
     The time is taken when all locks are held: schedulers read the last seconds again, and no claim checks aggregates.
     """
     if hosts:
-        conn.execute(_LOCK, {"hosts": sorted(hosts)}).all()
-        conn.execute(_TOUCH, {"hosts": sorted(hosts), "now": now()})
+        nodes = conn.execute(_LOCK, {"hosts": sorted(hosts)}).scalars().all()
+        conn.execute(_LOCK_PROVIDERS, {"uuids": nodes}).all()
+        at = now()
+        conn.execute(_TOUCH, {"hosts": sorted(hosts), "now": at})
+        conn.execute(_TOUCH_PROVIDERS, {"uuids": nodes, "now": at})
 
 
 class _Node(Protocol):

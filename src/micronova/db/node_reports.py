@@ -4,7 +4,7 @@ and a topology."""
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -110,22 +110,30 @@ _UPSERT_INVENTORY = PerDialect(_upsert_inventory)
 _INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
 
 
+class Recorded(NamedTuple):
+    """What was recorded of reports, and what was not."""
+
+    ratios: Mapping[str, Mapping[str, float]]  # that nodes have by their inventories, by uuid and resource class
+    refused: Mapping[str, str]  # new nodes that are not recorded, by uuid, and why
+    refused_by: frozenset[str]  # the hosts that reported them
+
+
 def record(
     conn: sa.Connection,
     reports: Mapping[str, Sequence[NodeResources]],
     now: int,
     *,
     ratios: Mapping[str, float] = RATIOS,
-) -> dict[str, dict[str, float]]:
+) -> Recorded:
     """Record what the nodes of hosts are and have: four statements, unless there are new ones.
 
-    Return the allocation ratios that nodes have by their inventories, by uuid and resource class. `ratios` are those
-    with which inventories begin, if the host does not say.
+    New nodes whose name or uuid is another's are refused, and the others are recorded: what else their host reports
+    counts. `ratios` are the allocation ratios with which inventories begin, if the host does not say.
     Raise Conflict if a node belongs to another host, or if a host has too many nodes or too long descriptions of them.
     """
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
-        return {}
+        return Recorded({}, {}, frozenset())
     found = _lock(conn, [node.node_uuid for _, node in pairs])
     known = {row.uuid: row.host for row in found}
     for host, node in pairs:
@@ -133,9 +141,14 @@ def record(
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
     rows = [_node_row(host, node, now) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
-    if new:
-        _check_providers(conn, new)
-        _insert(conn, new)
+    refused = _refused(conn, new) if new else {}
+    refused_by = frozenset(host for host, node in pairs if node.node_uuid in refused)
+    pairs = [(host, node) for host, node in pairs if node.node_uuid not in refused]
+    if not pairs:
+        return Recorded({}, refused, refused_by)
+    rows = [row for row in rows if row["uuid"] not in refused]
+    if accepted := [row for row in new if row["uuid"] not in refused]:
+        _insert(conn, accepted)
     # Without what is fixed: a parameter that is named like a column would be set, whatever the statement says.
     old = [
         {**{name: value for name, value in row.items() if name not in _FIXED}, "key": row["uuid"]}
@@ -182,7 +195,7 @@ def record(
     in_order = sorted(rows_of_inventories, key=lambda row: (row["node_uuid"], row["resource_class"]))
     conn.execute(_UPSERT_INVENTORY.on(conn), in_order)
     mdevs.remove_unused(of_mdevs)
-    return {
+    of_nodes = {
         node.node_uuid: own
         for _, node in pairs
         if (
@@ -193,6 +206,7 @@ def record(
             }
         )
     }
+    return Recorded(of_nodes, refused, refused_by)
 
 
 def _lock(conn: sa.Connection, uuids: Sequence[str]) -> Sequence[Any]:
@@ -248,24 +262,28 @@ def _traits(node: NodeResources) -> list[str]:
     return sorted({*reported_traits(node.traits), COMPUTE_NODE, OWNER})
 
 
-def _check_providers(conn: sa.Connection, rows: Sequence[NewNode]) -> None:
-    """Raise Conflict if a new node has the uuid or the name of a provider that there is.
+def _refused(conn: sa.Connection, rows: Sequence[NewNode]) -> dict[str, str]:
+    """Return the new nodes, by uuid, that have the uuid or the name of a provider that there is, or no proper name.
 
     A node that has its host's name may have the name of a provider: its own gets another one.
     """
-    hosts = {row["uuid"]: row["host"] for row in rows}
-    names = {row["hypervisor_hostname"]: row["host"] for row in rows if row["hypervisor_hostname"] != row["host"]}
-    for name in sorted(names):
+    refused: dict[str, str] = {}
+    reported = {row["uuid"]: f"Host {row['host']} reports a node" for row in rows}
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        uuid, name = row["uuid"], row["hypervisor_hostname"]
+        if name == row["host"]:
+            continue
         if not _NAME.fullmatch(name):
-            raise Conflict(
-                f"Host {names[name]} reports a node {name[:64]!r}: names have letters, digits and . - _ only."
-            )
-    for uuid, name in conn.execute(_TAKEN, {"uuids": sorted(hosts), "names": sorted(names)}):
-        if uuid in hosts:
-            raise Conflict(
-                f"Host {hosts[uuid]} reports a node {uuid}, which is a resource provider of another service."
-            )
-        raise Conflict(f"Host {names[name]} reports a node {name}: another node or resource provider has this name.")
+            refused[uuid] = f"{reported[uuid]} {name[:64]!r}: names have letters, digits and . - _ only."
+        named.setdefault(name, []).append(uuid)
+    for taken, name in conn.execute(_TAKEN, {"uuids": sorted(reported), "names": sorted(named)}):
+        if taken in reported:
+            refused[taken] = f"{reported[taken]} {taken}, which is a resource provider of another service."
+        for uuid in named.get(name, ()):
+            message = f"{reported[uuid]} {name}: another node or resource provider has this name."
+            refused.setdefault(uuid, message)
+    return refused
 
 
 def _insert(conn: sa.Connection, rows: Sequence[NewNode]) -> None:

@@ -15,6 +15,7 @@ from micronova.db.tables import block_devices, operations
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import MicronovaError
 from micronova.objects.resealed import Resealed
+from micronova.objects.volume import SEALED
 
 TOGETHER = 100
 """Secrets that are sealed anew in one transaction."""
@@ -42,7 +43,7 @@ def of_operations(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
 
 def of_devices(conn: sa.Connection, box: SecretBox, after: str) -> Resealed:
     """Seal the secrets of volumes with which servers are connected."""
-    secret: Any = _d.device["connection", "sealed_secret"].as_string()
+    secret: Any = _d.device["connection", SEALED].as_string()
     wanted = sa.select(_d.uuid, _d.instance_uuid).where(_d.uuid > after, secret.is_not(None))
     found = conn.execute(wanted.order_by(_d.uuid).limit(TOGETHER)).all()
     changed, lost = 0, []

@@ -8,6 +8,9 @@ from micronova.objects.errors import NotSupported
 from micronova.objects.host_limits import LargeNumber, Name
 from micronova.objects.wrong_values import wrong_value
 
+SEALED: Final = "sealed_key"
+"""The name of the sealed secret in stored connections, from the time when only keys were sealed."""
+
 
 class _Connection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_volume_type"):
     """What connections of all kinds have."""
@@ -17,7 +20,7 @@ class _Connection(msgspec.Struct, frozen=True, kw_only=True, tag_field="driver_v
     encrypted: bool = False
     qos_specs: dict[str, str] | None = None  # limits that the hypervisor has to apply
     # The key of an encrypted volume, or the password of a login, as compute's database has it; orders have the text.
-    sealed_secret: bytes | None = None
+    sealed_secret: bytes | None = msgspec.field(name=SEALED, default=None)
 
 
 class NBDConnection(_Connection, frozen=True, kw_only=True, tag="nbd"):
@@ -88,7 +91,7 @@ class AttachedVolume(msgspec.Struct, frozen=True, kw_only=True):
     size_gb: int | None = None
     multiattach: bool = False  # other guests may use it at the same time: nothing may be cached
     # Of an encrypted volume, which QEMU decrypts, or of the login at a target; for as long as the guest runs.
-    secret: str | None = None
+    secret: str | None = msgspec.field(name="passphrase", default=None)
 
     @property
     def serial(self) -> str:
@@ -123,7 +126,7 @@ def connection_of(info: dict[str, Any]) -> Connection:
         name = str(plain.get("driver_volume_type"))[:64]
         raise NotSupported(f"The volume is connected by {name!r}, which hosts of this cloud cannot do.")
     known = {key: value for key, value in plain.items() if value is not None}
-    known.pop("sealed_secret", None)  # which compute alone writes
+    known.pop(SEALED, None)  # which compute alone writes
     try:
         connection: Connection = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:

@@ -143,8 +143,10 @@ class FilterScheduler:
         resources = extra_specs.node_resources(spec.flavor, spec.image)
         topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
-        filtered = self._filter(hosts, spec, resources, servable, removed_by)
         kept = self._kept_rows(table, spec, held)
+        for row in kept.values():  # those that stay are members of their group, and the others are not
+            spec = _joined(spec, table.selections[row].host)
+        filtered = self._filter(hosts, spec, resources, servable, removed_by)
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, filtered.passing(), self.weighers, spec, lasting=bulk)
         rows: list[int] = []

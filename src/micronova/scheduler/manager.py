@@ -430,7 +430,7 @@ class SchedulerManager:
         """Return the request's spec with what is read for it.
 
         That is whether an aggregate names its project, if aggregates may limit projects; the hosts of the server
-        group's present members, without those that move; the hosts of servers that hints name; and how alike the
+        group's other members; the hosts of servers that hints name; and how alike the
         images on each host are, if a weigher compares them. A server group that was deleted is left out, and so is
         the zone of a forced host if no aggregate has it, as in Nova: `nova:HOST` is any zone.
         """
@@ -452,14 +452,16 @@ class SchedulerManager:
             spec = msgspec.structs.replace(spec, alike_images=await self._image_counts.alike(spec.image))
         if spec.server_group is None:
             return spec
-        hosts = await self._database.read(_members, spec.server_group.id, list(request.moving.values()))
+        own = [*request.instance_uuids, *request.moving.values()]
+        hosts = await self._database.read(_members, spec.server_group.id, own)
         group = None if hosts is None else msgspec.structs.replace(spec.server_group, hosts=hosts)
         return msgspec.structs.replace(spec, server_group=group)
 
 
-def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int] | None:
-    """Return host -> members of a group, None if there is no such group; those that migrations hold are left out."""
+def _members(conn: sa.Connection, group_uuid: str, without: Sequence[str]) -> dict[str, int] | None:
+    """Return host -> members of a group, None if there is no such group; what these consumers hold is left out.
+
+    The servers of a request, and the migrations that hold what they leave, do not bind the request to their hosts.
+    """
     hosts = group_members.by_host(conn, group_uuid)
-    if hosts is None or not moving:
-        return hosts
-    return dict(Counter(hosts) - allocations.hosts_of(conn, moving))
+    return dict(Counter(hosts) - allocations.hosts_of(conn, without)) if hosts else hosts

@@ -498,6 +498,28 @@ async def test_a_host_has_a_limited_number_of_nodes(cloud: OneProcess, monkeypat
                 await sent
 
 
+async def test_a_node_that_is_refused_does_not_stop_its_host(
+    cloud: OneProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host whose driver had one node with a taken or an unusual name counted as down."""
+    database = cloud.process.database
+    assert database is not None
+    caplog.set_level("WARNING", heartbeats.__name__)
+    await _beat(cloud, HostBeat(host="first", nodes=(_node("shelf-1", f"cccc{0:032}"),)))
+    taken, unusual = _node("shelf-1", f"cccc{1:032}"), _node("shelf:2", f"cccc{2:032}")
+    good = _node("second", f"cccc{3:032}")
+    for _ in range(2):
+        reply = await _beat(cloud, HostBeat(host="second", nodes=(taken, good, unusual)))
+        assert reply.hosts[0].resend_nodes  # the name may be free later
+    assert list((await database.read(services.on_hosts, "nova-compute", ["second"])).keys()) == ["second"]
+    found = {node.uuid for node in await database.read(nodes.list_)}
+    assert good.node_uuid in found and found.isdisjoint({taken.node_uuid, unusual.node_uuid})
+    told = [line for line in caplog.messages if "not recorded" in line]
+    assert len(told) == 2 and "another node or resource provider has this name" in "".join(told)
+    reply = await _beat(cloud, HostBeat(host="second", nodes=(good,)))
+    assert not reply.hosts[0].resend_nodes
+
+
 async def test_a_host_cannot_hide_what_another_one_says_of_its_guests(cloud: OneProcess, user: Caller) -> None:
     """One transaction has a heartbeat of the guest's host between two of hosts that name the same guest."""
     id = (await user.boot())["id"]

@@ -75,7 +75,7 @@ async def test_a_member_reads_why_there_is_no_host(cloud: OneProcess, user: Call
         assert not [host for host in cloud.hosts if host in message]
 
 
-@pytest.mark.parametrize("change", ["aggregate", "trait"])
+@pytest.mark.parametrize("change", ["aggregate", "left aggregate", "trait"])
 async def test_alternates_wait_for_the_scheduler_if_hosts_may_be_reserved(
     cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -90,11 +90,19 @@ async def test_alternates_wait_for_the_scheduler_if_hosts_may_be_reserved(
             raise CallTimeout("the scheduler is away")
         decision = await asked(self, context, spec, uuids, **more)
         if not answers:
-            await reserve()
+            await reserve([each.host for each in decision.destinations[0].alternates])
         answers += 1
         return decision
 
-    async def reserve() -> None:
+    async def reserve(hosts: Sequence[str]) -> None:
+        if change == "left aggregate":  # which is gone with its times
+            made = await user.admin.post("/os-aggregates", {"aggregate": {"name": f"left-{uuid.uuid4()}"}}, status=200)
+            path = f"/os-aggregates/{made['aggregate']['id']}"
+            for action in ("add_host", "remove_host"):
+                for host in hosts:
+                    await user.admin.post(f"{path}/action", {action: {"host": host}}, status=200)
+            await user.admin.delete(path, status=200)
+            return
         if change == "aggregate":
             made = await user.admin.post(
                 "/os-aggregates", {"aggregate": {"name": f"reserved-{uuid.uuid4()}"}}, status=200

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import flavors, node_reports, nodes, placement_names, provider_inventories, providers, services
+from micronova.db import (
+    aggregates,
+    flavors,
+    node_reports,
+    nodes,
+    placement_names,
+    provider_inventories,
+    providers,
+    services,
+)
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.db.provider_inventories import InventoryFields
@@ -131,10 +140,8 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
     assert (first.vcpus_total, first.memory_mb_total, first.memory_mb_reserved) == (8, 8192, 512)
     with pytest.raises(Conflict):
         await database.write(node_reports.record, {"h2": [_node("n1")]}, 30)
-    with pytest.raises(Conflict):
-        await database.write(
-            node_reports.record, {"h1": [msgspec.structs.replace(_node("n1"), node_uuid="another")]}, 30
-        )
+    again = msgspec.structs.replace(_node("n1"), node_uuid="another")
+    assert (await database.write(node_reports.record, {"h1": [again]}, 30)).refused.keys() == {"another"}
     await database.write(nodes.delete_of_host, "h1")
     assert await database.read(nodes.list_) == []
 
@@ -144,7 +151,9 @@ async def test_a_ratio_that_no_setting_fixes_stays_as_the_placement_api_has_it(d
 
     async def report(**more: Any) -> dict[str, dict[str, float]]:
         node = _node("n1", topology=cells, initial_allocation_ratios={"VCPU": 4.0}, **more)
-        return await database.write(node_reports.record, {"h1": [node]}, 10, ratios={"VCPU": 3.0, "MEMORY_MB": 1.5})
+        ratios = {"VCPU": 3.0, "MEMORY_MB": 1.5}
+        found = await database.write(node_reports.record, {"h1": [node]}, 10, ratios=ratios)
+        return {uuid: dict(of_node) for uuid, of_node in found.ratios.items()}
 
     async def shown() -> dict[str, tuple[float, int]]:
         rows = await database.read(provider_inventories.list_, "uuid-n1")
@@ -201,8 +210,8 @@ async def test_the_nodes_of_a_host_have_bounded_descriptions_together(database: 
 
 async def test_a_host_cannot_take_the_provider_of_another_service(database: Database) -> None:
     await database.write(providers.create, "uuid-storage", "STORAGE", None, 5)
-    with pytest.raises(Conflict, match="uuid-storage, which is a resource provider of another service"):
-        await database.write(node_reports.record, {"h1": [_node("storage")]}, 10)
+    found = await database.write(node_reports.record, {"h1": [_node("storage")]}, 10)
+    assert "uuid-storage, which is a resource provider of another service" in found.refused["uuid-storage"]
     assert await database.read(nodes.list_) == []
     await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
     with pytest.raises(Conflict, match="already exists"):
@@ -218,10 +227,10 @@ async def test_a_host_cannot_take_the_name_of_another_node_or_provider(database:
         ("storage", "another node or resource provider has this name"),
         ("compute-9:Open vSwitch agent:br-ex", "names have letters, digits and . - _ only"),
     ):
-        with pytest.raises(Conflict, match=message):
-            await database.write(
-                node_reports.record, {"evil": [msgspec.structs.replace(_node(name), node_uuid="uuid-evil")]}, 20
-            )
+        wrong = msgspec.structs.replace(_node(name), node_uuid="uuid-evil")
+        refused = await database.write(node_reports.record, {"evil": [wrong]}, 20)
+        assert message in refused.refused["uuid-evil"] and refused.refused_by == {"evil"}
+        assert [node.uuid for node in await database.read(nodes.list_)] == ["uuid-n1"]
     # A node that is named as its host is always taken; its provider has another name.
     await database.write(
         node_reports.record, {"storage": [msgspec.structs.replace(_node("storage"), node_uuid="uuid-host")]}, 30
@@ -375,3 +384,13 @@ async def test_traits_and_classes_of_former_devices_stay_if_others_have_them(dat
     assert await known() == (True, True)
     await report(now=6)
     assert await known() == (False, False)
+
+
+async def test_a_change_of_an_aggregate_is_noted_when_its_hosts_are_locked(database: Database) -> None:
+    """What was decided while it waited for them knows nothing of it; the aggregate's own time is earlier."""
+    await database.write(services.heartbeat, "nova-compute", ["h1"], 5)
+    await database.write(node_reports.record, {"h1": [_node("n1")]}, 10)
+    made = await database.write(aggregates.insert, "aggregate", "name", None, 20)
+    for change, moments in ((aggregates.add_host, (30, 40)), (aggregates.remove_host, (50, 60))):
+        await database.write(change, made.id, "h1", iter(moments).__next__)
+        assert (await database.read(providers.get, "uuid-n1")).updated_at == moments[-1]

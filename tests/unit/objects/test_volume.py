@@ -2,10 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from micronova.objects.errors import NotSupported
-from micronova.objects.volume import ISCSIConnection, NBDConnection, RBDConnection, connection_of, initiator_of
+from micronova.objects.volume import (
+    AttachedVolume,
+    Connection,
+    ISCSIConnection,
+    NBDConnection,
+    RBDConnection,
+    connection_of,
+    initiator_of,
+)
 
 SOCKET = {"driver_volume_type": "nbd", "export_name": "e", "socket_path": "/s", "access_mode": "ro"}
 
@@ -41,7 +50,7 @@ def test_volumes_of_an_iscsi_target() -> None:
     info = {
         "driver_volume_type": "iscsi", "target_discovered": False, "target_iqn": "iqn.t", "target_lun": 1,
         "target_portal": "10.0.0.1:3260", "volume_id": "v", "auth_method": "CHAP", "auth_username": "u",
-        "auth_password": "p", "encrypted": False, "qos_specs": None, "access_mode": "ro", "sealed_secret": "aGFo",
+        "auth_password": "p", "encrypted": False, "qos_specs": None, "access_mode": "ro", "sealed_key": "aGFo",
     }  # fmt: skip
     assert connection_of(info) == ISCSIConnection(
         target_iqn="iqn.t",
@@ -51,6 +60,17 @@ def test_volumes_of_an_iscsi_target() -> None:
         auth_password="p",
         access_mode="ro",
     )
+
+
+def test_secrets_have_the_stored_names() -> None:
+    """Rows and hosts of earlier versions have them: a volume whose key is not found cannot be opened."""
+    connection: Connection = NBDConnection(export_name="e", sealed_secret=b"sealed")
+    volume = AttachedVolume(
+        volume_id="v", attachment_id="a", device_uuid="d", device_name="/dev/vdb", connection=connection, secret="text"
+    )
+    known = msgspec.to_builtins(volume)
+    assert known["passphrase"] == "text" and known["connection"]["sealed_key"] == "c2VhbGVk"
+    assert msgspec.convert(known, AttachedVolume) == volume
 
 
 def test_the_name_of_a_host_at_targets() -> None:

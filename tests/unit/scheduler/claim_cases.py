@@ -78,6 +78,22 @@ async def test_a_host_that_an_admin_has_closed(database: Database, values: dict[
     assert [(each.host, each.reason) for each in result.failures] == [("a", reason)]
 
 
+async def test_what_is_held_on_a_host_that_was_closed(database: Database) -> None:
+    """A conductor that claims an alternate again finds it closed; a request that names its host stays there."""
+    await make_tables(database)
+    await database.write(cloud)
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "a")], now=7)).claimed
+
+    def close(conn: sa.Connection) -> None:
+        conn.execute(tables.services.update().where(tables.services.c.host == "a").values(disabled=True))
+
+    await database.write(close)
+    again = await database.write(claim_rows.claim, [a_claim("i0", "a")], now=8)
+    assert [(each.host, each.reason) for each in again.failures] == [("a", "disabled")]
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "a", names_host=True)], now=8)).claimed
+    assert (await database.write(claim_rows.claim, [a_claim("i0", "a", ignore_status=True)], now=8)).claimed
+
+
 async def test_a_claim_takes_and_a_release_gives_back(database: Database) -> None:
     await make_tables(database)
     await database.write(cloud)

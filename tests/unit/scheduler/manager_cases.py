@@ -811,6 +811,58 @@ async def test_asking_again_after_the_host_was_closed(databases: list[Database],
         assert await c.database.read(used) == {held: 0, other: 1}
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("policy", ["affinity", "anti-affinity"])
+async def test_asking_again_for_members_whose_host_was_closed(
+    databases: list[Database], policy: str, number: int
+) -> None:
+    """What they hold on the closed host does not bind them to it: they are the first members of their group."""
+    names = ("ComputeFilter", "ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter")
+    settings = FilterSchedulerSettings(enabled_filters=names)
+    async with cloud(databases[:1], hosts=4, settings=settings, refresh=0.0) as c:
+        uuids = [f"i{each}" for each in range(number)]
+        await c.database.write(add_group, "g", policy)
+        await c.database.write(add_instances, *uuids, group="g")
+        spec, epochs = a_spec(server_group=a_group("g", policy)), dict.fromkeys(uuids, 1)
+        before = await c.select(spec, *uuids, epochs=epochs)
+        closed = before[0].selected.host
+
+        def disable(conn: sa.Connection) -> None:
+            service = tables.services.update().where(tables.services.c.host == closed)
+            conn.execute(service.values(updated_at=micros(CLOCK.now()), disabled=True))
+
+        await c.database.write(disable)
+        hosts = {each.selected.host for each in await c.select(spec, *uuids, epochs=epochs)}
+        assert closed not in hosts and len(hosts) == (1 if policy == "affinity" else number)
+        found = await c.database.read(used)
+        assert found[closed] == 0 and sum(found.values()) == number
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_asking_again_beside_a_member_that_stays(databases: list[Database], closed: bool) -> None:
+    """What another member of an affinity group holds binds the group to its host, also if that is closed."""
+    settings = FilterSchedulerSettings(enabled_filters=("ComputeFilter", "ServerGroupAffinityFilter"))
+    async with cloud(databases[:1], hosts=3, settings=settings, refresh=0.0) as c:
+        await c.database.write(add_group, "g", "affinity")
+        await c.database.write(add_instances, "i0", "i1", group="g")
+        spec = a_spec(server_group=a_group("g", "affinity"))
+        [first] = await c.select(spec, "i0", epochs={"i0": 1})
+        await c.select(spec, "i1", epochs={"i1": 1})
+        host = first.selected.host
+
+        def disable(conn: sa.Connection) -> None:
+            service = tables.services.update().where(tables.services.c.host == host)
+            conn.execute(service.values(updated_at=micros(CLOCK.now()), disabled=closed))
+
+        await c.database.write(disable)
+        if closed:
+            assert await no_valid_host(c.select(spec, "i1", epochs={"i1": 1})) is not None
+        else:
+            [again] = await c.select(spec, "i1", epochs={"i1": 1})
+            assert again.selected.host == host
+        assert (await c.database.read(used))[host] == 2
+
+
 async def test_asking_again_gives_the_same_answer(databases: list[Database]) -> None:
     async with cloud(databases[:2]) as c:
         await c.database.write(add_instances, "i0", "i1")

@@ -28,6 +28,7 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_topologies_of_nobody_are_released,
     test_topologies_outlast_allocations_that_placement_gave_back,
     test_what_is_held_is_kept_when_asked,
+    test_what_is_held_on_a_host_that_was_closed,
     test_who_claims_nothing_of_a_node_is_a_member_there,
     test_wrong_topologies_are_repaired,
 )

@@ -24,6 +24,8 @@ from tests.unit.scheduler.manager_cases import (  # noqa: F401
     test_a_silent_host_is_down_and_up_when_heard_of,
     test_a_silent_host_with_request_groups_may_come_back,
     test_asking_again_after_the_host_was_closed,
+    test_asking_again_beside_a_member_that_stays,
+    test_asking_again_for_members_whose_host_was_closed,
     test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_claims_that_are_refused_again_and_again_end_the_request,

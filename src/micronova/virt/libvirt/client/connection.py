@@ -15,7 +15,7 @@ from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.events import GuestEvent, start_event_loop, subscribe
-from micronova.virt.libvirt.client.library import has_code, is_error, load, translated
+from micronova.virt.libvirt.client.library import has_code, is_error, is_lost, load, translated
 from micronova.virt.libvirt.client.threads import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ KEEPALIVE = (5, 3)
 """Seconds between probes, and how many in a row libvirtd may miss before calls to it fail."""
 RETRY_PAUSE = 1.0
 RETRY_PAUSE_MAX = 15.0
-
-_LOST = ("VIR_ERR_RPC", "VIR_ERR_NO_CONNECT", "VIR_ERR_INVALID_CONN", "VIR_ERR_AUTH_UNAVAILABLE")
 
 
 class Connection:
@@ -149,7 +147,7 @@ class Connection:
         except Exception as error:
             if isinstance(error, MicronovaError):
                 raise
-            if is_error(error) and await self._is_lost(error, connection):
+            if is_error(error) and await self._readers.run(is_lost, error, connection, timeout=5.0):
                 if slow:
                     self._slow = None  # the other one tells of its own loss
                 else:
@@ -168,12 +166,6 @@ class Connection:
             self._overdue[guest] = pending
             raise Unavailable("An earlier call for the guest hangs in libvirt.")
         self._overdue.pop(guest, None)
-
-    async def _is_lost(self, error: Exception, connection: Connect) -> bool:
-        if has_code(error, *_LOST):
-            return True
-        # The library knows this without a call to the daemon.
-        return not await self._readers.run(_alive, connection, timeout=5.0)
 
     async def _ensure(self) -> Connect:
         async with self._lock:
@@ -292,7 +284,3 @@ def _close(connection: Connect) -> None:
         if not is_error(error):
             raise
     connection.close()
-
-
-def _alive(connection: Connect) -> bool:
-    return connection.isAlive() == 1

@@ -5,11 +5,14 @@ from typing import Any
 
 from micronova.objects.errors import MicronovaError, Unavailable, resource_exhausted
 from micronova.virt.driver import DriverFailed
+from micronova.virt.libvirt.client.binding import Connect
 
 HINT = (
     "The Python binding of libvirt is missing: install libvirt-dev, pkg-config and gcc, then "
     "pip install 'micronova[libvirt]'"
 )
+
+_LOST = ("VIR_ERR_RPC", "VIR_ERR_NO_CONNECT", "VIR_ERR_INVALID_CONN", "VIR_ERR_AUTH_UNAVAILABLE")
 
 
 class LibvirtMissing(MicronovaError):
@@ -44,6 +47,11 @@ def has_code(error: BaseException, *names: str) -> bool:
     library = load()
     code = error.get_error_code()  # type: ignore[attr-defined]
     return any(code == getattr(library, name, None) for name in names)
+
+
+def is_lost(error: BaseException, connection: Connect) -> bool:
+    """Return whether a call failed because the connection was lost; the library knows it without another call."""
+    return has_code(error, *_LOST) or connection.isAlive() != 1
 
 
 def translated(error: Exception, what: str) -> Exception:

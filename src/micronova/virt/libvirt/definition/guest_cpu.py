@@ -11,7 +11,7 @@ from typing import Final
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import NotSupported
 from micronova.virt.libvirt.client.binding import Connect
-from micronova.virt.libvirt.client.library import has_code
+from micronova.virt.libvirt.client.library import is_error, is_lost
 from micronova.virt.libvirt.client.xmltree import child, element, parse, unparse
 from micronova.virt.libvirt.definition.types import Cpu
 from micronova.virt.libvirt.host import HostFacts
@@ -22,14 +22,6 @@ PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
 """The CPU model without KVM: the oldest that today's distributions run on."""
 _OF_QEMU: Final = {"x86_64": "qemu64", "i686": "qemu32"}  # the model of a guest whose definition names none
 _EXPAND: Final = 1  # VIR_CONNECT_BASELINE_CPU_EXPAND_FEATURES
-_CANNOT_TELL: Final = (
-    "VIR_ERR_NO_SUPPORT",
-    "VIR_ERR_CONFIG_UNSUPPORTED",
-    "VIR_ERR_ARGUMENT_UNSUPPORTED",
-    "VIR_ERR_OPERATION_UNSUPPORTED",
-    "VIR_ERR_INVALID_ARG",
-    "VIR_ERR_INTERNAL_ERROR",
-)
 
 
 def guest_cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:
@@ -64,7 +56,7 @@ def with_all_features(connection: Connect, facts: HostFacts, settings: LibvirtSe
     def of_host() -> str:
         return connection.baselineCPU([_document(facts.arch, facts.cpu_model)], _EXPAND)
 
-    own = frozenset(facts.cpu_features) | _expanded(facts.cpu_model, of_host, otherwise=frozenset())
+    own = frozenset(facts.cpu_features) | _expanded(connection, facts.cpu_model, of_host, otherwise=frozenset())
     facts = dataclasses.replace(facts, cpu_features=tuple(sorted(own)))
     return dataclasses.replace(facts, guest_features=_guest_features(connection, facts, settings))
 
@@ -88,7 +80,7 @@ def _guest_features(connection: Connect, facts: HostFacts, settings: LibvirtSett
         )
 
     unknown = most if follows_host and facts.virt_type == "kvm" else frozenset[str]()
-    found = set(_expanded(model, of_guests, otherwise=unknown))
+    found = set(_expanded(connection, model, of_guests, otherwise=unknown))
     for name, policy in policies:
         (found.discard if policy == "disable" else found.add)(name)
     return frozenset(found)
@@ -101,14 +93,14 @@ def _document(arch: str, model: str) -> str:
     return unparse(cpu)
 
 
-def _expanded(model: str, ask: Callable[[], str], *, otherwise: frozenset[str]) -> frozenset[str]:
-    """Return the features of a model as libvirt lists them, or others if libvirt cannot tell."""
+def _expanded(connection: Connect, model: str, ask: Callable[[], str], *, otherwise: frozenset[str]) -> frozenset[str]:
+    """Return the features of a model as libvirt lists them, or others if libvirt cannot tell, for whatever reason."""
     if not model:
         return otherwise
     try:
         answer = parse(ask())
     except Exception as error:
-        if not has_code(error, *_CANNOT_TELL):
+        if not is_error(error) or is_lost(error, connection):
             raise
         log.info("libvirt does not tell the features of the CPU model %s: no traits follow from it (%s)", model, error)
         return otherwise

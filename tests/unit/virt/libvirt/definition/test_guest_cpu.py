@@ -51,8 +51,12 @@ EPYC = {"AESNI", "AVX", "AVX2", "FMA3", "SSE3", "SVM", "AMD_SVM", "3DNOW"}
 class Library:
     """Answers as libvirt does."""
 
-    def __init__(self, fails_with: Exception | None = None) -> None:
+    def __init__(self, fails_with: Exception | None = None, *, alive: bool = True) -> None:
         self._fails_with = fails_with
+        self._alive = alive
+
+    def isAlive(self) -> int:
+        return int(self._alive)
 
     def baselineCPU(self, cpus: list[str], flags: int = 0) -> str:
         assert flags == 1
@@ -117,8 +121,10 @@ def test_the_traits_are_those_of_the_guests_cpu(virt_type: str, settings: dict[s
     assert _cpu_traits(_facts(virt_type, **settings)) == traits
 
 
-@pytest.mark.parametrize("code", ["VIR_ERR_NO_SUPPORT", "VIR_ERR_CONFIG_UNSUPPORTED"])
-def test_a_libvirt_that_cannot_tell_the_features_of_models(code: str) -> None:
+@pytest.mark.parametrize("code", ["VIR_ERR_NO_SUPPORT", "VIR_ERR_CONFIG_UNSUPPORTED", "VIR_ERR_OPERATION_FAILED"])
+def test_a_libvirt_that_cannot_tell_the_features_of_models(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A host starts without these traits, and says so: of which error libvirt cannot tell does not matter."""
+    caplog.set_level("INFO")
     libvirt = pytest.importorskip("libvirt")
     error = libvirt.libvirtError("it failed")
     error.err = (getattr(libvirt, code), 0, "it failed", 2, None, None, None, 0, -1)
@@ -126,6 +132,16 @@ def test_a_libvirt_that_cannot_tell_the_features_of_models(code: str) -> None:
     assert _cpu_traits(_facts("kvm", library)) == {"VMX", "INTEL_VMX"}  # what it lists
     assert _cpu_traits(_facts("kvm", library, cpu_mode="custom", cpu_models=("Nehalem",))) == set()
     assert _cpu_traits(_facts("qemu", library, cpu_mode="maximum")) == {"3DNOW"}
+    assert "does not tell the features of the CPU model Nehalem" in caplog.text
+
+
+@pytest.mark.parametrize(("code", "alive"), [("VIR_ERR_NO_CONNECT", True), ("VIR_ERR_SYSTEM_ERROR", False)])
+def test_a_lost_connection_is_no_answer(code: str, alive: bool) -> None:
+    libvirt = pytest.importorskip("libvirt")
+    error = libvirt.libvirtError("it broke")
+    error.err = (getattr(libvirt, code), 0, "it broke", 2, None, None, None, 0, -1)
+    with pytest.raises(libvirt.libvirtError):
+        _facts("kvm", Library(error, alive=alive))
 
 
 def test_other_errors_of_libvirt_are_no_answer() -> None:
