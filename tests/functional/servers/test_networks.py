@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from micronova.clients.network import plan as network_plan
 from micronova.clients.network.client import NetworkClient
+from micronova.clients.network.plan import MOST_INTERFACES, MOST_SECURITY_GROUPS
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.errors import Unavailable
@@ -111,19 +111,17 @@ async def test_a_fixed_address(user: Caller) -> None:
     assert "10.7.0.77" in await user.refused(400, "POST", "/servers", again)
 
 
-async def test_a_request_names_a_limited_number_of_interfaces_and_groups(
-    user: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_names_a_limited_number_of_interfaces_and_groups(user: Caller) -> None:
     """The network service is asked three times about each address, before the quota of ports counts."""
-    monkeypatch.setattr(network_plan, "MOST_INTERFACES", 2)
-    monkeypatch.setattr(network_plan, "MOST_SECURITY_GROUPS", 1)
     net = await network(user)
-    wanted = [{"uuid": net["id"], "fixed_ip": f"10.7.0.{number}"} for number in (80, 81, 82)]
+    wanted = [{"uuid": net["id"], "fixed_ip": f"10.7.0.{number}"} for number in range(80, 81 + MOST_INTERFACES)]
     body = user.body(imageRef=await image(user), networks=wanted)
-    assert "with 2 interfaces, not with 3" in await user.refused(400, "POST", "/servers", body)
-    groups = [{"name": "default"}, {"name": "other"}]
+    message = await user.refused(400, "POST", "/servers", body)
+    assert f"with {MOST_INTERFACES} interfaces, not with {MOST_INTERFACES + 1}" in message
+    groups = [{"name": "default"}, *({"name": f"other-{number}"} for number in range(MOST_SECURITY_GROUPS))]
     body = user.body(imageRef=await image(user), networks=wanted[:2], security_groups=groups)
-    assert "with 1 security groups, not with 2" in await user.refused(400, "POST", "/servers", body)
+    message = await user.refused(400, "POST", "/servers", body)
+    assert f"with {MOST_SECURITY_GROUPS} security groups, not with {MOST_SECURITY_GROUPS + 1}" in message
     await _boot(user, *wanted[:2])
 
 
