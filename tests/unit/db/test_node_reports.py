@@ -69,7 +69,7 @@ async def test_a_report_leaves_a_ratio_that_is_changed_at_the_same_moment(databa
             await transaction.run(provider_inventories.change, UUID, "VCPU", wanted, None, 2)
             report = asyncio.create_task(other.write(node_reports.record, {"h": [a_node()]}, 3))
             await waits_for_a_lock(other)
-        assert (await report)[UUID]["VCPU"] == 16.0  # what the host is told
+        assert (await report).ratios[UUID]["VCPU"] == 16.0  # what the host is told
         [row] = await other.read(lambda conn: conn.execute(_VCPUS).all())
         assert (row.allocation_ratio, row.capacity) == (16.0, 64)
         text = await other.read(lambda conn: conn.execute(sa.select(node_topologies.c.topology)).scalar_one())
