@@ -53,6 +53,7 @@ def _host(number: int, chance: random.Random) -> dict[str, Any]:
         "node": f"host-{number}",
         "node_uuid": f"00000000-0000-4000-9000-{chance.getrandbits(24):06x}{number:06x}",
         "zone": zone,
+        "hardware": None,  # Nova's side adds cells by itself
         "enabled": True,
         "forced_down": False,
         "last_seen": NOW - (1000 if chance.random() < 0.02 else 3),
