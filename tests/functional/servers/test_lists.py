@@ -127,7 +127,7 @@ async def test_filters_and_orders_for_everybody(cloud: Cloud, lists: Caller, que
         ("display_name=alpha", "alpha"),
         ("reservation_id={reservation}", "alpha"),
         ("reservation_id=^r-", "gamma beta alpha"),
-        ("node=^[a-z]%2B-?[0-9]", "gamma beta alpha"),
+        ("node=^[a-z]%2B-([a-z]-)?[0-9]", "gamma beta alpha"),
         ("kernel_id=zork", ""),
         ("ramdisk_id=zork", ""),
         ("auto_disk_config=false", "gamma beta alpha"),
